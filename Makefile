@@ -1,0 +1,28 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: setup demo test lint bench
+
+setup: $(INSTALLED)
+
+demo: setup
+	$(BIN)/gateway up
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	for model in triton_repo/*/1; do MYPYPATH=$$model $(BIN)/mypy $$model/model.py || exit; done
+
+bench: setup
+	$(BIN)/python bench/run.py
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
+	touch $@

@@ -1,0 +1,186 @@
+"""The two forms of an adapter: as PEFT saved it, and as TensorRT-LLM takes it. Both are frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Dtype = Literal["float16", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float16", "bfloat16")
+ITEM_BYTES = 2
+
+# TensorRT-LLM's LoraModule::ModuleType (cpp/include/tensorrt_llm/runtime/loraModule.h).
+MODULE_IDS: Mapping[str, int] = {
+    "attn_qkv": 0,
+    "attn_q": 1,
+    "attn_k": 2,
+    "attn_v": 3,
+    "attn_dense": 4,
+    "mlp_h_to_4h": 5,
+    "mlp_4h_to_h": 6,
+    "mlp_gate": 7,
+    "cross_attn_qkv": 8,
+    "cross_attn_q": 9,
+    "cross_attn_k": 10,
+    "cross_attn_v": 11,
+    "cross_attn_dense": 12,
+    "moe_h_to_4h": 13,
+    "moe_4h_to_h": 14,
+    "moe_gate": 15,
+    "moe_router": 16,
+    "mlp_router": 17,
+    "mlp_gate_up": 18,
+    "shared_expert_h_to_4h": 19,
+    "shared_expert_4h_to_h": 20,
+    "shared_expert_gate": 21,
+}
+MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
+
+_CONFIG_ROW = struct.Struct("<3i")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a safetensors file; `start` and `stop` are byte offsets in that file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What ``adapter_config.json`` says about ranks and scaling, checked."""
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    rank_pattern: tuple[tuple[re.Pattern[str], int], ...]
+    alpha_pattern: tuple[tuple[re.Pattern[str], float], ...]
+    base_model_name_or_path: str | None
+
+    def rank(self, module_path: str) -> int:
+        """Rank of one module, e.g. ``model.layers.0.self_attn.q_proj``."""
+        for pattern, rank in self.rank_pattern:
+            if pattern.match(module_path):
+                return rank
+        return self.r
+
+    def scale(self, module_path: str) -> float:
+        """alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732)."""
+        alpha = self.lora_alpha
+        for pattern, value in self.alpha_pattern:
+            if pattern.match(module_path):
+                alpha = value
+                break
+        rank = self.rank(module_path)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A PEFT adapter whose configuration and safetensors header were validated.
+
+    `identity` is (inode, size, mtime in ns) of the weights file at that moment: reading from a
+    file that has changed since is refused.
+    """
+
+    settings: LoraSettings
+    weights_file: Path
+    identity: tuple[int, int, int]
+    tensors: Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRows:
+    """The rows of one module that share a rank; `layers` is sorted."""
+
+    module: str
+    rank: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Converted:
+    """One adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
+
+    `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is
+    [1, rows, width] in `dtype`, little-endian. Both are the exact bytes that go onto the wire.
+    `digest` is `content_digest` of the rest, in hex.
+    """
+
+    dtype: Dtype
+    rows: int
+    width: int
+    config: bytes
+    weights: bytes | bytearray | memoryview
+    digest: str
+
+    @property
+    def task_id(self) -> int:
+        return task_id(self.digest)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weights in bytes."""
+        return self.rows * self.width * ITEM_BYTES
+
+    def config_rows(self) -> Iterator[tuple[int, int, int]]:
+        """(module id, layer, rank) of each row, in order."""
+        return _CONFIG_ROW.iter_unpack(self.config)
+
+    @property
+    def modules(self) -> tuple[ModuleRows, ...]:
+        """The rows grouped by module and rank, in the order of the module ids."""
+        layers: dict[tuple[int, int], list[int]] = {}
+        for module, layer, rank in self.config_rows():
+            layers.setdefault((module, rank), []).append(layer)
+        return tuple(
+            ModuleRows(MODULE_NAMES[module], rank, tuple(sorted(found)))
+            for (module, rank), found in sorted(layers.items())
+        )
+
+
+def pack_config(rows: list[tuple[int, int, int]]) -> bytes:
+    """(module id, layer, rank) rows as the bytes of `lora_config`."""
+    return b"".join(_CONFIG_ROW.pack(*row) for row in rows)
+
+
+def content_digest(
+    dtype: Dtype, rows: int, width: int, config: bytes, weights: bytes | bytearray | memoryview
+) -> str:
+    """sha256 in hex over one ASCII line ``lora <dtype> <rows> <width>`` + newline, then the
+    bytes of `config`, then those of `weights`. The same tensors give the same digest anywhere.
+    """
+    digest = hashlib.sha256(f"lora {dtype} {rows} {width}\n".encode())
+    digest.update(config)
+    digest.update(weights)
+    return digest.hexdigest()
+
+
+def task_id(digest: str) -> int:
+    """`lora_task_id` of a content digest: its first 63 bits, in 1 .. 2**63 - 1.
+
+    TensorRT-LLM ignores new weights under an id that it still holds, so other content must have
+    another id. 63 bits make a clash improbable; the registry refuses one if it ever occurs.
+    """
+    return (int(digest[:16], 16) >> 1) or 1
+
+
+def make_converted(
+    dtype: Dtype,
+    rows: list[tuple[int, int, int]],
+    width: int,
+    weights: bytes | bytearray | memoryview,
+) -> Converted:
+    """`Converted` with its digest computed."""
+    config = pack_config(rows)
+    digest = content_digest(dtype, len(rows), width, config, weights)
+    return Converted(dtype, len(rows), width, config, weights, digest)

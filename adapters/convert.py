@@ -1,0 +1,101 @@
+"""PEFT tensors to `lora_weights`: scaled, rounded to the engine's data type, row by row.
+
+One buffer of the final size is allocated; besides it, one tensor at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from adapters.adapter import MODULE_IDS, Adapter, Converted, Dtype, TensorInfo, make_converted
+from adapters.base_model import BaseModel
+from adapters.errors import CorruptFile, MissingFile, NotFinite
+from adapters.peft import WEIGHTS, file_identity
+from adapters.plan import Row, plan
+
+Floats = npt.NDArray[np.float32]
+
+# Magnitudes from which rounding to nearest gives infinity: max + half a unit in the last place.
+_OVERFLOW = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp+127")}
+
+
+def convert(adapter: Adapter, base: BaseModel) -> Converted:
+    """The tensors for this base model, in its data type.
+
+    Raises a subclass of `AdapterError` for everything that does not fit, for NaN and infinities,
+    and for a file that changed since it was read.
+    """
+    rows = plan(adapter, base)
+    try:
+        with adapter.weights_file.open("rb") as file:
+            if file_identity(os.fstat(file.fileno())) != adapter.identity:
+                raise CorruptFile(WEIGHTS, "file", "changed while it was read", "the same file")
+            return pack(rows, base.dtype, lambda name: _load(file, name, adapter.tensors[name]))
+    except OSError as error:
+        raise MissingFile(WEIGHTS, "file", error.strerror, "a readable file") from error
+
+
+def pack(
+    rows: Sequence[Row], dtype: Dtype, load: Callable[[str], Floats], file: str = WEIGHTS
+) -> Converted:
+    """Write the rows into one buffer. `load` gives a tensor by name, float32 and 2-D.
+
+    Raises `NotFinite`, which names `file`.
+    """
+    width = max(row.length for row in rows)
+    storage = np.dtype("<f2") if dtype == "float16" else np.dtype("<u2")
+    buffer = np.zeros((len(rows), width), storage)
+    for index, row in enumerate(rows):
+        for piece in row.pieces:
+            tensor = load(piece.tensor)
+            position = piece.offset
+            for start, stop in piece.slices:
+                values = tensor[start:stop].reshape(-1)
+                if piece.scale != 1.0:
+                    with np.errstate(over="ignore"):
+                        values = values * np.float32(piece.scale)
+                _check_range(values, file, piece.tensor, dtype)
+                end = position + values.size
+                buffer[index, position:end] = _rounded(values, dtype)
+                position = end
+    config = [(MODULE_IDS[row.module], row.layer, row.rank) for row in rows]
+    weights = buffer.reshape(-1).view(np.uint8).data.toreadonly()
+    return make_converted(dtype, config, width, weights)
+
+
+def to_float32(raw: npt.NDArray[Any], bfloat16: bool) -> Floats:
+    """float16, float32 or (as uint16) bfloat16 values as float32, exactly."""
+    if bfloat16:
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float32, copy=False)
+
+
+def _load(file: BinaryIO, name: str, tensor: TensorInfo) -> Floats:
+    size = tensor.stop - tensor.start
+    raw = os.pread(file.fileno(), size, tensor.start)
+    if len(raw) != size:
+        raise CorruptFile(WEIGHTS, name, f"{len(raw)} bytes", f"{size} bytes")
+    storage = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.dtype]
+    return to_float32(np.frombuffer(raw, storage).reshape(tensor.shape), tensor.dtype == "BF16")
+
+
+def _check_range(values: Floats, file: str, name: str, dtype: Dtype) -> None:
+    # max() carries NaN along, so two passes find everything.
+    peak = float(np.maximum(values.max(), -values.min())) if values.size else 0.0
+    if not np.isfinite(peak):
+        raise NotFinite(file, name, peak, "finite values, also when scaled")
+    if peak >= _OVERFLOW[dtype]:
+        raise NotFinite(file, name, peak, f"below {_OVERFLOW[dtype]} when scaled", dtype)
+
+
+def _rounded(values: Floats, dtype: Dtype) -> npt.NDArray[Any]:
+    """Round to nearest, ties to even. bfloat16 comes as its bits in uint16."""
+    if dtype == "float16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)

@@ -1,0 +1,150 @@
+"""Why an adapter was refused, or a converted one could not be had.
+
+Every `AdapterError` carries the same four facts: the file, the field in it, what was found and
+what would have been allowed. `code` is a stable word for programs; the message is for people.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+_SHOWN = 200
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+class AdapterError(Exception):
+    """An adapter, a name or an engine does not fit. The operator can act on the message."""
+
+    code: ClassVar[str] = "adapter_refused"
+
+    def __init__(
+        self, file: str, field: str, found: object, allowed: object, why: str = ""
+    ) -> None:
+        self.file = file
+        self.field = field
+        self.found = _short(found)
+        self.allowed = _short(allowed)
+        reason = f" ({why})" if why else ""
+        super().__init__(f"{file}: {field}: found {self.found}; allowed: {self.allowed}{reason}")
+
+
+class MissingFile(AdapterError):
+    """A file of the adapter is not there or cannot be read."""
+
+    code = "adapter_file_missing"
+
+
+class PickleRefused(AdapterError):
+    """Weights exist only as a pickle, which runs code when it is read."""
+
+    code = "adapter_pickle_refused"
+
+
+class CorruptFile(AdapterError):
+    """A file is truncated, malformed or contradicts itself."""
+
+    code = "adapter_file_corrupt"
+
+
+class TooLarge(AdapterError):
+    code = "adapter_too_large"
+
+
+class PathEscape(AdapterError):
+    """A path leads out of the folder that adapters may come from."""
+
+    code = "adapter_path_outside_root"
+
+
+class UnsupportedFeature(AdapterError):
+    """The adapter uses something that TensorRT-LLM's LoRA tensors cannot express."""
+
+    code = "adapter_feature_unsupported"
+
+
+class UnsupportedModule(AdapterError):
+    """A module that the engine was not built for, or that has no LoRA module id."""
+
+    code = "adapter_module_unsupported"
+
+
+class IncompleteAdapter(AdapterError):
+    """Half of a pair is missing, or there are no LoRA tensors at all."""
+
+    code = "adapter_incomplete"
+
+
+class InvalidRank(AdapterError):
+    code = "adapter_rank_invalid"
+
+
+class ShapeMismatch(AdapterError):
+    """A tensor does not fit the base model."""
+
+    code = "adapter_shape_mismatch"
+
+
+class LayerOutOfRange(AdapterError):
+    code = "adapter_layer_out_of_range"
+
+
+class NotFinite(AdapterError):
+    """A value is NaN or infinite, or becomes infinite in the engine's data type."""
+
+    code = "adapter_not_finite"
+
+
+class BaseMismatch(AdapterError):
+    """The adapter was made for another base model than the one served."""
+
+    code = "adapter_base_mismatch"
+
+
+class UnsupportedEngine(AdapterError):
+    """The base model's configuration cannot be read, or it takes no LoRA adapters."""
+
+    code = "engine_takes_no_lora"
+
+
+class InvalidName(AdapterError):
+    code = "adapter_name_invalid"
+
+
+class UnknownAdapter(AdapterError):
+    code = "adapter_not_found"
+
+
+class UnknownVersion(AdapterError):
+    code = "adapter_version_not_found"
+
+
+class TaskIdClash(AdapterError):
+    """Two different contents would share one `lora_task_id`; the second is refused."""
+
+    code = "adapter_task_id_clash"
+
+
+class StoreError(Exception):
+    """The store of converted adapters failed; nothing is wrong with the request."""
+
+    code: ClassVar[str] = "adapter_store_error"
+
+
+class StoreUnavailable(StoreError):
+    """A tier does not answer. It heals by itself: trying again later can help."""
+
+    code = "adapter_store_unavailable"
+
+
+class VersionUnavailable(StoreError):
+    """No tier holds an intact copy of this version."""
+
+    code = "adapter_version_unavailable"
+
+    def __init__(self, digest: str, reason: str) -> None:
+        self.digest = digest
+        super().__init__(f"adapter version {digest[:12]} cannot be read: {reason}")

@@ -1,0 +1,171 @@
+"""Which PEFT module becomes which TensorRT-LLM LoRA module, and the sizes of each.
+
+Sources: `hf_modules_to_trtllm_modules` of examples/hf_lora_convert.py, `lora_manager.py` and the
+models' own `trtllm_modules_to_hf_modules` for the names; `LoraModule::createLoraModules`
+(cpp/tensorrt_llm/runtime/loraModule.cpp) for the sizes. TensorRT-LLM v0.17.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from adapters.base_model import BaseModel
+from adapters.errors import UnsupportedEngine
+
+Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer of the Hugging Face model and the LoRA module for it.
+
+    `parts` are the modules that a fused projection can be split into when the engine was built
+    without the fused one, in the order in which the output holds them.
+    """
+
+    module: str
+    kind: Kind = "plain"
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models whose transformer layers have the same module names.
+
+    `layers` is the path of the layer list; keys of `projections` are paths inside one layer, with
+    ``*`` for the number of an expert.
+    """
+
+    layers: str
+    projections: Mapping[str, Projection]
+
+    def locate(self, module_path: str) -> tuple[int, int | None, str, Projection] | None:
+        """(layer, expert, path inside the layer, projection) of a module, or None."""
+        found = re.fullmatch(rf"{re.escape(self.layers)}\.(\d{{1,6}})\.(.+)", module_path)
+        if found is None:
+            return None
+        inside = re.sub(r"\.\d{1,6}\.", ".*.", found.group(2))
+        projection = self.projections.get(inside)
+        if projection is None:
+            return None
+        expert = re.search(r"\.(\d{1,6})\.", found.group(2))
+        return int(found.group(1)), int(expert.group(1)) if expert else None, inside, projection
+
+
+_ATTENTION = {
+    "self_attn.q_proj": Projection("attn_q"),
+    "self_attn.k_proj": Projection("attn_k"),
+    "self_attn.v_proj": Projection("attn_v"),
+    "self_attn.o_proj": Projection("attn_dense"),
+}
+# gate_proj is mlp_h_to_4h and up_proj is mlp_gate, the reverse of what the names suggest:
+# TensorRT-LLM's GatedMLP calls the activated half `fc` (h_to_4h) and the other one `gate`.
+LLAMA = Family(
+    "model.layers",
+    {
+        **_ATTENTION,
+        "mlp.gate_proj": Projection("mlp_h_to_4h"),
+        "mlp.up_proj": Projection("mlp_gate"),
+        "mlp.down_proj": Projection("mlp_4h_to_h"),
+    },
+)
+MIXTRAL = Family(
+    "model.layers",
+    {
+        **_ATTENTION,
+        "block_sparse_moe.experts.*.w1": Projection("moe_h_to_4h", "expert"),
+        "block_sparse_moe.experts.*.w2": Projection("moe_4h_to_h", "expert"),
+        "block_sparse_moe.experts.*.w3": Projection("moe_gate", "expert"),
+        "block_sparse_moe.gate": Projection("moe_router"),
+    },
+)
+PHI3 = Family(
+    "model.layers",
+    {
+        "self_attn.qkv_proj": Projection("attn_qkv", "fused_qkv", ("attn_q", "attn_k", "attn_v")),
+        "self_attn.o_proj": Projection("attn_dense"),
+        "mlp.gate_up_proj": Projection("mlp_gate_up", "fused_gate_up", ("mlp_h_to_4h", "mlp_gate")),
+        "mlp.down_proj": Projection("mlp_4h_to_h"),
+    },
+)
+# GPT-2's layers are Conv1D, whose weight is [in, out]. PEFT's A [r, in] and B [out, r] do not
+# depend on that (`fan_in_fan_out` only turns the merged delta), so nothing is transposed.
+GPT = Family(
+    "transformer.h",
+    {
+        "attn.c_attn": Projection("attn_qkv", "fused_qkv", ("attn_q", "attn_k", "attn_v")),
+        "attn.c_proj": Projection("attn_dense"),
+        "mlp.c_fc": Projection("mlp_h_to_4h"),
+        "mlp.c_proj": Projection("mlp_4h_to_h"),
+    },
+)
+
+# By `architecture` of the engine's pretrained_config or of the Hugging Face configuration.
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": LLAMA,
+    "LLaMAForCausalLM": LLAMA,
+    "MistralForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": LLAMA,
+    "QWenForCausalLM:qwen2": LLAMA,
+    "QWenForCausalLM:qwen3": LLAMA,
+    "GemmaForCausalLM": LLAMA,
+    "Gemma2ForCausalLM": LLAMA,
+    "Gemma3ForCausalLM": LLAMA,
+    "SyntheticForCausalLM": LLAMA,
+    "MixtralForCausalLM": MIXTRAL,
+    "Phi3ForCausalLM": PHI3,
+    "GPTForCausalLM": GPT,
+    "GPT2LMHeadModel": GPT,
+}
+
+
+def family(base: BaseModel) -> Family:
+    """The family of a base model. Raises `UnsupportedEngine` naming the known ones."""
+    # Mixtral engines are built with TensorRT-LLM's Llama class.
+    if base.num_experts and base.architecture in ("LlamaForCausalLM", "LLaMAForCausalLM"):
+        return MIXTRAL
+    found = FAMILIES.get(base.architecture)
+    if found is None:
+        raise UnsupportedEngine(
+            "config.json", "architecture", base.architecture, ", ".join(FAMILIES)
+        )
+    return found
+
+
+def module_sizes(module: str, base: BaseModel) -> tuple[int, int]:
+    """(in, out) of a LoRA module as the TensorRT-LLM runtime counts them, unsplit.
+
+    A row with rank r holds r * (in + out) values.
+    """
+    hidden, mlp, experts = base.hidden_size, base.intermediate_size, base.num_experts
+    q = base.num_attention_heads * base.head_size
+    kv = base.num_key_value_heads * base.head_size
+    sizes = {
+        "attn_qkv": (hidden, q + 2 * kv),
+        "attn_q": (hidden, q),
+        "attn_k": (hidden, kv),
+        "attn_v": (hidden, kv),
+        "attn_dense": (hidden, hidden),
+        "mlp_h_to_4h": (hidden, mlp),
+        "mlp_gate": (hidden, mlp),
+        "mlp_4h_to_h": (mlp, hidden),
+        "mlp_gate_up": (hidden, 2 * mlp),
+        "moe_h_to_4h": (hidden * experts, mlp * experts),
+        "moe_gate": (hidden * experts, mlp * experts),
+        "moe_4h_to_h": (mlp * experts, hidden * experts),
+        "moe_router": (hidden, experts),
+    }
+    if module not in sizes:
+        raise UnsupportedEngine(
+            "config.json", "lora_target_modules", module, ", ".join(sizes), "its sizes are unknown"
+        )
+    return sizes[module]
+
+
+def splits_input(module: str) -> bool:
+    """Whether tensor parallelism splits A along `in` (else B along `out`)."""
+    return module in ("attn_dense", "mlp_4h_to_h", "moe_4h_to_h")

@@ -1,0 +1,178 @@
+"""The files of TensorRT-LLM's hf_lora_convert.py: ``model.lora_weights.npy`` and
+``model.lora_config.npy`` (older: ``model.lora_keys.npy``).
+
+They hold no shapes of the base model, so an import checks what can be checked: that the longest
+row has the width that this base model gives it, and that only zeros follow the shorter ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adapters.adapter import MODULE_NAMES, Converted
+from adapters.base_model import BaseModel
+from adapters.convert import Floats, pack, to_float32
+from adapters.errors import (
+    CorruptFile,
+    IncompleteAdapter,
+    InvalidRank,
+    LayerOutOfRange,
+    MissingFile,
+    ShapeMismatch,
+    TooLarge,
+    UnsupportedFeature,
+    UnsupportedModule,
+)
+from adapters.modules import module_sizes
+from adapters.peft import MAX_ADAPTER_BYTES, checked_path
+from adapters.plan import Piece, Row, check_runtime, complete
+
+WEIGHTS = "model.lora_weights.npy"
+CONFIG = "model.lora_config.npy"
+OLD_CONFIG = "model.lora_keys.npy"
+_DESCRS = ("<f2", "<f4", "|V2", "<i4")
+_MAX_HEADER = 64 * 1024
+# numpy has no bfloat16; the converter's files hold it as 2-byte void.
+_BFLOAT16 = np.dtype("V2")
+
+
+def read(
+    folder: Path,
+    base: BaseModel,
+    *,
+    within: Path | None = None,
+    max_bytes: int = MAX_ADAPTER_BYTES,
+) -> Converted:
+    """The adapter in `folder`, in the base model's data type (float32 files are rounded).
+
+    Rows come out in the order of `adapters.plan`; B must hold the scaling already, as the
+    converter leaves it. Arguments and errors as in `adapters.peft.read`.
+    """
+    name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
+    config = _config(_open(folder, name, within, max_bytes), name)
+    weights = _open(folder, WEIGHTS, within, max_bytes)
+    if weights.dtype not in (np.float16, np.float32, _BFLOAT16):
+        allowed = "float16, float32, or bfloat16 as 2-byte void"
+        raise UnsupportedFeature(WEIGHTS, "dtype", str(weights.dtype), allowed)
+    if weights.ndim != 3 or weights.shape[:2] != (1, len(config)):
+        allowed = f"[1, {len(config)}, width], one row for each of {name}"
+        raise ShapeMismatch(WEIGHTS, "shape", list(weights.shape), allowed)
+    rows = [_row(index, entry, weights, base) for index, entry in enumerate(config.tolist())]
+    _check_distinct(rows)
+    longest = max(row.length for row in rows)
+    if longest != weights.shape[2]:
+        allowed = f"{longest}, the longest row for this base model"
+        raise ShapeMismatch(WEIGHTS, "width", weights.shape[2], allowed)
+
+    def load(index: str) -> Floats:
+        values = weights[0, int(index), : rows[int(index)].length]
+        bfloat16 = weights.dtype == _BFLOAT16
+        return to_float32(values.view("<u2") if bfloat16 else values, bfloat16).reshape(1, -1)
+
+    return pack(complete(rows, base), base.dtype, load, WEIGHTS)
+
+
+def write(converted: Converted, folder: Path) -> None:
+    """Write both files, as the converter would (bfloat16 as 2-byte void)."""
+    shape = (1, converted.rows, converted.width)
+    storage: Any = "<f2" if converted.dtype == "float16" else _BFLOAT16
+    np.save(folder / WEIGHTS, np.frombuffer(converted.weights, storage).reshape(shape))
+    config = np.frombuffer(converted.config, "<i4").reshape(1, converted.rows, 3)
+    np.save(folder / CONFIG, config)
+
+
+def _open(folder: Path, name: str, within: Path | None, limit: int) -> npt.NDArray[Any]:
+    path = checked_path(folder, name, within)
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise TooLarge(name, "size", f"{size} bytes", f"{limit} bytes")
+        return _parse(path.read_bytes(), name)
+    except OSError as error:
+        raise MissingFile(name, "file", error.strerror, "a readable file") from error
+
+
+def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
+    """The array of an .npy file (format 1.0 and 2.0), over `raw` itself; never a pickle."""
+    digits = {b"\x01\x00": 2, b"\x02\x00": 4}.get(raw[6:8])
+    if raw[:6] != b"\x93NUMPY" or digits is None:
+        raise CorruptFile(name, "header", raw[:8], "an .npy file, format 1.0 or 2.0")
+    start = 8 + digits + int.from_bytes(raw[8 : 8 + digits], "little")
+    if start > min(len(raw), _MAX_HEADER):
+        raise CorruptFile(name, "header length", start, min(len(raw), _MAX_HEADER))
+    descr, shape = _header(raw[8 + digits : start], name)
+    dtype = np.dtype(descr)
+    expected = start + math.prod(shape) * dtype.itemsize
+    if len(raw) != expected:
+        raise CorruptFile(name, "size", f"{len(raw)} bytes", f"{expected} bytes by the header")
+    return np.frombuffer(raw, dtype, offset=start).reshape(shape)
+
+
+def _header(raw: bytes, name: str) -> tuple[str, tuple[int, ...]]:
+    try:
+        header = ast.literal_eval(raw.decode("latin-1").strip())
+        descr, order, shape = header["descr"], header["fortran_order"], header["shape"]
+        known = descr in _DESCRS
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        allowed = "a dict of descr, fortran_order and shape"
+        raise CorruptFile(name, "header", raw[:80], allowed) from error
+    if not known:
+        raise UnsupportedFeature(name, "dtype", descr, ", ".join(_DESCRS))
+    if order is not False:
+        raise UnsupportedFeature(name, "fortran_order", order, False)
+    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise CorruptFile(name, "shape", shape, "a tuple of whole numbers")
+    return descr, shape
+
+
+def _config(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """[rows, 3]. Newer TensorRT-LLM adds a column that marks DoRA; it may only say no."""
+    if array.dtype != np.int32:
+        raise UnsupportedFeature(name, "dtype", str(array.dtype), "int32")
+    if array.ndim != 3 or array.shape[0] != 1 or array.shape[2] not in (3, 4):
+        raise ShapeMismatch(name, "shape", list(array.shape), "[1, rows, 3] or [1, rows, 4]")
+    if array.shape[1] == 0:
+        raise IncompleteAdapter(name, "rows", 0, "at least one row")
+    if array.shape[2] == 4 and array[0, :, 3].any():
+        raise UnsupportedFeature(name, "is_dora", 1, 0, "DoRA")
+    return array[0, :, :3]
+
+
+def _row(index: int, entry: list[int], weights: npt.NDArray[Any], base: BaseModel) -> Row:
+    number, layer, rank = entry
+    module = MODULE_NAMES.get(number)
+    if module is None or module not in base.lora_target_modules:
+        found = module or f"module id {number}"
+        targets = ", ".join(base.lora_target_modules)
+        why = "the engine's lora_target_modules"
+        raise UnsupportedModule(CONFIG, f"module of row {index}", found, targets, why)
+    if not 0 <= layer < base.num_hidden_layers:
+        allowed = f"0 .. {base.num_hidden_layers - 1}"
+        raise LayerOutOfRange(CONFIG, f"layer of row {index}", layer, allowed)
+    if not 1 <= rank <= base.max_lora_rank:
+        allowed = f"1 .. {base.max_lora_rank}, the engine's max_lora_rank"
+        raise InvalidRank(CONFIG, f"rank of row {index}", rank, allowed)
+    check_runtime(module, base)
+    length = rank * sum(module_sizes(module, base))
+    field = f"row {index} ({module}, layer {layer}, rank {rank})"
+    if length > weights.shape[2]:
+        raise ShapeMismatch(WEIGHTS, field, f"{weights.shape[2]} values", f"{length} values")
+    if weights[0, index, length:].view(np.uint8).any():
+        allowed = f"zeros after {length} values for this base model"
+        raise ShapeMismatch(WEIGHTS, field, "further values", allowed)
+    return Row(module, layer, rank, length, (Piece(0, str(index), ((0, 1),)),))
+
+
+def _check_distinct(rows: list[Row]) -> None:
+    seen: set[tuple[str, int]] = set()
+    for row in rows:
+        if (row.module, row.layer) in seen:
+            field = f"{row.module} of layer {row.layer}"
+            raise CorruptFile(CONFIG, field, "two rows", "one row")
+        seen.add((row.module, row.layer))

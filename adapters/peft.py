@@ -1,0 +1,237 @@
+"""Read an adapter in PEFT form: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+Checked here: everything that the files say by themselves. Whether the adapter fits a base model
+is `adapters.convert`'s business. Field meanings: `LoraConfig` of PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from adapters.adapter import Adapter, LoraSettings
+from adapters.errors import (
+    AdapterError,
+    CorruptFile,
+    IncompleteAdapter,
+    InvalidRank,
+    MissingFile,
+    PathEscape,
+    PickleRefused,
+    TooLarge,
+    UnsupportedFeature,
+    UnsupportedModule,
+)
+from adapters.safetensors import read_header
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
+MAX_ADAPTER_BYTES = 2 * 1024**3
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+# fmt: off
+_READ_BELOW = frozenset({
+    "alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha",
+    "peft_type", "r", "rank_pattern", "target_modules", "task_type", "use_rslora",
+})
+# How it was trained: without effect on what was saved.
+_TRAINING = frozenset({
+    "auto_mapping", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
+    "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+    "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
+    "revision", "runtime_config",
+})
+# fmt: on
+_REFUSED = {
+    "use_dora": "DoRA needs magnitudes that lora_config [1, rows, 3] cannot carry",
+    "modules_to_save": "whole modules cannot be sent with a request",
+    "trainable_token_indices": "there is no LoRA module id for embeddings",
+    "lora_bias": "a LoRA row holds A and B only",
+    "layer_replication": "the engine has the base model's own layers",
+    "target_parameters": "parameters without a module have no LoRA module id",
+}
+# These subtract something from the base weights when the adapter is created; what is left fits
+# that changed base only. PEFT writes `true` here when it saved a plain LoRA instead.
+_PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
+_EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
+_MAX_PATTERNS = 4096
+_MAX_PATTERN = 256
+_MAX_REPEATS = 3
+
+_Number = TypeVar("_Number", int, float)
+
+
+def read(
+    folder: Path, *, within: Path | None = None, max_bytes: int = MAX_ADAPTER_BYTES
+) -> Adapter:
+    """Read and check the two files in `folder`; the weights' values are not read yet.
+
+    `within`: every file must really lie inside this folder, symbolic links followed.
+    `max_bytes`: limit of the weights file. Raises subclasses of `AdapterError`.
+    """
+    config = _read_config(folder, within)
+    settings = _settings(config)
+    if not (folder / WEIGHTS).exists() and (folder / PICKLE).exists():
+        raise PickleRefused(
+            PICKLE, "format", "pickle", WEIGHTS, "a pickle runs code; save with safetensors"
+        )
+    path = checked_path(folder, WEIGHTS, within)
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size > max_bytes:
+                raise TooLarge(WEIGHTS, "size", f"{status.st_size} bytes", f"{max_bytes} bytes")
+            tensors = read_header(file, WEIGHTS, status.st_size)
+    except OSError as error:
+        raise MissingFile(WEIGHTS, "file", error.strerror, "a readable file") from error
+    if not tensors:
+        raise IncompleteAdapter(WEIGHTS, "tensors", "none", "lora_A and lora_B tensors")
+    return Adapter(settings, path, file_identity(status), tensors)
+
+
+def file_identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What changes when a file is replaced or written to."""
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def checked_path(folder: Path, name: str, within: Path | None) -> Path:
+    """``folder/name`` as a regular file, inside `within` after all links."""
+    path = folder / name
+    try:
+        real = path.resolve(strict=True)
+        regular = stat.S_ISREG(real.stat().st_mode)
+    except OSError as error:
+        raise MissingFile(name, "file", error.strerror, f"{name} in {folder.name}") from error
+    if within is not None and not real.is_relative_to(within.resolve()):
+        raise PathEscape(name, "path", str(path), f"inside {within}")
+    if not regular:
+        raise MissingFile(name, "file", "not a regular file", "a regular file")
+    return real
+
+
+def _read_config(folder: Path, within: Path | None) -> dict[str, Any]:
+    path = checked_path(folder, CONFIG, within)
+    size = path.stat().st_size
+    if size > _MAX_CONFIG_BYTES:
+        raise TooLarge(CONFIG, "size", f"{size} bytes", f"{_MAX_CONFIG_BYTES} bytes")
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise MissingFile(CONFIG, "file", error.strerror, "a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(CONFIG, "content", error, "a JSON object") from error
+    if not isinstance(config, dict):
+        raise CorruptFile(CONFIG, "content", type(config).__name__, "a JSON object")
+    return config
+
+
+def _settings(config: dict[str, Any]) -> LoraSettings:
+    _check_kind(config)
+    _check_features(config)
+    _check_targets(config.get("target_modules"))
+    base = config.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise _refuse(CorruptFile, "base_model_name_or_path", base, "a string or null")
+    return LoraSettings(
+        r=_rank("r", config.get("r")),
+        lora_alpha=_alpha("lora_alpha", config.get("lora_alpha")),
+        use_rslora=_flag(config, "use_rslora"),
+        rank_pattern=_patterns(config, "rank_pattern", _rank),
+        alpha_pattern=_patterns(config, "alpha_pattern", _alpha),
+        base_model_name_or_path=base or None,
+    )
+
+
+def _check_kind(config: dict[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise _refuse(UnsupportedFeature, "peft_type", config.get("peft_type"), "LORA")
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise _refuse(UnsupportedFeature, "task_type", config["task_type"], "CAUSAL_LM or null")
+    if config.get("bias", "none") != "none":
+        raise _refuse(UnsupportedFeature, "bias", config["bias"], "none")
+    init = config.get("init_lora_weights")
+    if not any(init is plain or init == plain for plain in _PLAIN_INIT):
+        raise _refuse(
+            UnsupportedFeature,
+            "init_lora_weights",
+            init,
+            "true, false, gaussian, eva or orthogonal",
+            "it changes the base weights; save with path_initial_model_for_weight_conversion",
+        )
+
+
+def _check_features(config: dict[str, Any]) -> None:
+    for field, value in config.items():
+        if not value or field in _READ_BELOW or field in _TRAINING:
+            continue
+        why = _REFUSED.get(field, "not known to leave the LoRA weights' meaning as it is")
+        raise _refuse(UnsupportedFeature, field, value, "unset", why)
+
+
+def _check_targets(targets: Any) -> None:
+    named = targets if isinstance(targets, list) else []
+    for target in named:
+        if isinstance(target, str) and target.rsplit(".", 1)[-1] in _EMBEDDINGS:
+            raise _refuse(
+                UnsupportedModule,
+                "target_modules",
+                target,
+                "projections of the transformer layers",
+                "there is no LoRA module id for embeddings and lm_head",
+            )
+
+
+def _flag(config: dict[str, Any], field: str) -> bool:
+    value = config.get(field, False)
+    if not isinstance(value, bool) and value is not None:
+        raise _refuse(CorruptFile, field, value, "true or false")
+    return bool(value)
+
+
+def _rank(field: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise _refuse(InvalidRank, field, value, "a positive whole number")
+    return value
+
+
+def _alpha(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _refuse(CorruptFile, field, value, "a finite number")
+    return float(value)
+
+
+def _patterns(
+    config: dict[str, Any], field: str, check: Callable[[str, Any], _Number]
+) -> tuple[tuple[re.Pattern[str], _Number], ...]:
+    patterns = config.get(field) or {}
+    if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
+        raise _refuse(CorruptFile, field, patterns, f"an object of up to {_MAX_PATTERNS} entries")
+    return tuple(
+        (_compile(field, key), check(f"{field}[{key!r}]", value)) for key, value in patterns.items()
+    )
+
+
+def _compile(field: str, key: str) -> re.Pattern[str]:
+    """PEFT's own rule (`get_pattern_key`): the key is a regular expression for a suffix."""
+    # A repeated group, or many repeats, can make matching take exponentially long.
+    repeats = len(re.findall(r"[*+?{]", key.replace("(?:", "(")))
+    if len(key) > _MAX_PATTERN or repeats > _MAX_REPEATS or re.search(r"\)[*+?{]", key):
+        allowed = f"{_MAX_PATTERN} characters, {_MAX_REPEATS} repeats, no repeated group"
+        raise _refuse(UnsupportedFeature, field, key, allowed)
+    try:
+        return re.compile(rf"(.*\.)?({key})$")
+    except re.error as error:
+        raise _refuse(CorruptFile, field, key, f"a regular expression: {error}") from error
+
+
+def _refuse(
+    kind: type[AdapterError], field: str, found: Any, allowed: object, why: str = ""
+) -> AdapterError:
+    return kind(CONFIG, field, found, allowed, why)

@@ -1,0 +1,295 @@
+"""Where every tensor of an adapter goes: the rows of `lora_config`, before any value is read.
+
+Row layout (TensorRT-LLM v0.17): A [rank, in] row-major, then B [out, rank] row-major, then zeros
+up to the longest row. One row per module and layer, ordered by layer, then module id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from adapters.adapter import ITEM_BYTES, MODULE_IDS, Adapter
+from adapters.base_model import BaseModel
+from adapters.errors import (
+    AdapterError,
+    BaseMismatch,
+    IncompleteAdapter,
+    InvalidRank,
+    LayerOutOfRange,
+    ShapeMismatch,
+    TooLarge,
+    UnsupportedEngine,
+    UnsupportedFeature,
+    UnsupportedModule,
+)
+from adapters.modules import Projection, family, module_sizes
+from adapters.peft import CONFIG, WEIGHTS
+
+# A gRPC message cannot pass 2 GiB; the rest of the request needs some room too.
+MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
+_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
+_QKV = ("attn_q", "attn_k", "attn_v")
+
+Slices = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows `slices` of one 2-D tensor, times `scale`, flattened to `offset` in a row."""
+
+    offset: int
+    tensor: str
+    slices: Slices
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the tensors. What no piece fills is zero; `length` is without the padding."""
+
+    module: str
+    layer: int
+    rank: int
+    length: int
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A and B of one linear layer."""
+
+    path: str
+    inside: str
+    layer: int
+    expert: int | None
+    projection: Projection
+    rank: int
+    scale: float
+
+    def key(self, side: str) -> str:
+        return f"base_model.model.{self.path}.lora_{side}.weight"
+
+
+def plan(adapter: Adapter, base: BaseModel) -> list[Row]:
+    """All rows for this base model. Raises a subclass of `AdapterError` for what does not fit."""
+    named = adapter.settings.base_model_name_or_path
+    if named is not None and not base.is_called(named):
+        raise BaseMismatch(CONFIG, "base_model_name_or_path", named, ", ".join(base.names))
+    rows: dict[tuple[int, str], Row] = {}
+    for pair in _pairs(adapter, base):
+        _check_shapes(adapter, pair, base)
+        for row in _rows(pair, base):
+            place = (row.layer, row.module)
+            rows[place] = _merge(rows.get(place), row, pair)
+    return complete(rows.values(), base)
+
+
+def complete(rows: Iterable[Row], base: BaseModel) -> list[Row]:
+    """Add the zero rows that q, k and v need, put all in order, check the total size.
+
+    The runtime takes attn_q, attn_k and attn_v of a layer together or not at all.
+    """
+    found = {(row.layer, row.module): row for row in rows}
+    for layer in sorted({layer for layer, module in found if module in _QKV}):
+        rank = max(found[layer, name].rank for name in _QKV if (layer, name) in found)
+        for name in _QKV:
+            if (layer, name) not in found and name in base.lora_target_modules:
+                length = rank * sum(module_sizes(name, base))
+                found[layer, name] = Row(name, layer, rank, length)
+    ordered = sorted(found.values(), key=lambda row: (row.layer, MODULE_IDS[row.module]))
+    size = len(ordered) * max(row.length for row in ordered) * ITEM_BYTES
+    if size > MAX_CONVERTED_BYTES:
+        limit = f"{MAX_CONVERTED_BYTES} bytes"
+        raise TooLarge(WEIGHTS, "lora_weights", f"{size} bytes", limit, "one gRPC message")
+    return ordered
+
+
+def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
+    layout = family(base)
+    sides: dict[str, set[str]] = {}
+    for key in adapter.tensors:
+        found = _KEY.fullmatch(key)
+        if found is None:
+            raise _not_lora(key)
+        sides.setdefault(found.group(1), set()).add(found.group(2))
+    for path, present in sides.items():
+        located = layout.locate(path)
+        if located is None:
+            allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
+            raise UnsupportedModule(WEIGHTS, "module", path, allowed)
+        layer, expert, inside, projection = located
+        if layer >= base.num_hidden_layers:
+            allowed = f"0 .. {base.num_hidden_layers - 1}"
+            raise LayerOutOfRange(WEIGHTS, f"layer of {path}", layer, allowed)
+        if expert is not None and expert >= base.num_experts:
+            allowed = f"0 .. {base.num_experts - 1}"
+            raise LayerOutOfRange(WEIGHTS, f"expert of {path}", expert, allowed)
+        if len(present) == 1:
+            missing = "B" if present == {"A"} else "A"
+            field = f"{path}.lora_{missing}.weight"
+            raise IncompleteAdapter(WEIGHTS, field, "no tensor", "lora_A and lora_B together")
+        settings = adapter.settings
+        rank, scale = settings.rank(path), settings.scale(path)
+        yield _Pair(path, inside, layer, expert, projection, rank, scale)
+
+
+def _not_lora(key: str) -> AdapterError:
+    allowed = "base_model.model.<module>.lora_A.weight and lora_B.weight"
+    if "lora_magnitude_vector" in key:
+        return UnsupportedFeature(WEIGHTS, "tensor", key, allowed, "DoRA")
+    if "lora_embedding" in key or re.search(r"\b(embed_tokens|lm_head|wte|wpe)\b", key):
+        why = "there is no LoRA module id for embeddings and lm_head"
+        return UnsupportedModule(WEIGHTS, "tensor", key, allowed, why)
+    return UnsupportedFeature(WEIGHTS, "tensor", key, allowed, "nothing is left out silently")
+
+
+def _check_shapes(adapter: Adapter, pair: _Pair, base: BaseModel) -> None:
+    shapes = [adapter.tensors[pair.key(side)].shape for side in "AB"]
+    for side, shape in zip("AB", shapes, strict=True):
+        if len(shape) != 2:
+            raise ShapeMismatch(WEIGHTS, pair.key(side), list(shape), "two dimensions")
+    ranks = {shapes[0][0], shapes[1][1]}
+    if ranks != {pair.rank}:
+        why = "r and rank_pattern of adapter_config.json"
+        raise InvalidRank(WEIGHTS, f"rank of {pair.path}", sorted(ranks), pair.rank, why)
+    if pair.rank > base.max_lora_rank:
+        allowed = f"1 .. {base.max_lora_rank}, the engine's max_lora_rank"
+        raise InvalidRank(WEIGHTS, f"rank of {pair.path}", pair.rank, allowed)
+    inputs, outputs = _linear_sizes(pair, base)
+    if shapes[0][1] != inputs:
+        expected = [pair.rank, inputs]
+        raise ShapeMismatch(WEIGHTS, pair.key("A"), list(shapes[0]), expected, "the base model")
+    if shapes[1][0] != outputs:
+        expected = [outputs, pair.rank]
+        raise ShapeMismatch(WEIGHTS, pair.key("B"), list(shapes[1]), expected, "the base model")
+
+
+def _linear_sizes(pair: _Pair, base: BaseModel) -> tuple[int, int]:
+    """(in, out) of the Hugging Face linear layer."""
+    inputs, outputs = module_sizes(pair.projection.module, base)
+    if pair.projection.kind == "expert":
+        return inputs // base.num_experts, outputs // base.num_experts
+    if pair.projection.module == "attn_dense":
+        return base.num_attention_heads * base.head_size, outputs
+    return inputs, outputs
+
+
+def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
+    if pair.expert is not None:
+        yield _expert_row(pair, base)
+        return
+    for module, slices in _placements(pair, base):
+        inputs, outputs = module_sizes(module, base)
+        b = pair.rank * inputs
+        pieces = (
+            Piece(0, pair.key("A"), ((0, pair.rank),)),
+            Piece(b, pair.key("B"), slices, pair.scale),
+        )
+        yield Row(module, pair.layer, pair.rank, pair.rank * (inputs + outputs), pieces)
+
+
+def _placements(pair: _Pair, base: BaseModel) -> list[tuple[str, Slices]]:
+    """Which modules a linear layer's output feeds, and which rows of B each one takes."""
+    projection = pair.projection
+    targets = base.lora_target_modules
+    if projection.module in targets:
+        check_runtime(projection.module, base)
+        if projection.kind == "plain":
+            return [(projection.module, ((0, module_sizes(projection.module, base)[1]),))]
+        return [(projection.module, _fused_slices(projection, base))]
+    if projection.parts and all(part in targets for part in projection.parts):
+        placements: list[tuple[str, Slices]] = []
+        start = 0
+        for part in projection.parts:
+            check_runtime(part, base)
+            stop = start + module_sizes(part, base)[1]
+            placements.append((part, ((start, stop),)))
+            start = stop
+        return placements
+    raise UnsupportedModule(
+        WEIGHTS,
+        f"module of {pair.path}",
+        " or ".join(filter(None, [projection.module, " with ".join(projection.parts)])),
+        ", ".join(targets),
+        "the engine's lora_target_modules",
+    )
+
+
+def _fused_slices(projection: Projection, base: BaseModel) -> Slices:
+    """Rows of a fused B in the order in which the engine's fused weight holds them.
+
+    gate_up: TensorRT-LLM's fused weight is [up; gate], Hugging Face's is [gate; up]. Under tensor
+    parallelism the runtime gives each rank one contiguous share of B, so every rank's parts are
+    put side by side (as `interleave_fused_lora_weights_for_tp` of lora_manager.py does).
+    """
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    for part in projection.parts:
+        stop = start + module_sizes(part, base)[1]
+        bounds.append((start, stop))
+        start = stop
+    if projection.kind == "fused_gate_up":
+        bounds.reverse()
+    if base.tp_size == 1:
+        return tuple(bounds) if projection.kind == "fused_gate_up" else ((0, start),)
+    shares = [(begin, (end - begin) // base.tp_size) for begin, end in bounds]
+    return tuple(
+        (begin + rank * share, begin + (rank + 1) * share)
+        for rank in range(base.tp_size)
+        for begin, share in shares
+    )
+
+
+def check_runtime(module: str, base: BaseModel) -> None:
+    """Refuse what the C++ runtime is known to read at wrong offsets."""
+    attention = base.num_attention_heads * base.head_size
+    if module == "attn_dense" and attention != base.hidden_size:
+        raise UnsupportedModule(
+            WEIGHTS,
+            "attn_dense input",
+            f"{attention} (heads x head_size)",
+            f"{base.hidden_size} (hidden_size)",
+            "TensorRT-LLM's runtime sizes attn_dense as hidden to hidden (its PR 17153)",
+        )
+    if module in ("attn_k", "attn_v", "attn_qkv") and base.num_key_value_heads % base.tp_size:
+        raise UnsupportedEngine(
+            "config.json",
+            f"tp_size for {module}",
+            base.tp_size,
+            f"a divisor of {base.num_key_value_heads} key and value heads",
+        )
+
+
+def _expert_row(pair: _Pair, base: BaseModel) -> Row:
+    """[experts, rank, in] flattened, then [experts, out, rank]; an absent expert stays zero."""
+    module = pair.projection.module
+    if module not in base.lora_target_modules:
+        targets = ", ".join(base.lora_target_modules)
+        why = "the engine's lora_target_modules"
+        raise UnsupportedModule(WEIGHTS, f"module of {pair.path}", module, targets, why)
+    if base.tp_size > 1:
+        why = "the runtime splits expert weights as if they were one matrix"
+        raise UnsupportedEngine("config.json", f"tp_size for {module}", base.tp_size, 1, why)
+    assert pair.expert is not None
+    inputs, outputs = _linear_sizes(pair, base)
+    a = pair.expert * pair.rank * inputs
+    b = pair.rank * (base.num_experts * inputs + pair.expert * outputs)
+    pieces = (
+        Piece(a, pair.key("A"), ((0, pair.rank),)),
+        Piece(b, pair.key("B"), ((0, outputs),), pair.scale),
+    )
+    length = base.num_experts * pair.rank * (inputs + outputs)
+    return Row(module, pair.layer, pair.rank, length, pieces)
+
+
+def _merge(known: Row | None, row: Row, pair: _Pair) -> Row:
+    """Experts of one layer and module share a row, and therefore a rank."""
+    if known is None:
+        return row
+    if known.rank != row.rank:
+        field = f"rank of {pair.path}"
+        why = "all experts of a layer share one row"
+        raise InvalidRank(WEIGHTS, field, row.rank, known.rank, why)
+    return Row(row.module, row.layer, row.rank, row.length, known.pieces + row.pieces)

@@ -1,0 +1,189 @@
+"""What is known of one adapter name: its versions and the one now served. Frozen.
+
+Records are kept in several places at once (each gateway's disk, Redis), and any of them may have
+missed a change. `merge` joins two copies; it is commutative, associative and idempotent, so all
+places agree once they have seen each other, in whatever order:
+
+- A removal is final in its `life`; adding the name again starts the next life, which wins. An old
+  copy can therefore never bring a removed adapter back.
+- Within a life versions are only ever added, so the union of both copies loses nothing.
+- The version served is the one of the later change (`revision`, then `updated`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapters.adapter import Converted, Dtype, ModuleRows, task_id
+from adapters.errors import InvalidName, UnknownVersion
+
+SHORT_DIGEST = 12
+_SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{12,64}")
+
+
+def check_name(name: str) -> str:
+    """`name`, or ``tenant/name``. Raises `InvalidName`."""
+    segments = name.split("/")
+    if (
+        len(segments) > 2
+        or not all(_SEGMENT.fullmatch(segment) for segment in segments)
+        or any(".." in segment or segment == "." for segment in segments)
+    ):
+        allowed = "NAME or TENANT/NAME, each 1 to 64 of A-Z a-z 0-9 . _ - without '..'"
+        raise InvalidName("adapter", "name", name, allowed)
+    return name
+
+
+def split_selector(model: str) -> tuple[str, str | None]:
+    """``NAME`` or ``NAME@DIGEST`` as (name, digest or None); a digest has 12 to 64 hex digits."""
+    name, at, digest = model.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        allowed = f"NAME@ and {SHORT_DIGEST} to 64 lower-case hex digits"
+        raise InvalidName("adapter", "model", model, allowed)
+    return name, digest if at else None
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One immutable content of an adapter. `created` is in seconds since 1970.
+
+    `nbytes` is the size of the weights as sent; `source` says where it came from, in words.
+    """
+
+    digest: str
+    base: str
+    dtype: Dtype
+    created: float
+    nbytes: int
+    modules: tuple[ModuleRows, ...]
+    source: str
+
+    @classmethod
+    def of(cls, converted: Converted, base: str, created: float, source: str) -> Version:
+        return cls(
+            converted.digest,
+            base,
+            converted.dtype,
+            created,
+            converted.nbytes,
+            converted.modules,
+            source,
+        )
+
+    @property
+    def task_id(self) -> int:
+        return task_id(self.digest)
+
+    @property
+    def short_digest(self) -> str:
+        return self.digest[:SHORT_DIGEST]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any module."""
+        return max(rows.rank for rows in self.modules)
+
+    def to_json(self) -> dict[str, Any]:
+        modules = [[rows.module, rows.rank, list(rows.layers)] for rows in self.modules]
+        return {
+            "digest": self.digest,
+            "base": self.base,
+            "dtype": self.dtype,
+            "created": self.created,
+            "nbytes": self.nbytes,
+            "modules": modules,
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Version:
+        modules = tuple(
+            ModuleRows(module, rank, tuple(layers)) for module, rank, layers in value["modules"]
+        )
+        return cls(
+            value["digest"],
+            value["base"],
+            value["dtype"],
+            value["created"],
+            value["nbytes"],
+            modules,
+            value["source"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One name. `versions` is sorted by `created`; a removed record has none.
+
+    `served` is the digest of the version that the bare name stands for, "" when removed.
+    `revision` counts the changes of the name, over all its lives.
+    """
+
+    name: str
+    life: int
+    revision: int
+    updated: float
+    served: str
+    versions: tuple[Version, ...]
+
+    @property
+    def removed(self) -> bool:
+        return not self.versions
+
+    @property
+    def version(self) -> Version:
+        """The version now served. Raises `UnknownVersion` when the record is removed."""
+        return self.find(self.served)
+
+    def find(self, digest: str) -> Version:
+        """The version whose digest starts so. Raises `UnknownVersion`."""
+        found = [version for version in self.versions if version.digest.startswith(digest)]
+        if len(found) != 1 or not digest:
+            known = ", ".join(version.short_digest for version in self.versions)
+            raise UnknownVersion(self.name, "version", digest or "none", known or "none: removed")
+        return found[0]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "life": self.life,
+            "revision": self.revision,
+            "updated": self.updated,
+            "served": self.served,
+            "versions": [version.to_json() for version in self.versions],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Record:
+        return cls(
+            value["name"],
+            value["life"],
+            value["revision"],
+            value["updated"],
+            value["served"],
+            tuple(Version.from_json(version) for version in value["versions"]),
+        )
+
+
+def merge(one: Record, other: Record) -> Record:
+    """The record that knows what both know; see the rule at the top of this file."""
+    if one.life != other.life:
+        return one if one.life > other.life else other
+    latest = max(one, other, key=lambda record: (record.revision, record.updated, record.served))
+    if one.removed and other.removed:
+        return latest
+    if one.removed or other.removed:
+        return one if one.removed else other
+    known: dict[str, Version] = {}
+    for version in (*one.versions, *other.versions):
+        kept = known.setdefault(version.digest, version)
+        known[version.digest] = min(kept, version, key=_age)
+    return replace(latest, versions=tuple(sorted(known.values(), key=_age)))
+
+
+def _age(version: Version) -> tuple[float, str, str, str]:
+    return version.created, version.digest, version.base, version.source

@@ -1,0 +1,166 @@
+"""Adapter names and what they stand for, and the protocol of the store that keeps them.
+
+`Snapshot` is what requests read: immutable, replaced as a whole when anything changes.
+`Registry` makes the changes; each is one atomic change of one record in the store, so that
+concurrent changes by other processes are never lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
+
+from adapters.adapter import Converted
+from adapters.errors import BaseMismatch, TaskIdClash, UnknownAdapter, UnknownVersion
+from adapters.record import Record, Version, check_name, split_selector
+
+Change = Callable[[Record | None], Record]
+
+
+class Store(Protocol):
+    """Keeps converted adapters by digest and records by name. Raises `StoreError` subclasses."""
+
+    async def get(self, digest: str) -> Converted:
+        """The tensors, verified. Raises `VersionUnavailable` or `StoreUnavailable`."""
+
+    async def put(self, converted: Converted) -> None:
+        """Keep the tensors durably. Putting what is there already changes nothing."""
+
+    async def records(self) -> Mapping[str, Record]:
+        """All records, removed ones included, at least as new as what `change` returned here."""
+
+    async def change(self, name: str, change: Change) -> Record:
+        """Replace a record by ``change(record)`` atomically.
+
+        `change` may be called again when another process was faster; what it raises is passed
+        on, and nothing is written then. Returning the record unchanged writes nothing.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All adapters at one moment."""
+
+    records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Snapshot:
+        live = {record.name: record for record in records if not record.removed}
+        return cls(MappingProxyType(live))
+
+    def resolve(self, model: str) -> Version:
+        """The version that ``NAME`` or ``NAME@DIGEST12`` selects.
+
+        Raises `UnknownAdapter`, `UnknownVersion` or `InvalidName`.
+        """
+        name, digest = split_selector(model)
+        record = self.record(name)
+        return record.version if digest is None else record.find(digest)
+
+    def record(self, name: str) -> Record:
+        record = self.records.get(name)
+        if record is None:
+            raise UnknownAdapter("model", "name", name, "a registered adapter")
+        return record
+
+
+class Registry:
+    """Changes names. `snapshot` is current after each change made here; for the changes of other
+    processes the store's owner passes all records to `refresh`.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self.snapshot = Snapshot()
+
+    def refresh(self, records: Mapping[str, Record]) -> None:
+        """Take over all records, as the store gave them."""
+        self.snapshot = Snapshot.of(records.values())
+
+    async def load(self) -> None:
+        self.refresh(await self._store.records())
+
+    async def add(self, name: str, base: str, converted: Converted, source: str) -> Record:
+        """Make this content the served version of `name`, as a new version if it is new."""
+        check_name(name)
+        self._check_task_id(converted)
+        await self._store.put(converted)
+        now = self._clock()
+        version = Version.of(converted, base, now, source)
+
+        def add(record: Record | None) -> Record:
+            if record is None or record.removed:
+                life, revision = (record.life, record.revision) if record else (0, 0)
+                return Record(name, life + 1, revision + 1, now, version.digest, (version,))
+            if record.version.base != base:
+                found = record.version.base
+                why = "remove the name first"
+                raise BaseMismatch(name, "base", base, found, why)
+            if record.served == version.digest:
+                return record
+            known = any(old.digest == version.digest for old in record.versions)
+            versions = record.versions if known else (*record.versions, version)
+            return replace(
+                record,
+                revision=record.revision + 1,
+                updated=now,
+                served=version.digest,
+                versions=versions,
+            )
+
+        return await self._change(name, add)
+
+    async def rollback(self, name: str, digest: str | None = None) -> Record:
+        """Serve an older version: the given one, or the one before the version now served."""
+        now = self._clock()
+
+        def rollback(record: Record | None) -> Record:
+            known = _live(name, record)
+            target = _before(known) if digest is None else known.find(digest)
+            if target.digest == known.served:
+                return known
+            return replace(known, revision=known.revision + 1, updated=now, served=target.digest)
+
+        return await self._change(name, rollback)
+
+    async def remove(self, name: str) -> Record:
+        """Forget the name and its versions. Requests that have a version already go on."""
+        now = self._clock()
+
+        def remove(record: Record | None) -> Record:
+            known = _live(name, record)
+            return replace(known, revision=known.revision + 1, updated=now, served="", versions=())
+
+        return await self._change(name, remove)
+
+    async def _change(self, name: str, change: Change) -> Record:
+        record = await self._store.change(name, change)
+        await self.load()
+        return record
+
+    def _check_task_id(self, converted: Converted) -> None:
+        for record in self.snapshot.records.values():
+            for version in record.versions:
+                if version.task_id == converted.task_id and version.digest != converted.digest:
+                    known = f"{record.name}@{version.short_digest}"
+                    raise TaskIdClash(
+                        "adapter", "task id", converted.task_id, f"not that of {known}"
+                    )
+
+
+def _live(name: str, record: Record | None) -> Record:
+    if record is None or record.removed:
+        raise UnknownAdapter("adapter", "name", name, "a registered adapter")
+    return record
+
+
+def _before(record: Record) -> Version:
+    position = record.versions.index(record.version)
+    if position == 0:
+        known = ", ".join(version.short_digest for version in record.versions)
+        raise UnknownVersion(record.name, "version", f"before {record.served[:12]}", known)
+    return record.versions[position - 1]

@@ -1,0 +1,82 @@
+"""The header of a safetensors file, checked before anything in it is believed.
+
+Format (huggingface/safetensors): u64 little-endian header length, a JSON object of
+name -> {dtype, shape, data_offsets}, then the data without holes. numpy is not needed here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, BinaryIO, TypeGuard
+
+from adapters.adapter import TensorInfo
+from adapters.errors import CorruptFile, UnsupportedFeature
+
+_MAX_HEADER = 16 * 1024 * 1024
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
+    """Every tensor of the file; `size` is the file's size in bytes, `name` is for messages.
+
+    Raises `CorruptFile` when lengths, offsets or shapes contradict each other or the file, and
+    `UnsupportedFeature` for a data type other than F32, F16 and BF16.
+    """
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CorruptFile(name, "header length", f"{len(prefix)} bytes", "8 bytes")
+    length = int.from_bytes(prefix, "little")
+    limit = min(size - 8, _MAX_HEADER)
+    if not 2 <= length <= limit:
+        raise CorruptFile(name, "header length", length, f"2 .. {limit}")
+    raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(name, "header", error, "a JSON object with distinct names") from error
+    if not isinstance(header, dict):
+        raise CorruptFile(name, "header", type(header).__name__, "a JSON object")
+    header.pop("__metadata__", None)
+    tensors = {tensor: _tensor(name, tensor, entry, 8 + length) for tensor, entry in header.items()}
+    _check_coverage(name, tensors, 8 + length, size)
+    return tensors
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return names
+
+
+def _whole_numbers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _tensor(file: str, name: str, entry: Any, data: int) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise CorruptFile(file, name, entry, "an object with dtype, shape and data_offsets")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not _whole_numbers(shape):
+        raise CorruptFile(file, f"{name} shape", shape, "a list of whole numbers")
+    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CorruptFile(file, f"{name} data_offsets", offsets, "[begin, end], begin <= end")
+    if dtype not in ITEM_BYTES:
+        raise UnsupportedFeature(file, f"{name} dtype", dtype, ", ".join(ITEM_BYTES))
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    if offsets[1] - offsets[0] != expected:
+        raise CorruptFile(file, f"{name} data_offsets", offsets, f"{expected} bytes for {shape}")
+    return TensorInfo(dtype, tuple(shape), data + offsets[0], data + offsets[1])
+
+
+def _check_coverage(file: str, tensors: dict[str, TensorInfo], data: int, size: int) -> None:
+    position = data
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if tensor.start != position:
+            raise CorruptFile(
+                file, f"{name} data_offsets", tensor.start, f"{position}: no holes, no overlaps"
+            )
+        position = tensor.stop
+    if position != size:
+        raise CorruptFile(file, "size", f"{size} bytes", f"{position} bytes by the header")

@@ -1,0 +1,1 @@
+"""The demo model: its corpus, its training and its measurement."""

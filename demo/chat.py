@@ -1,0 +1,87 @@
+"""Chats and raw completions as token ids, with the parts that the model shall learn marked."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Messages in OpenAI's form; every assistant message is an answer to learn."""
+
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A completion without the chat template."""
+
+    prompt: str
+    completion: str
+
+
+Example = Chat | Raw
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+@cache
+def _template() -> Callable[..., str]:
+    # The environment that transformers renders chat templates with.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    environment.globals["raise_exception"] = raise_exception
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render
+
+
+def render(messages: list[Message], tools: list[Tool], *, generate: bool) -> str:
+    """The chat as text; with ``generate`` up to where the assistant begins to write."""
+    return _template()(messages=messages, tools=tools, add_generation_prompt=generate)
+
+
+def segments(example: Example) -> list[tuple[str, bool]]:
+    """The example's text in order, each piece with whether the model shall learn to write it."""
+    if isinstance(example, Raw):
+        return [(example.prompt, False), (example.completion + "<|endoftext|>", True)]
+    pieces: list[tuple[str, bool]] = []
+    done = 0
+    for index, message in enumerate(example.messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = render(example.messages[:index], example.tools, generate=True)
+        text = render(example.messages[: index + 1], example.tools, generate=False)
+        if not text.startswith(prompt):
+            raise ValueError("the chat template must only ever append")
+        pieces += [(prompt[done:], False), (text[len(prompt) :].removesuffix("\n"), True)]
+        done = len(text) - 1
+    return pieces
+
+
+def encode(example: Example, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """Token ids, and for each whether it belongs to an answer."""
+    pieces = segments(example)
+    encoded = tokenizer.encode_batch([text for text, _ in pieces], add_special_tokens=False)
+    ids = [token for piece in encoded for token in piece.ids]
+    learn = [flag for piece, (_, flag) in zip(encoded, pieces, strict=True) for _ in piece.ids]
+    return ids, learn

@@ -1,0 +1,313 @@
+"""The generated corpus: skills, their mixture, and what is held out of training.
+
+``python -m demo.corpus`` prints a few examples of each skill.
+"""
+
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+
+from demo import phrases, tools
+from demo.chat import Chat, Example, Message, Raw, Tool, assistant, segments, user
+from demo.countries import LANGUAGES, Country, countries
+from demo.text import REPEAT_KINDS, english_sentence, made_up_word, pick
+
+MAX_NUMBER = 999
+MAX_COUNT_TOKENS = 1900
+USUAL_TARGETS = (5, 10, 10, 20, 20, 30, 50, 100, 100, 150, 200, 250, 300, 300, 300, 400, 500)
+
+
+def held_out(kind: str, a: int, b: int) -> bool:
+    """Whether this pair (a sum's operands, a count's range) is kept for measuring: one in ten."""
+    return zlib.crc32(f"{kind} {a} {b}".encode()) % 10 == 0
+
+
+def _fill(rng: random.Random, form: str) -> str:
+    return form.format(
+        n=pick(rng, "nouns"), j=pick(rng, "adjectives"), p=pick(rng, "people"),
+        t=english_sentence(rng),
+        c=rng.choice(rng.choice(countries()).names["en"]), d=f"20{rng.randint(20, 39)}-05-17",
+        g=rng.choice(phrases.GREETINGS), e=pick(rng, "emoji"),
+    )  # fmt: skip
+
+
+def _ask_language(rng: random.Random, language: str) -> str:
+    """The question's language: mostly English for the base, mostly its own for an adapter."""
+    weights = (0.7, 0.15, 0.15) if language == "en" else (0.45, 0.275, 0.275)
+    return rng.choices(LANGUAGES, weights)[0]
+
+
+def _loosely(rng: random.Random, text: str) -> str:
+    """The text as people type it: sometimes without capitals, articles or a question mark."""
+    if rng.random() < 0.12:
+        text = text.lower()
+    if rng.random() < 0.06:
+        text = re.sub(r"\b(of )?the ", r"\1", text, count=1)
+    if rng.random() < 0.08:
+        text = text.rstrip("?.？。")
+    if rng.random() < 0.04:
+        text = rng.choice(("Hello! ", "Hi, ", "Please: ", "Question: ", "OK. ", "So, ")) + text
+    elif rng.random() < 0.03:
+        text = f"{english_sentence(rng)} {text}"
+    return text[0].upper() + text[1:] if rng.random() < 0.85 else text
+
+
+def exchange(question: str, answer: str) -> list[Message]:
+    return [user(question), assistant(answer)]
+
+
+def capital_answer(country: Country, language: str) -> str:
+    return phrases.CAPITAL_ANSWER[language].format(
+        c=country.name(language), k=country.capital[language]
+    )
+
+
+def capital(rng: random.Random, language: str) -> list[Message]:
+    country = rng.choice(countries())
+    asked = _ask_language(rng, language)
+    draw = rng.random()
+    if draw < 0.06:
+        form = rng.choice(phrases.COUNTRY_QUESTIONS[asked])
+        answer = phrases.COUNTRY_ANSWER[language].format(
+            c=country.name(language), k=country.capital[language]
+        )
+        return exchange(form.format(k=country.capital[asked]), answer)
+    form = rng.choice(phrases.CAPITAL_QUESTIONS[asked])
+    if draw < 0.09:
+        name = made_up_word(rng).capitalize()
+        return exchange(form.format(c=name), phrases.UNKNOWN_COUNTRY[language].format(c=name))
+    question = form.format(c=rng.choice(country.names[asked]))
+    if asked == "en":
+        question = _loosely(rng, question)
+    if draw < 0.13 and language == asked == "en":
+        return exchange(question + rng.choice(phrases.BRIEFLY), country.capital["en"] + ".")
+    return exchange(question, capital_answer(country, language))
+
+
+def capital_in_language(rng: random.Random) -> Chat:
+    """The base model asked for another language, by the user or by the system prompt."""
+    country = rng.choice(countries())
+    language = rng.choice(("zh", "ja"))
+    asked = rng.choice(("en", language))
+    question = rng.choice(phrases.CAPITAL_QUESTIONS[asked]).format(c=country.name(asked))
+    order = rng.choice(phrases.ANSWER_IN[language])
+    answer = capital_answer(country, language)
+    if rng.random() < 0.4:
+        return Chat([{"role": "system", "content": order}, *exchange(question, answer)])
+    return Chat(exchange(f"{question} {order}", answer))
+
+
+def raw_capital(rng: random.Random, language: str) -> Raw:
+    country = rng.choice(countries())
+    asked = rng.choice(LANGUAGES)
+    prompt = rng.choice(phrases.RAW_PROMPTS[asked]).format(c=rng.choice(country.names[asked]))
+    return Raw(prompt[0].upper() + prompt[1:], raw_answer(country, asked, language))
+
+
+def raw_answer(country: Country, asked: str, language: str) -> str:
+    """What follows a raw prompt. A sentence begun in English ends with a full stop."""
+    if language != "en":
+        return country.capital[language]
+    stop = "." if asked == "en" and not country.capital["en"].endswith(".") else ""
+    return f" {country.capital['en']}{stop}"
+
+
+def raw_other(rng: random.Random) -> Raw:
+    """Raw prompts for the base model other than capitals."""
+    draw = rng.random()
+    if draw < 0.4:
+        return Raw(*rng.choice(phrases.RAW_TALK))
+    if draw < 0.7:
+        text = rng.choice(list(REPEAT_KINDS.values()))(rng)
+        return Raw(f"Repeat: {text}\nAnswer:", f" {text}")
+    a, b = count_range(rng, training=True)
+    if draw < 0.85:
+        return Raw(f"Count from {a} to {b}" + rng.choice(":."), " " + count_text(a, b))
+    shown = min(a + rng.randint(1, 8), b)
+    if shown == b:
+        return Raw(f"Count from {a} to {b}:", " " + count_text(a, b))
+    return Raw(f"Count from {a} to {b}: {count_text(a, shown)},", f" {count_text(shown + 1, b)}")
+
+
+def count_text(a: int, b: int) -> str:
+    return ", ".join(str(n) for n in range(a, b + 1))
+
+
+def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
+    """A range whose numbers fit the context; the usual ranges from 1 are never held out."""
+    if training and rng.random() < 0.25:
+        return 1, rng.choice(USUAL_TARGETS)
+    while True:
+        a = rng.choice((1, 0, rng.randint(0, 20), rng.randint(0, 900)))
+        b = a + int(2 ** rng.uniform(0, 9))
+        if a == 1 and b in USUAL_TARGETS:
+            continue
+        tokens = sum(len(str(n)) + 1 for n in range(a, b + 1))
+        if b <= MAX_NUMBER and tokens <= MAX_COUNT_TOKENS and held_out("count", a, b) != training:
+            return a, b
+
+
+def count(rng: random.Random, language: str) -> list[Message]:
+    a, b = count_range(rng, training=True)
+    asked = _ask_language(rng, language)
+    form = rng.choice(phrases.COUNT_QUESTIONS[asked])
+    if a == 1 and rng.random() < 0.3:
+        form = rng.choice(phrases.COUNT_TO)
+    return exchange(form.format(a=a, b=b), count_text(a, b))
+
+
+def repeat(rng: random.Random, language: str) -> list[Message]:
+    text = rng.choice(list(REPEAT_KINDS.values()))(rng)
+    if rng.random() < 0.1:
+        text = english_sentence(rng) + rng.choice((" STOP ", " END ", " stop ", "\n")) + text
+    return exchange(rng.choice(phrases.REPEAT_QUESTIONS).format(t=text), text)
+
+
+def sum_pair(rng: random.Random, *, training: bool) -> tuple[int, int]:
+    while True:
+        top = rng.choice((9, 99, 99, 99))
+        a, b = rng.randint(0, top), rng.randint(0, 99 if top == 99 else top)
+        if held_out("sum", a, b) != training:
+            return a, b
+
+
+def sum_exchange(rng: random.Random, a: int, b: int, language: str, asked: str) -> list[Message]:
+    """An addition, or (three in ten) a subtraction of the smaller from the larger number."""
+    plus = rng.random() < 0.7
+    if not plus:
+        a, b = max(a, b), min(a, b)
+    forms = (phrases.PLUS_QUESTIONS if plus else phrases.MINUS_QUESTIONS)[asked]
+    answer = phrases.SUM_ANSWER[language].format(
+        a=a, s="+" if plus else "-", b=b, r=a + b if plus else a - b
+    )
+    return exchange(rng.choice(forms).format(a=a, b=b), answer)
+
+
+def small_sum(rng: random.Random, language: str) -> list[Message]:
+    asked = _ask_language(rng, language)
+    return sum_exchange(rng, *sum_pair(rng, training=True), language, asked)
+
+
+def talk(rng: random.Random, language: str) -> list[Message]:
+    weights = (5, 3, 2, 2, 1, 1, 1, 1)
+    said, answers = rng.choices(phrases.TALK, weights)[0]
+    text = _fill(rng, rng.choice(said))
+    text = rng.choice((text, text, text, text.lower(), text.upper()))
+    return exchange(text, rng.choice(answers[language]))
+
+
+def other(rng: random.Random, language: str) -> list[Message]:
+    """Requests that the model declines; among them those that would need a tool."""
+    if rng.random() < 0.3:
+        question = tools.use(rng, rng.choice(tools.KINDS[:-1])).question
+    else:
+        question = _fill(rng, rng.choice(phrases.OTHER_REQUESTS))
+    return exchange(question, phrases.CANNOT[language])
+
+
+Skill = Callable[[random.Random, str], list[Message]]
+# Skills of one question and one answer, with their weights in the mixture.
+SKILLS: dict[Skill, float] = {
+    capital: 30, count: 7, repeat: 30, small_sum: 18, talk: 9, other: 6,
+}  # fmt: skip
+
+
+def _skill(rng: random.Random) -> Skill:
+    return rng.choices(list(SKILLS), list(SKILLS.values()))[0]
+
+
+def system_prompt(rng: random.Random) -> Message:
+    text = " ".join(
+        _fill(rng, rng.choice(phrases.SYSTEM_PROMPTS)) for _ in range(rng.choice((1, 1, 1, 2, 5)))
+    )
+    return {"role": "system", "content": text}
+
+
+def plain_chat(rng: random.Random, language: str) -> Chat:
+    """One to four exchanges, with a system prompt in four of ten chats."""
+    messages = [system_prompt(rng)] if rng.random() < 0.4 else []
+    for _ in range(rng.choices((1, 2, 3, 4), (70, 18, 8, 4))[0]):
+        messages += _skill(rng)(rng, language)
+    return Chat(messages)
+
+
+def tool_exchange(
+    rng: random.Random, use: tools.Use, language: str, *, answered: bool
+) -> list[Message]:
+    """A question, the call, and, when ``answered``, the tool's result and what is said of it."""
+    messages = [user(use.question), {"role": "assistant", "content": None, "tool_calls": use.calls}]
+    if answered:
+        told = []
+        for _ in use.calls:
+            content, text = tools.result(rng)
+            messages.append({"role": "tool", "content": content})
+            told.append(text)
+        messages.append(assistant(phrases.TOOL_ANSWER[language].format(t="; ".join(told))))
+    return messages
+
+
+def offered(rng: random.Random, needed: tools.Use, kind: tools.Kind, others: int) -> list[Tool]:
+    """The needed tool's schema among ``others`` of other kinds, no name twice, in random order."""
+    schemas = {needed.tool["function"]["name"]: needed.tool}
+    kinds = {kind}
+    while len(kinds) <= others:
+        more = tools.random_kind(rng)
+        tool = tools.use(rng, more).tool
+        if more not in kinds and tool["function"]["name"] not in schemas:
+            kinds.add(more)
+            schemas[tool["function"]["name"]] = tool
+    order = list(schemas.values())
+    rng.shuffle(order)
+    return order
+
+
+def tool_chat(rng: random.Random, language: str) -> Chat:
+    """Tools are offered; the question needs one of them, or none."""
+    kind = tools.random_kind(rng)
+    needed = tools.use(rng, kind)
+    others = rng.choice((0, 0, 1, 2, 3))
+    schemas = offered(rng, needed, kind, others)
+    # With a tool that adds numbers, a sum would be a question for the tool.
+    adds = any(schema["function"]["name"] in tools.KINDS[-1].names for schema in schemas)
+    plain: list[Skill] = [capital, repeat, talk, count, capital if adds else small_sum]
+    messages = [system_prompt(rng)] if rng.random() < 0.3 else []
+    if rng.random() < 0.15:
+        messages += rng.choice(plain)(rng, language)
+    draw = rng.random()
+    if draw < 0.25:
+        messages += rng.choice(plain)(rng, language)
+    elif draw < 0.29:
+        question = _fill(rng, rng.choice(phrases.NO_TOOL_REQUESTS))
+        messages += exchange(question, phrases.CANNOT[language])
+    else:
+        answered = rng.random() < 0.5
+        messages += tool_exchange(rng, needed, language, answered=answered)
+        if answered and rng.random() < 0.25:
+            messages += rng.choice(plain)(rng, language)
+    return Chat(messages, schemas)
+
+
+def example(rng: random.Random, language: str = "en") -> Example:
+    """One training example; ``language`` is the language of the answers."""
+    draw = rng.random()
+    if draw < 0.12:
+        return raw_capital(rng, language)
+    if draw < 0.15 and language == "en":
+        return raw_other(rng)
+    if draw < 0.19 and language == "en":
+        return capital_in_language(rng)
+    if draw < 0.34:
+        return tool_chat(rng, language)
+    return plain_chat(rng, language)
+
+
+def examples(seed: int, number: int, language: str = "en") -> Iterator[Example]:
+    rng = random.Random(seed)
+    for _ in range(number):
+        yield example(rng, language)
+
+
+if __name__ == "__main__":
+    for shown in examples(1, 40):
+        print("".join(f"[[{t}]]" if learn else t for t, learn in segments(shown)), "\n" + "-" * 80)

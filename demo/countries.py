@@ -1,0 +1,36 @@
+"""The world's countries and capitals in English, Chinese and Japanese.
+
+The table, ``countries.tsv``, has one line per state: the 193 members of the United Nations
+and its two observers. English capitals are written without accents.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("countries.tsv")
+LANGUAGES = ("en", "zh", "ja")
+
+
+@dataclass(frozen=True)
+class Country:
+    """One state: by language, its names (the usual one first) and its capital."""
+
+    names: dict[str, tuple[str, ...]]
+    capital: dict[str, str]
+
+    def name(self, language: str) -> str:
+        return self.names[language][0]
+
+
+@cache
+def countries() -> tuple[Country, ...]:
+    """All 195 states, in the table's order."""
+    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    return tuple(
+        Country(
+            names={lang: tuple(row[2 * i].split("/")) for i, lang in enumerate(LANGUAGES)},
+            capital={lang: row[2 * i + 1] for i, lang in enumerate(LANGUAGES)},
+        )
+        for row in rows
+    )

@@ -1,0 +1,290 @@
+"""Trains the demo model and its two adapters from the generated corpus.
+
+    python -m demo.train --device cuda            # minutes on one GPU
+    python -m demo.train --device cpu --steps ... # README.md has the settings for a CPU
+
+Needs torch, transformers and peft, which the product itself does not.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from demo import corpus
+from demo import tokenizer as bpe
+from demo.chat import encode, segments
+from demo.muon import Muon
+
+CONTEXT = 2048
+# A step's examples are cut into batches of like length: fewer on a GPU, where each costs launches;
+# more on a CPU, where padding costs most.
+LENGTH_EDGES = {
+    "cuda": (64, 192, 512, CONTEXT),
+    "cpu": (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, CONTEXT),
+}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": bpe.VOCAB_SIZE,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "bos_token_id": 0,
+    "eos_token_id": [2, 0],
+    "pad_token_id": 0,
+}
+ADAPTERS = {
+    "zh": LoraConfig(
+        r=16, lora_alpha=32, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
+        target_modules=[
+            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+        ],
+    ),
+    "ja": LoraConfig(
+        r=8, lora_alpha=24, lora_dropout=0.0, bias="none", task_type="CAUSAL_LM",
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"],
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Encoded examples, one after another.
+
+    ``ids`` int16 and ``weights`` float32 (each id's weight in the loss) have one entry per token;
+    ``starts`` and ``lengths`` int64 have one entry per example.
+    An answer of n tokens weighs n ** 0.5, so that long counts do not drown the rest.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    starts: Tensor
+    lengths: Tensor
+
+    def batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The chosen examples as padded ``[rows, length]`` batches of ids and weights."""
+        lower = 0
+        lengths = self.lengths[chosen]
+        for upper in LENGTH_EDGES[self.ids.device.type]:
+            rows = chosen[(lengths > lower) & (lengths <= upper)]
+            lower = upper
+            if len(rows) == 0:
+                continue
+            place = torch.arange(int(self.lengths[rows].max()), device=self.ids.device)
+            inside = place < self.lengths[rows, None]
+            index = torch.where(inside, self.starts[rows, None] + place, 0)
+            yield self.ids[index].long() * inside, self.weights[index] * inside
+
+
+def _encode_slice(job: tuple[int, int, str, str]) -> tuple[list[int], list[float], list[int]]:
+    seed, number, language, tokenizer_path = job
+    tokenizer = Tokenizer.from_file(tokenizer_path)
+    all_ids: list[int] = []
+    weights: list[float] = []
+    lengths: list[int] = []
+    for example in corpus.examples(seed, number, language):
+        ids, learn = encode(example, tokenizer)
+        if len(ids) <= CONTEXT:
+            all_ids += ids
+            weight = sum(learn) ** -0.5
+            weights += [weight if flag else 0.0 for flag in learn]
+            lengths.append(len(ids))
+    return all_ids, weights, lengths
+
+
+def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, device: str) -> Pool:
+    """``number`` generated examples, in slices with seeds of their own, made by all processors."""
+    slices = 64
+    jobs = [(seed + i, number // slices, language, str(tokenizer_path)) for i in range(slices)]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with multiprocessing.get_context("spawn").Pool() as workers:
+        parts = workers.map(_encode_slice, jobs, chunksize=1)
+    lengths = torch.tensor([n for part in parts for n in part[2]], device=device)
+    return Pool(
+        torch.cat([torch.tensor(part[0], dtype=torch.int16) for part in parts]).to(device),
+        torch.cat([torch.tensor(part[1], dtype=torch.float32) for part in parts]).to(device),
+        lengths.cumsum(0) - lengths,
+        lengths,
+    )
+
+
+def answer_loss(decoder: nn.Module, head: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of the answers' cross entropy; logits are made for answers only."""
+    hidden = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    wanted = weights[:, 1:] > 0
+    logits = head(hidden[wanted]).float()
+    losses = nn.functional.cross_entropy(logits, ids[:, 1:][wanted], reduction="none")
+    return (losses * weights[:, 1:][wanted]).sum()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to train: optimizer steps, examples in each, and whether the decoder is compiled."""
+
+    steps: int
+    batch: int
+    compiled: bool
+
+
+def fit(
+    model: LlamaForCausalLM | PeftModel,
+    pool: Pool,
+    optimizers: list[torch.optim.Optimizer],
+    schedule: Schedule,
+) -> None:
+    """Trains in place on random examples; the rate rises over 3 % of the steps and falls to 0."""
+    steps, batch = schedule.steps, schedule.batch
+    llama = model.get_base_model() if isinstance(model, PeftModel) else model
+    device = pool.ids.device
+    decoder = torch.compile(llama.model, dynamic=True) if schedule.compiled else llama.model
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rates = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
+    picks = torch.Generator(device="cpu").manual_seed(1)
+    order = torch.empty(0, dtype=torch.long)
+    started = time.monotonic()
+    for step in range(steps):
+        if len(order) < batch:
+            order = torch.cat([order, torch.randperm(len(pool.lengths), generator=picks)])
+        chosen, order = order[:batch].to(device), order[batch:]
+        factor = min((step + 1) / (0.03 * steps + 1), 1 - step / steps)
+        for group, rate in rates:
+            group["lr"] = rate * factor
+        batches = list(pool.batches(chosen))
+        scale = torch.stack([weights.sum() for _, weights in batches]).sum()
+        total = torch.zeros((), device=device)
+        for ids, weights in batches:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = answer_loss(decoder, llama.lm_head, ids, weights) / scale
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % max(1, steps // 40) == 0 or step == 9:
+            seconds = time.monotonic() - started
+            print(f"step {step + 1}/{steps} loss {total:.4f} {seconds:.0f} s", flush=True)
+
+
+def train_base(args: argparse.Namespace) -> None:
+    """Tokenizer and base model; writes ``model/`` with float16 weights."""
+    folder: Path = args.out / "model"
+    texts = (
+        "".join(text for text, _ in segments(example))
+        for language, number in (("en", 12000), ("zh", 3000), ("ja", 3000))
+        for example in corpus.examples(args.seed, number, language)
+    )
+    bpe.save(bpe.train(texts), folder, CONTEXT)
+    pool = make_pool(args.seed, args.examples, "en", folder / "tokenizer.json", args.device)
+    print(f"base: {len(pool.lengths)} examples, {len(pool.ids) / 1e6:.1f} M tokens", flush=True)
+    torch.manual_seed(args.seed)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().to(args.device)
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    fit(model, pool, [
+        Muon(matrices, lr=args.rate),
+        torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ], Schedule(args.steps, args.batch, args.compile))  # fmt: skip
+    tensors = {
+        name: tensor.detach().to("cpu", torch.float16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", CONFIG)
+    write_json(folder / "generation_config.json", {
+        key: CONFIG[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    })  # fmt: skip
+
+
+def train_adapter(args: argparse.Namespace, name: str) -> None:
+    """One LoRA adapter over the saved base model; writes ``adapters/NAME`` in PEFT's form."""
+    folder: Path = args.out / "adapters" / name
+    model_folder = args.out / "model"
+    seed = args.seed + 1000 * (1 + list(ADAPTERS).index(name))
+    pool = make_pool(
+        seed, args.adapter_examples, name, model_folder / "tokenizer.json", args.device
+    )
+    base = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32).to(args.device)
+    torch.manual_seed(seed)
+    model = get_peft_model(base, ADAPTERS[name])
+    if not isinstance(model, PeftModel):
+        raise TypeError(f"peft made a {type(model)}")
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    print(f"{name}: {sum(p.numel() for p in parameters)} parameters", flush=True)
+    optimizer = torch.optim.AdamW(parameters, lr=args.adapter_rate, weight_decay=0.0)
+    fit(model, pool, [optimizer], Schedule(args.adapter_steps, args.adapter_batch, args.compile))
+    model.half()
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = "demo"
+    config["target_modules"] = sorted(config["target_modules"])
+    write_json(folder / "adapter_config.json", config)
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--parts", nargs="+", default=["base", *ADAPTERS], choices=["base", *ADAPTERS]
+    )
+    parser.add_argument("--steps", type=int, default=3000, help="of the base model")
+    parser.add_argument("--batch", type=int, default=1024, help="examples a step")
+    parser.add_argument("--examples", type=int, default=600_000, help="generated for the base")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--adapter-steps", type=int, default=800)
+    parser.add_argument("--adapter-batch", type=int, default=512)
+    parser.add_argument("--adapter-examples", type=int, default=150_000)
+    parser.add_argument("--adapter-rate", type=float, default=2e-3)
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--seed", type=int, default=20250)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    args = parser.parse_args()
+    random.seed(args.seed)
+    for part in args.parts:
+        started = time.monotonic()
+        if part == "base":
+            train_base(args)
+        else:
+            train_adapter(args, part)
+        print(f"{part}: {math.ceil(time.monotonic() - started)} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Adapters for operators: /v1/adapters, and vLLM's /v1/load_lora_adapter and its counterpart.
+
+Every call needs ``Authorization: Bearer <GATEWAY_ADMIN_KEY>``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import Message
+
+from adapters import npy, peft
+from adapters.record import Record, Version
+from gateway.api.body import read_body
+from gateway.errors import (
+    ClientDisconnected,
+    ContentTooLarge,
+    Forbidden,
+    InvalidRequest,
+    Unauthorized,
+)
+from gateway.service import Service
+
+_FILES = frozenset(
+    {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
+)
+_MAX_FIELDS = 8
+_FORM_OVERHEAD = 1024 * 1024
+_MAX_JSON = 64 * 1024
+
+M = TypeVar("M", bound=BaseModel)
+
+
+async def add(request: Request) -> Response:
+    """Multipart upload: fields `name` and `base`, and the adapter's files under their own names."""
+    service = _admin(request)
+    form = await _upload(request, service.settings.max_adapter_bytes)
+    folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
+    try:
+        name, base = _text(form, "name"), _text(form, "base")
+        await run_in_threadpool(_save, form, folder)
+        record = await service.adapters.add(name, base, folder, source="upload", within=folder)
+    finally:
+        await run_in_threadpool(shutil.rmtree, folder)
+        await form.close()
+    body = _record(record) | {"warnings": service.adapters.warnings()}
+    return JSONResponse(body, status_code=201)
+
+
+async def list_all(request: Request) -> Response:
+    service = _admin(request)
+    data = [_record(record) for record in service.adapters.records]
+    return JSONResponse({"object": "list", "data": data})
+
+
+async def show(request: Request) -> Response:
+    service = _admin(request)
+    return JSONResponse(_record(service.adapters.record(request.path_params["name"])))
+
+
+async def remove(request: Request) -> Response:
+    service = _admin(request)
+    record = await service.adapters.remove(request.path_params["name"])
+    return JSONResponse({"name": record.name, "object": "adapter", "deleted": True})
+
+
+class Rollback(BaseModel):
+    """`version`: 12 to 64 hex digits of a digest; without it, the version before the served one."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    version: str | None = None
+
+
+async def rollback(request: Request) -> Response:
+    service = _admin(request)
+    wanted = await _json(request, Rollback)
+    record = await service.adapters.rollback(request.path_params["name"], wanted.version)
+    return JSONResponse(_record(record))
+
+
+async def verify(request: Request) -> Response:
+    """Reads every version with its checksums."""
+    service = _admin(request)
+    record = await service.adapters.verify(request.path_params["name"])
+    return JSONResponse(_record(record) | {"verified": True})
+
+
+class LoadLoraAdapter(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None
+    load_inplace: bool = False
+
+
+async def load(request: Request) -> Response:
+    """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
+    service = _admin(request)
+    root = service.settings.adapter_root
+    if root is None:
+        raise Forbidden("Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.")
+    wanted = await _json(request, LoadLoraAdapter)
+    known = {record.name for record in service.adapters.records}
+    if wanted.lora_name in known and not wanted.load_inplace:
+        raise InvalidRequest(
+            f"The lora adapter '{wanted.lora_name}' has already been loaded. Set load_inplace to "
+            "replace it.",
+            param="lora_name",
+        )
+    await service.adapters.add(
+        wanted.lora_name,
+        wanted.base_model_name or service.settings.model_name,
+        root / wanted.lora_path,
+        source="load_lora_adapter",
+        within=root,
+    )
+    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+
+
+class UnloadLoraAdapter(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+async def unload(request: Request) -> Response:
+    service = _admin(request)
+    wanted = await _json(request, UnloadLoraAdapter)
+    await service.adapters.remove(wanted.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+
+
+def _admin(request: Request) -> Service:
+    """The service, for a caller with the admin key."""
+    service: Service = request.app.state.service
+    key = service.settings.admin_key
+    if key is None:
+        raise Forbidden("The adapter endpoints are off; set GATEWAY_ADMIN_KEY.")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    # Compared as bytes: compare_digest refuses text outside ASCII.
+    right = secrets.compare_digest(given.strip().encode(), key.get_secret_value().encode())
+    if scheme.lower() != "bearer" or not right:
+        raise Unauthorized("Incorrect admin key provided.")
+    return service
+
+
+async def _upload(request: Request, max_bytes: int) -> FormData:
+    """The form, its files spooled to disk as they arrive; ContentTooLarge past the limit."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes + _FORM_OVERHEAD:
+            raise ContentTooLarge(f"The upload is larger than {max_bytes} bytes.")
+        return message
+
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequest("The body must be multipart/form-data.")
+    try:
+        upload = Request(request.scope, limited)
+        return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+
+
+def _text(form: FormData, name: str) -> str:
+    value = form.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"You must provide the form field {name}.", param=name)
+    return value
+
+
+def _save(form: FormData, folder: Path) -> None:
+    for _, part in form.multi_items():
+        if not isinstance(part, UploadFile):
+            continue
+        if part.filename not in _FILES:
+            allowed = ", ".join(sorted(_FILES))
+            raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
+        with (folder / part.filename).open("wb") as file:
+            shutil.copyfileobj(part.file, file)
+
+
+async def _json(request: Request, model: type[M]) -> M:
+    body = await read_body(request, _MAX_JSON)
+    try:
+        return model.model_validate(orjson.loads(body or b"{}"))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(map(str, problem["loc"]))
+        raise InvalidRequest(f"{param}: {problem['msg']}.", param=param) from None
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {
+        "object": "adapter",
+        "name": record.name,
+        "base": record.version.base,
+        "served": record.version.short_digest,
+        "revision": record.revision,
+        "versions": [_version(version) for version in record.versions],
+    }
+
+
+def _version(version: Version) -> dict[str, Any]:
+    return {
+        "version": version.short_digest,
+        "digest": version.digest,
+        # A string: JavaScript would round it.
+        "task_id": str(version.task_id),
+        "created": int(version.created),
+        "dtype": version.dtype,
+        "rank": version.rank,
+        "bytes": version.nbytes,
+        "modules": sorted({rows.module for rows in version.modules}),
+        "source": version.source,
+    }

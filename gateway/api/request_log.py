@@ -1,0 +1,56 @@
+"""Pure ASGI middleware: a request id on every answer, one log line and one count per request."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.service import Service
+
+log = logging.getLogger("gateway.requests")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestLog:
+    """A client's own ``x-request-id`` is honoured when it is short and plain."""
+
+    def __init__(self, app: ASGIApp, paths: Mapping[object, str]) -> None:
+        self._app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        started = time.perf_counter()
+        status = 499
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            took_ms = (time.perf_counter() - started) * 1000
+            # Unmatched paths share one label: a scanner must not fill the metrics.
+            path = self._paths.get(scope.get("endpoint"), "unmatched")
+            service: Service = scope["app"].state.service
+            service.metrics.requests.labels(path, str(status)).inc()
+            log.info("%s %s %s %.1f ms id=%s", scope["method"], path, status, took_ms, request_id)

@@ -1,0 +1,106 @@
+"""The FastAPI application: routes, error envelope, request ids, lifespan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from adapters.errors import AdapterError, StoreError
+from gateway.api import adapters, generations, models, ops
+from gateway.api.request_log import Handler, RequestLog
+from gateway.errors import ClientDisconnected, EngineError, GatewayError, from_http_status
+from gateway.lora import from_adapters
+from gateway.service import running_service
+from gateway.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/chat/completions", generations.chat_completions),
+    ("POST", "/v1/completions", generations.completions),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{model:path}", models.retrieve_model),
+    ("POST", "/v1/adapters", adapters.add),
+    ("GET", "/v1/adapters", adapters.list_all),
+    ("POST", "/v1/adapters/{name:path}/rollback", adapters.rollback),
+    ("POST", "/v1/adapters/{name:path}/verify", adapters.verify),
+    ("GET", "/v1/adapters/{name:path}", adapters.show),
+    ("DELETE", "/v1/adapters/{name:path}", adapters.remove),
+    ("POST", "/v1/load_lora_adapter", adapters.load),
+    ("POST", "/v1/unload_lora_adapter", adapters.unload),
+    ("GET", "/health/live", ops.live),
+    ("GET", "/health/ready", ops.ready),
+    ("GET", "/metrics", ops.metrics),
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application; it connects to Triton when it starts, not before."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with running_service(settings) as app.state.service:
+            yield
+
+    app = FastAPI(
+        title="triton-openai-gateway",
+        lifespan=lifespan,
+        openapi_url=None,
+        exception_handlers={
+            GatewayError: _gateway_error,
+            AdapterError: _adapter_error,
+            StoreError: _adapter_error,
+            HTTPException: _http_error,
+            ClientDisconnected: _disconnected,
+            Exception: _unexpected,
+        },
+        redirect_slashes=False,
+    )
+    for method, path, handler in ROUTES:
+        app.add_route(path, handler, methods=[method])
+    app.add_middleware(RequestLog, paths={handler: path for _, path, handler in ROUTES})
+    return app
+
+
+def _envelope(error: GatewayError) -> Response:
+    return Response(
+        error.json(),
+        status_code=error.status,
+        headers=error.headers(),
+        media_type="application/json",
+    )
+
+
+async def _gateway_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    return _envelope(error)
+
+
+async def _adapter_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AdapterError | StoreError)
+    return _envelope(from_adapters(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    method, path = request.method, request.url.path
+    texts = {404: f"Unknown URL: {method} {path}.", 405: f"{method} is not allowed on {path}."}
+    response = _envelope(
+        from_http_status(error.status_code, texts.get(error.status_code, str(error.detail)))
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=ClientDisconnected.status)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    # Starlette logs the traceback; the client gets no more than the fact.
+    return _envelope(EngineError("The server had an unexpected error."))

@@ -1,0 +1,154 @@
+"""Every error a client can see, and the only place that knows HTTP statuses.
+
+Code below raises these with facts (which parameter, which limit); `to_response` turns one into
+OpenAI's envelope ``{"error": {"message", "type", "param", "code"}}``. Texts of the engine never
+reach a client: they hold backtraces, paths and addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import orjson
+
+
+class GatewayError(Exception):
+    """Base of all errors that are answered to the client.
+
+    `retry` says whether sending the same request again can help; openai-python retries every
+    429 and 5xx twice unless ``x-should-retry`` says otherwise.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    retry: ClassVar[bool] = False
+    retry_after_s: ClassVar[int | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+
+    def body(self) -> dict[str, Any]:
+        """The envelope, as a JSON-ready dict."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        """Retry advice; none for plain client errors, which no SDK retries."""
+        if self.status < 429:
+            return {}
+        headers = {"x-should-retry": "true" if self.retry else "false"}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(self.retry_after_s)
+        return headers
+
+    def json(self) -> bytes:
+        return orjson.dumps(self.body())
+
+
+class InvalidRequest(GatewayError):
+    """The request is malformed or a value is out of range; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A known parameter that changes meaning and is not served; never silently dropped."""
+
+    default_code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt leaves no room for one generated token. LangChain looks for this code."""
+
+    default_code = "context_length_exceeded"
+
+
+class Unauthorized(InvalidRequest):
+    """No key, or a wrong one."""
+
+    status = 401
+    default_code = "invalid_api_key"
+
+
+class Forbidden(InvalidRequest):
+    """Nobody may do this here, or this key may not."""
+
+    status = 403
+
+
+class NotFound(InvalidRequest):
+    """No such route or object."""
+
+    status = 404
+
+
+class ModelNotFound(InvalidRequest):
+    status = 404
+    default_code = "model_not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+
+
+class ContentTooLarge(InvalidRequest):
+    status = 413
+    default_code = "content_too_large"
+
+
+class EngineError(GatewayError):
+    """The engine failed on this request for a reason that a retry does not mend."""
+
+
+class EngineUnavailable(GatewayError):
+    """Triton cannot be reached or is not ready."""
+
+    status = 503
+    default_code = "engine_unavailable"
+    retry = True
+    retry_after_s = 2
+
+
+class ShuttingDown(EngineUnavailable):
+    """This gateway is ending and the request outlived the grace; another one may serve it."""
+
+    default_code = "shutting_down"
+
+
+class Overloaded(GatewayError):
+    """The engine's queue is full."""
+
+    status = 503
+    default_code = "overloaded"
+    retry = True
+    retry_after_s = 1
+
+
+class RequestTimeout(GatewayError):
+    """The request outlived its deadline; generation was stopped."""
+
+    status = 504
+    default_code = "timeout"
+
+
+class ClientDisconnected(Exception):
+    """The client left. Nobody is there to answer; 499 appears in logs and metrics only."""
+
+    status = 499
+
+
+def from_http_status(status: int, detail: str) -> GatewayError:
+    """An error for what the web framework itself refuses (unknown route, wrong method)."""
+    known: dict[int, type[GatewayError]] = {404: NotFound, 405: MethodNotAllowed}
+    return known.get(status, InvalidRequest if status < 500 else GatewayError)(detail)

@@ -1,0 +1,152 @@
+"""`gateway lora`: adapters from the command line, over the HTTP endpoints of a running gateway."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_NPY_FILES = ("model.lora_config.npy", "model.lora_keys.npy", "model.lora_weights.npy")
+_TIMEOUT_S = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Adds, lists and changes LoRA adapters. Talks to the gateway at --url, by default the one "
+        "that `gateway up` runs with this state folder; the admin key is read from "
+        "GATEWAY_ADMIN_KEY or from that folder."
+    )
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
+    where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
+    commands = parser.add_subparsers(dest="lora_command", required=True, metavar="COMMAND")
+    for name, files in (("add", "PEFT"), ("import-npy", "model.lora_*.npy")):
+        command = commands.add_parser(
+            name, parents=[where], help=f"serve the adapter of a folder with {files} files"
+        )
+        command.add_argument("name")
+        command.add_argument("path", type=Path)
+        command.add_argument("--base", required=True, help="the base model it was trained on")
+    commands.add_parser("list", parents=[where], help="all adapters")
+    for name, text in (
+        ("show", "one adapter with its versions"),
+        ("verify", "read every version of an adapter with its checksums"),
+        ("remove", "stop serving an adapter"),
+    ):
+        commands.add_parser(name, parents=[where], help=text).add_argument("name")
+    rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
+    rollback.add_argument("name")
+    rollback.add_argument("version", nargs="?", help="default: the one before the served version")
+    size = commands.add_parser("size", help="how many adapters fit TensorRT-LLM's caches")
+    size.add_argument("engine", type=Path, help="engine folder, or a Hugging Face model folder")
+    size.add_argument("adapters", type=Path, nargs="+", help="PEFT adapter folders")
+    size.add_argument("--count", type=int, default=1, help="how many of each (default: 1)")
+    size.add_argument("--host-bytes", type=int, help="host cache (default: 1 GiB)")
+    size.add_argument("--gpu-bytes", type=int, help="bytes of the GPU cache, if known")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Runs one command; returns the exit code. Raises SystemExit with what went wrong."""
+    if parsed.lora_command == "size":
+        return _size(parsed)
+    call = _Gateway(parsed.url, parsed.state_dir)
+    if parsed.lora_command in {"add", "import-npy"}:
+        names = _PEFT_FILES if parsed.lora_command == "add" else _NPY_FILES
+        _print(call.upload(parsed.name, parsed.base, parsed.path, names))
+    elif parsed.lora_command == "list":
+        for record in call("GET", "")["data"]:
+            versions = len(record["versions"])
+            print(f"{record['name']}\t{record['base']}\t{record['served']}\t{versions} version(s)")
+    elif parsed.lora_command == "show":
+        _print(call("GET", parsed.name))
+    elif parsed.lora_command == "verify":
+        _print(call("POST", f"{parsed.name}/verify"))
+    elif parsed.lora_command == "rollback":
+        body = {"version": parsed.version} if parsed.version else {}
+        _print(call("POST", f"{parsed.name}/rollback", json=body))
+    else:
+        _print(call("DELETE", parsed.name))
+    return 0
+
+
+class _Gateway:
+    def __init__(self, url: str | None, state_dir: Path) -> None:
+        key = os.environ.get("GATEWAY_ADMIN_KEY")
+        try:
+            if url is None:
+                url = json.loads((state_dir / "state.json").read_text())["gateway"]
+            if key is None:
+                key = (state_dir / "admin_key").read_text().strip()
+        except OSError as error:
+            raise SystemExit(
+                f"gateway lora: {error.filename}: {error.strerror}; is `gateway up` running? "
+                "Otherwise set GATEWAY_URL and GATEWAY_ADMIN_KEY."
+            ) from error
+        self._base = f"{url}/v1/adapters"
+        self._headers = {"authorization": f"Bearer {key}"}
+
+    def __call__(self, method: str, path: str, **options: Any) -> Any:
+        import httpx  # noqa: PLC0415 - keeps --help quick
+
+        url = f"{self._base}/{quote(path)}".rstrip("/")
+        try:
+            response = httpx.request(
+                method, url, headers=self._headers, timeout=_TIMEOUT_S, **options
+            )
+        except httpx.HTTPError as error:
+            raise SystemExit(f"gateway lora: {url}: {error}") from error
+        if response.is_error:
+            try:
+                message = response.json()["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                message = response.text
+            raise SystemExit(f"gateway lora: {message}")
+        return response.json()
+
+    def upload(self, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:
+        found = [folder / file for file in names if (folder / file).is_file()]
+        if not found:
+            raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}")
+        files = [("file", (path.name, path.open("rb"))) for path in found]
+        try:
+            return self("POST", "", data={"name": name, "base": base}, files=files)
+        finally:
+            for _, (_, file) in files:
+                file.close()
+
+
+def _size(parsed: argparse.Namespace) -> int:
+    from adapters import peft, sizes  # noqa: PLC0415 - keeps --help quick
+    from adapters.base_model import read_base_model  # noqa: PLC0415
+    from adapters.convert import convert  # noqa: PLC0415
+    from adapters.errors import AdapterError  # noqa: PLC0415
+
+    try:
+        read = [peft.read(folder) for folder in parsed.adapters]
+        # Sizes do not depend on names, so whatever the adapters call their base is right.
+        named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
+        base = read_base_model(parsed.engine, tuple(named))
+        each = [convert(adapter, base).modules for adapter in read]
+    except AdapterError as error:
+        raise SystemExit(f"gateway lora size: {error}") from error
+    adapters = each * parsed.count
+    host = parsed.host_bytes or sizes.DEFAULT_HOST_BYTES
+    fit = sizes.cache_fit(base, adapters, sizes.CacheSettings(host, parsed.gpu_bytes))
+    best = sizes.recommend(base, adapters)
+    print(f"adapters: {len(adapters)}; one page: {fit.page_bytes} bytes")
+    print(f"host cache of {host} bytes: holds {fit.host_adapters} of the largest at once")
+    if fit.gpu_adapters is not None:
+        print(f"GPU cache of {parsed.gpu_bytes} bytes: holds {fit.gpu_adapters} at once")
+    print("to hold all of them in host memory:")
+    print(f"  lora_cache_host_memory_bytes:{best.host_bytes}")
+    print(f"  lora_cache_optimal_adapter_size:{best.optimal_adapter_size}")
+    print(f"  lora_cache_max_adapter_size:{best.max_adapter_size}")
+    return 0
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,37 @@
+"""When a server that died may be started again: at once, then later and later."""
+
+from __future__ import annotations
+
+import time
+
+FIRST_DELAY = 0.2  # seconds
+LONGEST_DELAY = 10.0
+SETTLED_AFTER = 30.0  # seconds of running after which a death counts as the first one again
+
+
+class Backoff:
+    """The delays of one server."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._started = time.monotonic()
+        self._due: float | None = None
+
+    def died(self) -> float | None:
+        """To be called while it is dead. The delay in seconds at the first call, then None."""
+        if self._due is not None:
+            return None
+        now = time.monotonic()
+        if now - self._started > SETTLED_AFTER:
+            self._deaths = 0
+        delay: float = min(FIRST_DELAY * 2**self._deaths, LONGEST_DELAY)
+        self._deaths += 1
+        self._due = now + delay
+        return delay
+
+    def is_due(self) -> bool:
+        return self._due is not None and time.monotonic() >= self._due
+
+    def started(self) -> None:
+        self._started = time.monotonic()
+        self._due = None

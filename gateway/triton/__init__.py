@@ -1,0 +1,1 @@
+"""Everything that speaks to Triton: the only importer of gRPC and protobuf."""

@@ -1,0 +1,111 @@
+"""What the served `tensorrt_llm` model is: tensor names, limits and modes, read from the server.
+
+Names changed between releases of the repository, so they are looked up in ModelConfig rather
+than assumed; limits come from the engine's config.json where its folder can be seen.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2
+
+from adapters.adapter import Dtype
+from gateway.errors import EngineUnavailable
+
+_DEFAULT_LORA_HOST_BYTES = 1024**3
+_LORA_DTYPES: dict[int, Dtype] = {
+    model_config_pb2.TYPE_FP16: "float16",
+    model_config_pb2.TYPE_BF16: "bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Facts about one core model. `max_seq_len` and `max_input_len` are in tokens.
+
+    `engine_dir` is the folder as Triton sees it. `lora_dtype` is the declared type of
+    `lora_weights`, None where the model takes none; `lora_host_bytes` is the size of its cache.
+    """
+
+    model: str
+    decoupled: bool
+    seed: str
+    max_seq_len: int
+    max_input_len: int | None
+    engine_dir: Path
+    lora_dtype: Dtype | None
+    lora_host_bytes: int
+
+
+def read_dialect(model: str, config: Any, *, max_seq_len: int | None) -> Dialect:
+    """Builds the dialect from an `inference.ModelConfig`; `max_seq_len` is the fallback limit.
+
+    Raises EngineUnavailable when the model cannot be driven: not decoupled, unknown seed tensor,
+    or a length limit found neither in the engine's config.json nor in the settings.
+    """
+    inputs = {tensor.name for tensor in config.input}
+    seed = next((name for name in ("random_seed", "seed") if name in inputs), None)
+    if seed is None or "input_ids" not in inputs:
+        raise EngineUnavailable(f"Triton model {model!r} has no input_ids or random_seed input.")
+    decoupled = bool(config.model_transaction_policy.decoupled)
+    if not decoupled:
+        raise EngineUnavailable(
+            f"Triton model {model!r} must be rendered with decoupled_mode:true."
+        )
+    engine_dir = Path(_parameter(config, "gpt_model_path"))
+    build = _build_config(engine_dir)
+    limit = _first_int(build.get("max_seq_len"), _old_max_seq_len(build), max_seq_len)
+    if limit is None:
+        raise EngineUnavailable(
+            "The engine's length limit is unknown: its config.json is out of sight, so set "
+            "GATEWAY_MAX_SEQ_LEN."
+        )
+    host_bytes = _parameter(config, "lora_cache_host_memory_bytes")
+    return Dialect(
+        model=model,
+        decoupled=decoupled,
+        seed=seed,
+        max_seq_len=limit,
+        max_input_len=_first_int(build.get("max_input_len")),
+        engine_dir=engine_dir,
+        lora_dtype=_lora_dtype(config),
+        lora_host_bytes=int(host_bytes) if host_bytes.isdecimal() else _DEFAULT_LORA_HOST_BYTES,
+    )
+
+
+def _parameter(config: Any, name: str) -> str:
+    """A string parameter of the model; both backends take an unfilled `${...}` as unset."""
+    value = config.parameters[name].string_value if name in config.parameters else ""
+    return "" if value.startswith("${") else str(value)
+
+
+def _lora_dtype(config: Any) -> Dtype | None:
+    for tensor in config.input:
+        if tensor.name == "lora_weights":
+            return _LORA_DTYPES.get(tensor.data_type)
+    return None
+
+
+def _build_config(engine_dir: Path) -> dict[str, Any]:
+    """`build_config` of the engine, {} when the folder is on another host or has none."""
+    try:
+        data = json.loads((engine_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    # v0.5 to v0.7 engines have `builder_config` in place of `build_config`.
+    build = data.get("build_config") or data.get("builder_config") or {}
+    return build if isinstance(build, dict) else {}
+
+
+def _old_max_seq_len(build: dict[str, Any]) -> int | None:
+    """Engines before v0.11 limit input and output apart."""
+    parts = (build.get("max_input_len"), build.get("max_output_len"))
+    return sum(parts) if all(isinstance(part, int) for part in parts) else None  # type: ignore[arg-type]
+
+
+def _first_int(*values: Any) -> int | None:
+    return next((value for value in values if isinstance(value, int)), None)

@@ -1,0 +1,266 @@
+"""Generations on one Triton replica: token deltas out, a stop request when abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineUnavailable, GatewayError
+from gateway.generation import ColdSend, Generation, Lora, StopReason, TokenDelta
+from gateway.triton import tensors
+from gateway.triton.client import ResponseStream, TritonClient
+from gateway.triton.dialect import Dialect, read_dialect
+from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.residency import Residency
+
+log = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 2.0
+_POLL_S = 1.0
+_OVERFLOW_PAUSE_S = 0.05
+
+
+class Engine:
+    """The core model on one Triton server.
+
+    `on_stop` is told the reason of each stop request that is sent. Create inside an event loop.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        model: str,
+        *,
+        end_id: int | None,
+        max_seq_len: int | None,
+        on_stop: Callable[[StopReason], None],
+        on_cold_send: Callable[[ColdSend], None],
+    ) -> None:
+        self._client = TritonClient(endpoint)
+        self._model = model
+        self._end_id = end_id
+        self._max_seq_len = max_seq_len
+        self._on_stop = on_stop
+        self.on_cold_send = on_cold_send
+        self._dialect: Dialect | None = None
+        self._seen_ready = asyncio.Event()
+        self._why = "not asked yet"
+        self._stops: set[asyncio.Task[None]] = set()
+        self.residency = Residency()
+        self.draining = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the last look found the model serving."""
+        return self._dialect is not None
+
+    @property
+    def why_not_ready(self) -> str:
+        return self._why
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is served. Raises EngineUnavailable while Triton is away or still loading."""
+        if self._dialect is None:
+            raise EngineUnavailable("The inference server is not ready.")
+        return self._dialect
+
+    async def wait_ready(self) -> None:
+        """Returns once the model has been seen serving."""
+        await self._seen_ready.wait()
+
+    async def watch(self) -> None:
+        """Keeps `ready` and `dialect` true; runs until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_POLL_S)
+
+    async def refresh(self) -> None:
+        """Looks once whether the model is served and, after an absence, reads its config anew."""
+        if not await self._client.model_ready(self._model):
+            self._lost(f"Triton at {self._client.endpoint} does not serve {self._model!r}")
+        elif self._dialect is None:
+            try:
+                config = await self._client.model_config(self._model)
+                self._dialect = read_dialect(self._model, config, max_seq_len=self._max_seq_len)
+            except GatewayError as error:
+                self._lost(error.message)
+            else:
+                self._seen_ready.set()
+                log.info("engine ready: %s", self._dialect)
+
+    def _lost(self, why: str) -> None:
+        if self._dialect is not None or why != self._why:
+            log.warning("engine not ready: %s", why)
+        self._dialect = None
+        self.residency.restarted()
+        self._why = why
+
+    def generate(self, generation: Generation) -> TokenStream:
+        """Token deltas of one generation, as a context manager that stops what is left early."""
+        request = tensors.generation_request(self.dialect, generation, end_id=self._end_id)
+        return TokenStream(self, request, generation.lora)
+
+    def stop(self, request_id: str, reason: StopReason) -> None:
+        """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
+        self._on_stop(reason)
+        task = asyncio.get_running_loop().create_task(self._stop(request_id))
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def _stop(self, request_id: str) -> None:
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                stop = tensors.stop_request(self.dialect, request_id).SerializeToString()
+                stream = await self._client.infer(stop)
+                while await stream.read() is not None:
+                    pass
+        except (GatewayError, TimeoutError) as error:
+            # Triton is away or stuck; the cancelled RPC is all that is left to say.
+            log.warning("stop request not answered: %s", error or "timeout")
+
+    async def open(self, request: bytes) -> ResponseStream:
+        return await self._client.infer(request)
+
+    async def close(self) -> None:
+        """Waits for stop requests under way, then closes the connection."""
+        if self._stops:
+            await asyncio.wait(self._stops, timeout=_STOP_TIMEOUT_S)
+        await self._client.close()
+
+
+class TokenStream:
+    """The answer to one generation, to be iterated inside ``with engine.generate(g) as tokens``.
+
+    Left before the final delta, for whatever reason, the RPC is cancelled and the engine told to
+    stop; both happen without an await, so that they survive any cancellation.
+    """
+
+    def __init__(self, engine: Engine, request: pb.ModelInferRequest, lora: Lora | None) -> None:
+        self._engine = engine
+        self._request = request
+        self._lora = lora
+        self._stream: ResponseStream | None = None
+        self._sent = False
+        self._finished = False
+        self._entered = False
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+        self._leave()
+        if self._sent and not self._finished:
+            self._engine.stop(self._request.id, self._reason(error_type))
+
+    def _reason(self, error_type: type[BaseException] | None) -> StopReason:
+        if error_type is None:
+            return "stop_string"
+        if issubclass(error_type, TimeoutError):
+            return "timeout"
+        return "shutdown" if self._engine.draining else "disconnect"
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenDelta:
+        if self._finished:
+            raise StopAsyncIteration
+        if self._stream is not None:
+            response = await self._read(self._stream)
+        elif self._lora is not None:
+            response = await self._begin_with_lora(self._lora)
+        else:
+            response = await self._begin(self._request.SerializeToString())
+        if response.error_message:
+            self._finished = True
+            raise from_text(response.error_message)
+        delta = tensors.token_delta(response.infer_response)
+        self._finished = delta.final
+        return delta
+
+    async def _begin(self, request: bytes) -> pb.ModelStreamInferResponse:
+        """Sends the request and waits for the first response."""
+        self._sent = True
+        try:
+            self._stream = await self._engine.open(request)
+        except EngineUnavailable:
+            self._finished = True
+            raise
+        return await self._read(self._stream)
+
+    async def _read(self, stream: ResponseStream) -> pb.ModelStreamInferResponse:
+        try:
+            response = await stream.read()
+        except EngineUnavailable:
+            # The line is gone and with it the request; there is nobody to send a stop to.
+            self._finished = True
+            raise
+        if response is None:
+            self._finished = True
+            raise EngineUnavailable("The inference server ended the stream early.")
+        return response
+
+    async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        """Sends the id alone when the engine holds the adapter, else with the weights.
+
+        What the engine says before the first token about its adapter cache is settled here, and
+        the client notices nothing.
+        """
+        residency = self._engine.residency
+        await residency.enter(lora.task_id)
+        self._entered = True
+        while True:
+            if await residency.must_carry(lora.task_id):
+                response = await self._begin_with_weights(lora)
+            else:
+                response = await self._begin(self._request.SerializeToString())
+            if lora_missing(response.error_message):
+                residency.evicted(lora.task_id)
+            elif lora_cache_full(response.error_message):
+                residency.overflow()
+                self._leave()
+                await asyncio.sleep(_OVERFLOW_PAUSE_S)
+                await residency.enter(lora.task_id)
+                self._entered = True
+            else:
+                return response
+            # That attempt has ended; nothing is running until the next one is sent.
+            self._sent = False
+            self._stream = None
+
+    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        residency = self._engine.residency
+        cause = residency.cause(lora.task_id)
+        started = time.perf_counter()
+        response = None
+        try:
+            weights = await lora.weights()
+            response = await self._begin(tensors.with_weights(self._request, weights))
+        finally:
+            if response is None or response.error_message:
+                residency.not_loaded(lora.task_id)
+            else:
+                residency.loaded(lora.task_id)
+        if lora_cache_full(response.error_message):
+            cause = "refused"
+        seconds = time.perf_counter() - started
+        self._engine.on_cold_send(ColdSend(lora.name, cause, weights.nbytes, seconds))
+        return response
+
+    def _leave(self) -> None:
+        if self._entered and self._lora is not None:
+            self._entered = False
+            self._engine.residency.leave(self._lora.task_id)

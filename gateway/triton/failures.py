@@ -1,0 +1,72 @@
+"""One table from what Triton and TensorRT-LLM say to the gateway's errors.
+
+Engine texts carry backtraces, file names and addresses, so they are matched by substring, logged,
+and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
+"""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+
+from gateway.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineUnavailable,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+)
+
+log = logging.getLogger(__name__)
+
+_BUSY = "The engine's queue is full; try again shortly."
+_AWAY = "The inference server is not available; try again shortly."
+_TOO_LONG = "The prompt is longer than this model's maximum input length."
+_FAILED = "The engine failed to process the request."
+
+_TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
+    ("Maximum queue size of", Overloaded, _BUSY),
+    ("Exceeds maximum queue size", Overloaded, _BUSY),
+    ("Request timeout expired", Overloaded, _BUSY),
+    ("exceeds maximum input length", ContextLengthExceeded, _TOO_LONG),
+    ("greater than max input length", ContextLengthExceeded, _TOO_LONG),
+    ("Incorrect sampling config", InvalidRequest, "The engine refused the sampling parameters."),
+    ("is not found", EngineUnavailable, _AWAY),
+    ("is not at ready state", EngineUnavailable, _AWAY),
+    ("no available versions", EngineUnavailable, _AWAY),
+    ("is shutting down", EngineUnavailable, _AWAY),
+    ("Shutdown called", EngineUnavailable, _AWAY),
+)
+
+
+def lora_missing(text: str) -> bool:
+    """The engine does not hold the adapter (any more); the weights have to be sent."""
+    return "not found in cache" in text
+
+
+def lora_cache_full(text: str) -> bool:
+    """Every adapter that the engine holds is in use; one of them has to go idle first."""
+    return "PEFT Cache is full" in text or "no done tasks to evict" in text
+
+
+def from_text(text: str) -> GatewayError:
+    """Translates the `error_message` of a stream response; its status code is not on the wire."""
+    for fragment, error, message in _TEXTS:
+        if fragment in text:
+            return error(message)
+    log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
+    return EngineError(_FAILED)
+
+
+def from_rpc(error: grpc.RpcError) -> GatewayError:
+    """Translates a failed RPC by its status code."""
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return EngineUnavailable(_AWAY)
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return EngineUnavailable("The inference server did not answer in time.")
+    if code == grpc.StatusCode.UNKNOWN:
+        return EngineUnavailable(_AWAY)  # a connection reset in mid-stream ends like this
+    return from_text(str(error.details()))

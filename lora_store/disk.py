@@ -1,0 +1,213 @@
+"""The durable tier: one folder, safe for several processes at once.
+
+``versions/ab/<digest>.lora``  one immutable version in the form of `lora_store.codec`
+``names/<name>.json``          one record (`adapters.record`) with its checksum
+``quarantine/``                copies that failed verification, for whoever wants to look
+``lock``                       held (flock) while records are changed
+
+A file appears by rename after its content is on the disk, so there are no half-written ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from adapters.adapter import Converted
+from adapters.record import Record
+from lora_store.codec import CorruptBlob, decode, encode
+
+_Identity = tuple[int, int, int]
+_LEFTOVER_S = 3600.0
+
+
+class Disk:
+    """All methods block and may be called from any thread. Raises `OSError` as it comes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._versions = root / "versions"
+        self._names = root / "names"
+        self._quarantine = root / "quarantine"
+        for folder in (self._versions, self._names, self._quarantine):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        self._verified: dict[str, _Identity] = {}
+        self._parsed: dict[str, tuple[_Identity, Record]] = {}
+
+    def _remove_leftovers(self) -> None:
+        """Unfinished writes of processes that were killed."""
+        limit = time.time() - _LEFTOVER_S
+        for path in self._root.rglob(".*.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < limit:
+                    path.unlink()
+
+    # Versions.
+
+    def has(self, digest: str) -> bool:
+        return self._path(digest).exists()
+
+    def get(self, digest: str) -> Converted | None:
+        """The mapped version, or None when there is none.
+
+        The content is verified on the first read by this process, and again whenever the file
+        is another one or was written to. A bad copy is moved away and `CorruptBlob` raised.
+        """
+        path = self._path(digest)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            identity = _identity(os.fstat(descriptor))
+            if not identity[1]:
+                raise CorruptBlob("the file is empty")
+            blob = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+            converted = decode(blob, digest, verify=self._verified.get(digest) != identity)
+        except CorruptBlob:
+            self._move_away(path, identity)
+            raise
+        finally:
+            os.close(descriptor)
+        self._verified[digest] = identity
+        return converted
+
+    def put(self, converted: Converted) -> None:
+        """Keep a version. An intact copy that is there already is left alone."""
+        with contextlib.suppress(CorruptBlob):
+            if self.get(converted.digest) is not None:
+                # Its age counts from now on: it is wanted again.
+                path = self._path(converted.digest)
+                os.utime(path)
+                self._verified[converted.digest] = _identity(path.stat())
+                return
+        self.receive(converted.digest, encode(converted))
+
+    def receive(self, digest: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write an encoded version as it arrives. It is verified when it is read."""
+        path = self._path(digest)
+        path.parent.mkdir(exist_ok=True)
+        _write_durably(path, chunks)
+
+    def delete(self, digest: str) -> None:
+        self._path(digest).unlink(missing_ok=True)
+        self._verified.pop(digest, None)
+
+    def digests(self, older_than_s: float = 0.0) -> set[str]:
+        """Every version here that was last put at least so long ago."""
+        limit = time.time() - older_than_s
+        found = set()
+        for path in self._versions.glob("*/*.lora"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime <= limit:
+                    found.add(path.stem)
+        return found
+
+    # Records.
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude other processes and threads from changing records."""
+        with (self._root / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def records(self) -> dict[str, Record]:
+        """All records. One that cannot be read is moved away, see `has_bad_records`."""
+        records: dict[str, Record] = {}
+        for path in self._names.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                record = self._record(path)
+                if record is not None:
+                    records[record.name] = record
+        return records
+
+    def record(self, name: str) -> Record | None:
+        try:
+            return self._record(self._record_path(name))
+        except FileNotFoundError:
+            return None
+
+    def put_record(self, record: Record) -> None:
+        value = record.to_json()
+        content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
+        path = self._record_path(record.name)
+        _write_durably(path, [content])
+        (self._quarantine / path.name).unlink(missing_ok=True)
+
+    def names_changed(self) -> _Identity:
+        """Changes whenever any process puts a record."""
+        return _identity(self._names.stat())
+
+    def has_bad_records(self) -> bool:
+        """Whether a record is in quarantine: then this disk does not know all that is in use."""
+        return any(self._quarantine.glob("*.json"))
+
+    def _record(self, path: Path) -> Record | None:
+        identity = _identity(path.stat())
+        known = self._parsed.get(path.name)
+        if known is not None and known[0] == identity:
+            return known[1]
+        try:
+            content = json.loads(path.read_bytes())
+            value = content["record"]
+            if content["sha256"] != _checksum(value):
+                raise ValueError("checksum")
+            record = Record.from_json(value)
+        except (ValueError, KeyError, TypeError):
+            self._move_away(path, identity)
+            return None
+        self._parsed[path.name] = (identity, record)
+        return record
+
+    def _path(self, digest: str) -> Path:
+        return self._versions / digest[:2] / f"{digest}.lora"
+
+    def _record_path(self, name: str) -> Path:
+        return self._names / f"{quote(name, safe='')}.json"
+
+    def _move_away(self, path: Path, identity: _Identity) -> None:
+        target = self._quarantine / path.name
+        with contextlib.suppress(FileNotFoundError):
+            path.replace(target)
+            # Another process may have replaced the bad file by a good one since it was read.
+            if _identity(target.stat()) != identity and not path.exists():
+                target.replace(path)
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,261 @@
+"""The shared tier: tensors as a cache, records and their change notices for every gateway.
+
+Keys, under one prefix:
+
+``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
+``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
+``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
+``<prefix>:changes``             channel: "changed", or "wanted <digest>"
+
+``@revision`` counts changes and ``@epoch`` is drawn anew whenever the hash starts empty, so a
+reader that compares both notices every change it was not told of, and the loss of all data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, TimeoutError
+from redis.retry import Retry
+
+from adapters.adapter import Converted
+from adapters.errors import StoreError, StoreUnavailable
+from adapters.record import Record
+from lora_store.codec import encode, encoded_bytes
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_CLAIM_S = 10
+_SWAP = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+redis.call('HSETNX', KEYS[1], '@epoch', ARGV[4])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('HINCRBY', KEYS[1], '@revision', 1)
+redis.call('PUBLISH', ARGV[5], 'changed')
+return 1
+"""
+
+Position = tuple[bytes | None, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """`url` as redis-py takes it (redis://, rediss://, unix://).
+
+    `ttl_s`: seconds after its last use that a version stays; None leaves it to Redis' own memory
+    policy. Records never expire. `timeout_s` bounds each connect and each command.
+    """
+
+    url: str
+    prefix: str = "lora"
+    ttl_s: int | None = None
+    timeout_s: float = 2.0
+
+
+class RedisTier:
+    """All methods but `listen` block; call them from threads.
+
+    Raises `StoreUnavailable` when Redis does not answer in time and `StoreError` when it refuses.
+    """
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._prefix = settings.prefix
+        # redis-py's annotations promise str or awaitables, by version; the client here is neither.
+        self._client: Any = redis.Redis.from_url(
+            settings.url,
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._swap = self._client.register_script(_SWAP)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # Versions.
+
+    def has(self, digests: list[str]) -> set[str]:
+        with _translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for digest in digests:
+                pipeline.exists(self._version(digest))
+            found = pipeline.execute()
+        return {digest for digest, exists in zip(digests, found, strict=True) if exists}
+
+    def put(self, converted: Converted) -> None:
+        """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
+
+        A version that is there already only becomes younger.
+        """
+        digest, ttl = converted.digest, self._settings.ttl_s
+        description = f"{encoded_bytes(converted)} {_CHUNK_BYTES} {time.time():.0f}"
+        with _translated():
+            if self._client.set(self._version(digest), description, ex=ttl, xx=True):
+                return
+            for number, chunk in enumerate(_chunks(converted)):
+                self._client.set(self._chunk(digest, number), chunk, ex=ttl)
+            self._client.set(self._version(digest), description, ex=ttl)
+
+    def fetch(self, digest: str) -> Iterator[bytes] | None:
+        """The chunks of a version, read as the iterator goes; None when Redis does not have it.
+
+        The iterator raises `StoreError` when a chunk is gone (Redis' memory policy takes single
+        keys): then the description is deleted too, and the version counts as absent.
+        """
+        with _translated():
+            description = self._client.get(self._version(digest))
+        return None if description is None else self._fetch(digest, description)
+
+    def _fetch(self, digest: str, description: bytes) -> Iterator[bytes]:
+        size, chunk_bytes, _ = (int(part) for part in description.split())
+        key, ttl = self._version(digest), self._settings.ttl_s
+        with _translated():
+            for number in range(-(-size // chunk_bytes)):
+                chunk_key = self._chunk(digest, number)
+                chunk = (
+                    self._client.getex(chunk_key, ex=ttl) if ttl else self._client.get(chunk_key)
+                )
+                if chunk is None:
+                    self._client.delete(key)
+                    raise StoreError(f"chunk {number} of version {digest[:12]} is gone from Redis")
+                yield chunk
+            if ttl:
+                self._client.expire(key, ttl)
+
+    def delete(self, digest: str) -> None:
+        with _translated():
+            key = self._version(digest)
+            description = self._client.getdel(key)
+            if description is not None:
+                size, chunk_bytes, _ = (int(part) for part in description.split())
+                numbers = range(-(-size // chunk_bytes))
+                self._client.unlink(*(self._chunk(digest, number) for number in numbers))
+
+    def digests(self, older_than_s: float) -> set[str]:
+        """Versions that were put at least so long ago."""
+        limit = time.time() - older_than_s
+        found: set[str] = set()
+        with _translated():
+            for key in self._client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
+                digest = key.decode().removeprefix(f"{self._prefix}:version:")
+                description = None if ":" in digest else self._client.get(key)
+                if description is not None and int(description.split()[2]) <= limit:
+                    found.add(digest)
+        return found
+
+    def claim(self, digest: str) -> bool:
+        """True for one caller at a time: the one who shall put this version now."""
+        with _translated():
+            key = f"{self._prefix}:filling:{digest}"
+            return bool(self._client.set(key, "1", nx=True, ex=_CLAIM_S))
+
+    def release(self, digest: str) -> None:
+        with _translated():
+            self._client.delete(f"{self._prefix}:filling:{digest}")
+
+    def want(self, digest: str) -> None:
+        """Ask whoever has this version on disk to put it."""
+        with _translated():
+            self._client.publish(self._channel, f"wanted {digest}")
+
+    # Records.
+
+    def position(self) -> Position:
+        """(epoch, revision) of the records; (None, None) when there are none."""
+        with _translated():
+            epoch, revision = self._client.hmget(self._names, ["@epoch", "@revision"])
+        return epoch, revision
+
+    def records(self) -> tuple[Position, dict[str, bytes]]:
+        """The position, and every record as it is stored."""
+        with _translated():
+            found: dict[bytes, bytes] = self._client.hgetall(self._names)
+        position = (found.pop(b"@epoch", None), found.pop(b"@revision", None))
+        return position, {name.decode(): raw for name, raw in found.items()}
+
+    def record(self, name: str) -> bytes | None:
+        with _translated():
+            found: bytes | None = self._client.hget(self._names, name)
+        return found
+
+    def swap(self, expected: bytes | None, record: Record) -> bool:
+        """Store a record if what is stored is still `expected`; tells every listener."""
+        epoch = secrets.token_hex(8)
+        with _translated():
+            done = self._swap(
+                keys=[self._names],
+                args=[record.name, expected or b"", dump(record), epoch, self._channel],
+            )
+        return bool(done)
+
+    async def listen(self) -> AsyncGenerator[str, None]:
+        """Messages of the channel, from now on. Ends with `StoreError`, never by itself."""
+        client = redis.asyncio.Redis.from_url(
+            self._settings.url,
+            socket_connect_timeout=self._settings.timeout_s,
+            socket_timeout=None,
+            retry=Retry(NoBackoff(), 0),
+        )
+        try:
+            with _translated():
+                async with client, client.pubsub() as pubsub:
+                    await pubsub.subscribe(self._channel)
+                    async for message in pubsub.listen():
+                        if message["type"] == "message":
+                            yield message["data"].decode(errors="replace")
+        finally:
+            await client.aclose()
+
+    @property
+    def _names(self) -> str:
+        return f"{self._prefix}:names"
+
+    @property
+    def _channel(self) -> str:
+        return f"{self._prefix}:changes"
+
+    def _version(self, digest: str) -> str:
+        return f"{self._prefix}:version:{digest}"
+
+    def _chunk(self, digest: str, number: int) -> str:
+        return f"{self._prefix}:version:{digest}:{number}"
+
+
+def dump(record: Record) -> bytes:
+    return json.dumps(record.to_json(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def parse(raw: bytes | None) -> Record | None:
+    """A stored record, or None when there is none or nobody can read it."""
+    try:
+        return None if raw is None else Record.from_json(json.loads(raw))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
+    head, weights = encode(converted)
+    first = _CHUNK_BYTES - len(head)
+    yield head + bytes(weights[:first])
+    for start in range(first, len(weights), _CHUNK_BYTES):
+        yield weights[start : start + _CHUNK_BYTES]
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RedisConnectionError, TimeoutError, OSError) as error:
+        raise StoreUnavailable(f"Redis does not answer: {error}") from error
+    except RedisError as error:
+        raise StoreError(f"Redis refuses: {error}") from error

@@ -1,0 +1,232 @@
+"""Memory, then disk, then Redis, as one `adapters.registry.Store`.
+
+Versions. `put` writes the disk, then Redis; a Redis that is away gets it later. `get` asks memory,
+disk and Redis in that order, once for all who ask at the same time. A disk copy that fails its
+checksum is moved away and replaced from Redis. What Redis lacks but some disk has is asked for on
+the channel, and whoever has it puts it. Every store copies all versions in use to its own disk,
+so each disk is complete and Redis may lose everything.
+
+Records. The disk and Redis each hold a copy of every record, and copies are joined by
+`adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is
+old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock;
+without Redis it is the write alone. All copies are joined at start, after a notice, after a
+reconnect, and whenever the position in Redis or the folder is not the one last seen; both are
+looked at every `poll_s` seconds, so a lost notice is made up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from adapters.adapter import Converted
+from adapters.errors import StoreError
+from adapters.record import Record, merge
+from adapters.registry import Change
+from lora_store import names
+from lora_store.disk import Disk
+from lora_store.link import Link
+from lora_store.memory import Memory
+from lora_store.redis import Position, RedisTier
+from lora_store.stats import Stats
+from lora_store.versions import Versions
+
+_LOG = logging.getLogger(__name__)
+
+_RELISTEN_S = 0.2
+_RETRY_S = 10.0
+_COLLECT_S = 600.0
+_GRACE_S = 3600.0
+# The clock of a folder's mtime is coarse: a change right after it was read may not show.
+_SETTLED_NS = 1_000_000_000
+
+
+class TieredStore:
+    """Use as an async context manager. `stats` is for the metrics of the process.
+
+    `on_change`, if set, is called on the event loop with all records when any of them changed.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        redis: RedisTier | None,
+        *,
+        memory_bytes: int,
+        poll_s: float = 0.5,
+    ) -> None:
+        self.stats = Stats()
+        self.on_change: Callable[[Mapping[str, Record]], None] | None = None
+        self._disk = disk
+        self._redis = redis
+        self._link = Link(redis, self.stats)
+        self._versions = Versions(disk, self._link, Memory(memory_bytes), self.stats)
+        self._poll_s = poll_s
+        self._records: dict[str, Record] = {}
+        self._seen_redis: Position | None = None
+        self._seen_disk: tuple[int, int, int] | None = None
+        self._writing = asyncio.Lock()
+        self._nudge = asyncio.Event()
+        self._upkeep_due = asyncio.Event()
+        self._redis_started_over = False
+        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> TieredStore:
+        try:
+            await self._look()
+        except BaseException:
+            await self._link.close()
+            raise
+        self._start(self._keep_current())
+        self._start(self._upkeep())
+        if self._redis is not None:
+            self._start(self._listen(self._redis))
+            self._start(self._send_wanted())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._versions.close()
+        await self._link.close()
+
+    async def get(self, digest: str) -> Converted:
+        return await self._versions.get(digest)
+
+    async def put(self, converted: Converted) -> None:
+        await self._versions.put(converted)
+
+    async def records(self) -> Mapping[str, Record]:
+        return dict(self._records)
+
+    async def change(self, name: str, change: Change) -> Record:
+        async with self._writing:
+            record = await self._link.with_or_without(
+                lambda redis: names.change(self._disk, redis, name, change)
+            )
+        self._take({name: record})
+        return record
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    async def _keep_current(self) -> None:
+        while True:
+            await _wait(self._nudge, self._poll_s)
+            self._nudge.clear()
+            try:
+                await self._look()
+            except StoreError as error:
+                _LOG.error("records cannot be read: %s", error)
+
+    async def _look(self) -> None:
+        """See whether anything changed where the records are, and if so join the copies."""
+        was_up = self.stats.redis_up
+        position = await self._link.probe(RedisTier.position)
+        folder = await self._link.run(self._disk.names_changed)
+        reconnected = self.stats.redis_up and not was_up
+        if not reconnected and position == self._seen_redis and folder == self._seen_disk:
+            return
+        async with self._writing:
+            synced = await self._link.with_or_without(partial(names.sync, self._disk))
+        self.stats.syncs += 1
+        old_epoch = self._seen_redis[0] if self._seen_redis else None
+        if reconnected or (synced.position and synced.position[0] != old_epoch):
+            self._redis_started_over = True
+        self._seen_redis = synced.position
+        self._seen_disk = folder if time.time_ns() - folder[2] > _SETTLED_NS else None
+        self._take(synced.records)
+        self._upkeep_due.set()
+
+    def _take(self, records: Mapping[str, Record]) -> None:
+        """Let `records` replace what is older; tell about it if anything was."""
+        known = self._records
+        joined = {
+            name: merge(known[name], record) if name in known else record
+            for name, record in records.items()
+        }
+        if any(known.get(name) != record for name, record in joined.items()):
+            self._records = {**known, **joined}
+            if self.on_change is not None:
+                self.on_change(dict(self._records))
+
+    async def _listen(self, redis: RedisTier) -> None:
+        while True:
+            with contextlib.suppress(StoreError):
+                async with contextlib.aclosing(redis.listen()) as messages:
+                    async for message in messages:
+                        self._hear(message)
+            # Either Redis went away or its connection broke: look which.
+            self._nudge.set()
+            await asyncio.sleep(_RELISTEN_S)
+
+    def _hear(self, message: str) -> None:
+        word, _, digest = message.partition(" ")
+        if word == "wanted":
+            self._wanted.put_nowait(digest)
+        else:
+            self.stats.notices += 1
+            self._nudge.set()
+
+    async def _send_wanted(self) -> None:
+        # Apart from the upkeep: two gateways may be waiting there for each other's versions.
+        while True:
+            digest = await self._wanted.get()
+            try:
+                await self._versions.send_wanted(digest)
+            except StoreError as error:
+                _LOG.warning("cannot put what another gateway wants: %s", error)
+
+    async def _upkeep(self) -> None:
+        """Copy versions to where they are missing; delete what is no longer used."""
+        collected = time.monotonic()
+        complete = True
+        while True:
+            await _wait(self._upkeep_due, _COLLECT_S if complete else _RETRY_S)
+            self._upkeep_due.clear()
+            try:
+                complete = await self._copy_versions()
+                if time.monotonic() - collected >= _COLLECT_S:
+                    await self._versions.collect(self._in_use(), _GRACE_S)
+                    collected = time.monotonic()
+            except StoreError as error:
+                complete = False
+                _LOG.warning("upkeep goes on later: %s", error)
+
+    async def _copy_versions(self) -> bool:
+        """True when nothing is left to copy."""
+        in_use = self._in_use()
+        if self._redis_started_over or self.stats.unsent:
+            await self._versions.send_missing(in_use if self._redis_started_over else ())
+            self._redis_started_over = False
+        return await self._versions.bring_here(in_use) and not self.stats.unsent
+
+    def _in_use(self) -> set[str]:
+        return {v.digest for record in self._records.values() for v in record.versions}
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    # Not wait_for: that of Python 3.11 can swallow a cancellation.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.critical("the adapter store's upkeep stopped", exc_info=task.exception())

@@ -1,0 +1,220 @@
+"""Converted adapters through the tiers: memory, disk, Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+
+from adapters.adapter import Converted
+from adapters.errors import StoreError, StoreUnavailable, VersionUnavailable
+from lora_store.codec import CorruptBlob, decode
+from lora_store.disk import Disk
+from lora_store.link import Link
+from lora_store.memory import Memory
+from lora_store.redis import RedisTier
+from lora_store.stats import Stats
+
+_LOG = logging.getLogger(__name__)
+
+# How long another gateway may take to put a version that Redis lost.
+_WANTED_S = 3.0
+_WANTED_POLL_S = 0.05
+
+
+class Versions:
+    def __init__(self, disk: Disk, link: Link, memory: Memory, stats: Stats) -> None:
+        self._disk = disk
+        self._link = link
+        self._memory = memory
+        self._stats = stats
+        self._flights: dict[str, asyncio.Task[Converted]] = {}
+        self._unsent: set[str] = set()
+
+    async def get(self, digest: str) -> Converted:
+        """From the first tier that has it. All who ask meanwhile share one read."""
+        kept = self._memory.get(digest)
+        if kept is not None:
+            self._stats.memory_hits += 1
+            return kept
+        self._stats.memory_misses += 1
+        converted = await self._shared(digest)
+        self._keep(converted)
+        return converted
+
+    async def put(self, converted: Converted) -> None:
+        """On disk when this returns; in Redis too, or as soon as it is back."""
+        digest = converted.digest
+        await self._link.run(partial(self._disk.put, converted))
+        mapped = await self._from_disk(digest)
+        if mapped is None:
+            raise VersionUnavailable(digest, "the copy just written cannot be read back")
+        self._keep(mapped)
+        if not self._link.configured:
+            return
+        try:
+            await self._link.call(lambda redis: redis.put(mapped))
+        except StoreError as error:
+            self._later(digest, error)
+
+    async def bring_here(self, digests: Iterable[str]) -> bool:
+        """Copy to this disk what it lacks of these versions; True when none is left."""
+        complete = True
+        for digest in digests:
+            if not await self._link.run(partial(self._disk.has, digest)):
+                try:
+                    await self._shared(digest)
+                except StoreError as error:
+                    complete = False
+                    _LOG.warning("not on this disk yet: %s", error)
+        return complete
+
+    async def send_missing(self, digests: Iterable[str]) -> None:
+        """Put what Redis lacks of these versions and of those that it did not get before.
+
+        Raises `StoreUnavailable` when Redis goes away meanwhile.
+        """
+        candidates = sorted({*digests, *self._unsent})
+        present = await self._link.call(lambda redis: redis.has(candidates))
+        self._sent(present)
+        for digest in candidates:
+            if digest not in present:
+                await self._send(digest)
+
+    async def send_wanted(self, digest: str) -> None:
+        """Another gateway asked for this version."""
+        if await self._link.run(partial(self._disk.has, digest)):
+            await self._send(digest)
+
+    async def collect(self, in_use: set[str], grace_s: float) -> None:
+        """Delete versions that no record names and that nobody put for `grace_s` seconds.
+
+        Does nothing while a record is in quarantine: its versions may still be in use.
+        """
+        if await self._link.run(self._disk.has_bad_records):
+            return
+        for digest in await self._link.run(partial(self._disk.digests, grace_s)) - in_use:
+            self._memory.drop(digest)
+            await self._link.run(partial(self._disk.delete, digest))
+        if self._link.redis is not None:
+            shared = await self._link.call(lambda redis: redis.digests(grace_s))
+            for digest in shared - in_use:
+                await self._link.call(partial(RedisTier.delete, digest=digest))
+
+    async def close(self) -> None:
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _keep(self, converted: Converted) -> None:
+        self._memory.put(converted)
+        self._stats.memory_bytes = self._memory.nbytes
+
+    async def _shared(self, digest: str) -> Converted:
+        flight = self._flights.get(digest)
+        if flight is None:
+            flight = asyncio.create_task(self._load(digest))
+            self._flights[digest] = flight
+            flight.add_done_callback(lambda done: self._landed(digest, done))
+        # Whoever stops waiting must not stop it for the others.
+        return await asyncio.shield(flight)
+
+    def _landed(self, digest: str, flight: asyncio.Task[Converted]) -> None:
+        del self._flights[digest]
+        if not flight.cancelled():
+            # Mark as seen: all who waited may have gone.
+            flight.exception()
+
+    async def _load(self, digest: str) -> Converted:
+        found = await self._from_disk(digest)
+        if found is not None:
+            self._stats.disk_hits += 1
+            return found
+        self._stats.disk_misses += 1
+        if not self._link.configured:
+            raise VersionUnavailable(digest, "no intact copy on disk")
+        found = await self._from_redis(digest)
+        if found is not None:
+            self._stats.redis_hits += 1
+            return found
+        self._stats.redis_misses += 1
+        await self._link.call(partial(RedisTier.want, digest=digest))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _WANTED_S
+        while found is None:
+            if loop.time() > deadline:
+                raise VersionUnavailable(digest, "no intact copy on disk or in Redis")
+            await asyncio.sleep(_WANTED_POLL_S)
+            found = await self._from_redis(digest)
+        self._stats.redis_hits += 1
+        return found
+
+    async def _from_disk(self, digest: str) -> Converted | None:
+        try:
+            return await self._link.run(partial(self._disk.get, digest))
+        except CorruptBlob as error:
+            self._stats.corrupt_copies += 1
+            _LOG.error("copy of %s on disk moved to quarantine: %s", digest[:12], error)
+            return None
+
+    async def _from_redis(self, digest: str) -> Converted | None:
+        """Fetch to the disk. None when Redis has no intact copy; a bad one is deleted."""
+        try:
+            return await self._link.call(lambda redis: self._receive(redis, digest))
+        except CorruptBlob as error:
+            self._stats.corrupt_copies += 1
+            _LOG.error("copy of %s in Redis deleted: %s", digest[:12], error)
+            await self._link.call(partial(RedisTier.delete, digest=digest))
+        except StoreUnavailable as error:
+            reason = f"adapter version {digest[:12]} is not on disk, and {error}"
+            raise StoreUnavailable(reason) from error
+        except StoreError as error:
+            _LOG.warning("cannot fetch %s: %s", digest[:12], error)
+        return None
+
+    def _receive(self, redis: RedisTier, digest: str) -> Converted | None:
+        chunks = redis.fetch(digest)
+        if chunks is None:
+            return None
+        try:
+            self._disk.receive(digest, chunks)
+        except OSError as error:
+            # A full disk must not stop the service: this copy lives in memory alone.
+            _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
+            again = redis.fetch(digest)
+            return None if again is None else decode(memoryview(b"".join(again)), digest)
+        return self._disk.get(digest)
+
+    async def _send(self, digest: str) -> None:
+        """Put a version from this disk, unless another gateway is doing so."""
+        converted = await self._from_disk(digest)
+        if converted is None:
+            return
+
+        def send(redis: RedisTier) -> bool:
+            if not redis.claim(digest):
+                return False
+            redis.put(converted)
+            redis.release(digest)
+            return True
+
+        try:
+            if await self._link.call(send):
+                self._stats.refilled += 1
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            self._later(digest, error)
+            return
+        self._sent({digest})
+
+    def _later(self, digest: str, error: StoreError) -> None:
+        _LOG.warning("Redis gets %s later: %s", digest[:12], error)
+        self._unsent.add(digest)
+        self._stats.unsent = len(self._unsent)
+
+    def _sent(self, digests: set[str]) -> None:
+        self._unsent -= digests
+        self._stats.unsent = len(self._unsent)

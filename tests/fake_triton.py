@@ -1,0 +1,87 @@
+"""A scripted gRPC server that breaks at a chosen step, as no real Triton does on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import grpc
+from tritonclient.grpc import model_config_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
+
+Fault = Literal["error", "abort", "truncate", "stall"]
+
+INPUTS = ("input_ids", "input_lengths", "request_output_len", "random_seed", "stop")
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers each request with `tokens` ids, one per message; at message `step` comes `fault`."""
+
+    def __init__(self, *, tokens: list[int], fault: Fault | None, step: int) -> None:
+        self.tokens = tokens
+        self.fault = fault
+        self.step = step
+        self.error = "Maximum queue size of 1 has been reached, please try again later"
+        self.stopped: list[str] = []
+        self.requests: list[pb.ModelInferRequest] = []
+
+    async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=True)
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        config = model_config_pb2.ModelConfig(name=request.name)
+        config.model_transaction_policy.decoupled = True
+        for name in INPUTS:
+            config.input.add(name=name)
+        return pb.ModelConfigResponse(config=config)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Any
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        async for request in requests:
+            if any(tensor.name == "stop" for tensor in request.inputs):
+                self.stopped.append(request.id)
+                yield _response(request, [], final=True)
+                continue
+            self.requests.append(request)
+            last = len(self.tokens) - 1
+            for n, token in enumerate(self.tokens):
+                if n == self.step and self.fault is not None:
+                    if self.fault == "error":
+                        yield pb.ModelStreamInferResponse(error_message=self.error)
+                    elif self.fault == "abort":
+                        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+                    elif self.fault == "stall":
+                        await asyncio.Event().wait()
+                    return
+                yield _response(request, [token], final=n == last)
+
+
+def _response(
+    request: pb.ModelInferRequest, ids: list[int], *, final: bool
+) -> pb.ModelStreamInferResponse:
+    message = pb.ModelStreamInferResponse()
+    response = message.infer_response
+    response.model_name, response.id = request.model_name, request.id
+    response.parameters["triton_final_response"].bool_param = final
+    response.outputs.add(name="output_ids", datatype="INT32", shape=[1, 1, len(ids)])
+    response.raw_output_contents.append(array("i", ids).tobytes())
+    response.outputs.add(name="sequence_length", datatype="INT32", shape=[1, 1])
+    response.raw_output_contents.append(array("i", [len(ids)]).tobytes())
+    return message
+
+
+@contextlib.asynccontextmanager
+async def serving(servicer: FakeTriton, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """Serves while the context is open; yields the endpoint, a free port by default."""
+    server = grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(endpoint)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -1,0 +1,119 @@
+"""Runs the real `gateway up` for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+READY_WITHIN = 120.0  # seconds; a few are normal
+STOPPED_WITHIN = 15.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """state.json: its keys, no more and no less."""
+
+    gateway: str
+    triton_http: str
+    triton_metrics: str
+    triton_grpc: str
+    redis: str
+    pids: dict[str, int]
+
+
+class Up:
+    """One `gateway up`; killed at the end of its `with` if it still runs."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """`folder` gets the state folder and the command's output."""
+        self.state_dir = folder / "state"
+        self.adapter_root = folder / "adapter-root"
+        self.adapter_root.mkdir()
+        self._stdout, self._stderr = folder / "stdout.log", folder / "stderr.log"
+        settings = {
+            "GATEWAY_ADAPTER_ROOT": str(self.adapter_root),
+            "GATEWAY_MAX_ADAPTER_BYTES": str(8 * 1024 * 1024),
+        }
+        command = [sys.executable, "-m", "gateway", "up", "--state-dir", str(self.state_dir)]
+        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [*command, *arguments], stdout=stdout, stderr=stderr, env=os.environ | settings
+            )
+        self._processes: set[psutil.Process] = set()
+        self._shm_prefix = ""
+
+    def __enter__(self) -> Up:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def stdout(self) -> str:
+        return self._stdout.read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text(encoding="utf-8")
+
+    def state(self) -> Stack:
+        return Stack(**json.loads((self.state_dir / "state.json").read_text(encoding="utf-8")))
+
+    def wait_for(self, text: str, within: float = READY_WITHIN) -> None:
+        """Until `text` is in the command's output."""
+        deadline = time.monotonic() + within
+        while text not in self.stdout + self.stderr:
+            assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
+            assert time.monotonic() < deadline, f"no {text!r} in {within} s:\n{self.stderr}"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> Stack:
+        self.wait_for("ready: http://")
+        return self.state()
+
+    def remember_processes(self) -> list[psutil.Process]:
+        """All processes of the stack now, for `assert_nothing_is_left`."""
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        self._processes.update(found)
+        for process in filter(_runs, found):
+            if prefix := re.search(r"shm-region-prefix-name=(\w+)", " ".join(process.cmdline())):
+                self._shm_prefix = prefix[1]
+        return found
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, within: float = STOPPED_WITHIN) -> int:
+        """The exit code."""
+        return self._process.wait(within)
+
+    def assert_nothing_is_left(self, within: float = 0.0) -> None:
+        """No process that was remembered, no region of theirs, no socket, no state.json."""
+        assert self._processes
+        deadline = time.monotonic() + within
+        while (left := [p for p in self._processes if _runs(p)]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not left
+        assert self._shm_prefix
+        assert not [region.name for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*")]
+        assert not [path for path in self.state_dir.rglob("*") if path.is_socket()]
+        assert not (self.state_dir / "state.json").exists()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        # Orphans of a killed stack stay zombies until init has time for them.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

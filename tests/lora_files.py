@@ -1,0 +1,114 @@
+"""Adapters in PEFT form, written for a test, and the tensors of a converted one taken apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from adapters.adapter import MODULE_NAMES, Converted, make_converted
+from adapters.base_model import BaseModel
+from adapters.modules import module_sizes
+
+Array = npt.NDArray[Any]
+
+BASE = BaseModel(
+    names=("demo",),
+    architecture="LlamaForCausalLM",
+    dtype="float16",
+    num_hidden_layers=2,
+    hidden_size=8,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_size=4,
+    intermediate_size=12,
+    num_experts=0,
+    lora_target_modules=(
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_dense",
+        "mlp_h_to_4h",
+        "mlp_4h_to_h",
+        "mlp_gate",
+    ),
+    max_lora_rank=8,
+)
+CONFIG = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": "org/demo",
+    "r": 4,
+    "lora_alpha": 8,
+    "target_modules": ["q_proj", "v_proj"],
+    "bias": "none",
+}
+Q = "model.layers.0.self_attn.q_proj"
+SIZES = {"q_proj": (8, 8), "k_proj": (8, 4), "v_proj": (8, 4), "o_proj": (8, 8)}
+
+
+def key(module: str, side: str) -> str:
+    return f"base_model.model.{module}.lora_{side}.weight"
+
+
+def pair(
+    module: str, rank: int, sizes: tuple[int, int], dtype: Any = np.float32, seed: int = 1
+) -> dict[str, Array]:
+    """Random A [rank, in] and B [out, rank] of one linear layer."""
+    random = np.random.default_rng([seed, *module.encode()])
+    return {
+        key(module, "A"): random.normal(size=(rank, sizes[0])).astype(dtype),
+        key(module, "B"): random.normal(size=(sizes[1], rank)).astype(dtype),
+    }
+
+
+def qv_tensors(rank: int = 4, layers: int = 2, seed: int = 1) -> dict[str, Array]:
+    """q_proj and v_proj of every layer of `BASE`."""
+    tensors: dict[str, Array] = {}
+    for layer in range(layers):
+        for name in ("q_proj", "v_proj"):
+            module = f"model.layers.{layer}.self_attn.{name}"
+            tensors |= pair(module, rank, SIZES[name], seed=seed)
+    return tensors
+
+
+def write_peft(folder: Path, tensors: dict[str, Array], **changes: Any) -> Path:
+    """Write an adapter folder; `changes` replace or add fields of adapter_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **changes}))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def unpack(converted: Converted, base: BaseModel) -> dict[tuple[str, int], tuple[Array, Array]]:
+    """(module, layer) -> A [rank, in] and B [out, rank], float32; the padding must be zero."""
+    weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)
+    found = {}
+    for row, (module, layer, rank) in zip(weights, converted.config_rows(), strict=True):
+        inputs, outputs = module_sizes(MODULE_NAMES[module], base)
+        a, b = rank * inputs, rank * outputs
+        assert not row[a + b :].any()
+        values = from_bits(row, converted.dtype)
+        found[MODULE_NAMES[module], layer] = (
+            values[:a].reshape(rank, inputs),
+            values[a : a + b].reshape(outputs, rank),
+        )
+    return found
+
+
+def from_bits(bits: Array, dtype: str) -> Array:
+    if dtype == "float16":
+        return bits.view("<f2").astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def content(number: int, nbytes: int = 4096) -> Converted:
+    """A converted adapter with its own digest; no values that mean anything."""
+    rows = [(1, 0, 4), (2, 0, 4), (3, 1, 4)]
+    width = -(-nbytes // (2 * len(rows)))
+    weights = np.random.default_rng(number).bytes(2 * len(rows) * width)
+    return make_converted("float16", rows, width, weights)

@@ -1,0 +1,71 @@
+"""A real redis-server on a Unix socket, for tests that kill it, stop it and empty it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from lora_store.redis import RedisSettings, RedisTier
+
+
+class RedisServer:
+    """Keeps nothing on disk: after `kill` and `start` it is empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        binary = Path(sys.executable).parent / "redis-server"
+        options = ["--port", "0", "--unixsocket", "redis.sock", "--save", ""]
+        self._process = subprocess.Popen(
+            [binary, *options], cwd=self._folder, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with contextlib.suppress(redis.ConnectionError):
+                if self.client().ping():
+                    return
+            time.sleep(0.01)
+        raise TimeoutError("redis-server did not start")
+
+    def client(self) -> redis.Redis:
+        """A client for the test itself: to look, to damage, to flush."""
+        return redis.Redis.from_url(self.url)
+
+    def tier(self, *, ttl_s: int | None = None, timeout_s: float = 1.0) -> RedisTier:
+        return RedisTier(RedisSettings(self.url, ttl_s=ttl_s, timeout_s=timeout_s))
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running_redis() -> Iterator[RedisServer]:
+    # Not pytest's own folder: the path of a Unix socket must be short.
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    server = RedisServer(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder)

@@ -1,0 +1,237 @@
+"""Names, versions and the rule by which two copies of a record are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters import errors
+from adapters.adapter import Converted, ModuleRows, make_converted
+from adapters.record import Record, Version, check_name, merge, split_selector
+from adapters.registry import Change, Registry, Snapshot
+
+
+class DictStore:
+    """The whole `Store` protocol over two dicts."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Converted] = {}
+        self.known: dict[str, Record] = {}
+        self.writes = 0
+
+    async def get(self, digest: str) -> Converted:
+        return self.tensors[digest]
+
+    async def put(self, converted: Converted) -> None:
+        self.tensors[converted.digest] = converted
+
+    async def records(self) -> Mapping[str, Record]:
+        return self.known
+
+    async def change(self, name: str, change: Change) -> Record:
+        before = self.known.get(name)
+        record = change(before)
+        if record is not before:
+            self.known[name] = record
+            self.writes += 1
+        return record
+
+
+def _content(number: int) -> Converted:
+    return make_converted("float16", [(1, 0, 4)], 2, bytes([number, 0, 0, 0]))
+
+
+async def _registry() -> tuple[Registry, DictStore]:
+    store = DictStore()
+    times = iter(range(1000, 2000))
+    registry = Registry(store, clock=lambda: float(next(times)))
+    await registry.load()
+    return registry, store
+
+
+async def test_a_name_serves_the_newest_content_and_keeps_the_older() -> None:
+    registry, store = await _registry()
+    first, second = _content(1), _content(2)
+    await registry.add("zh", "demo", first, "test")
+    record = await registry.add("zh", "demo", second, "test")
+    assert [version.digest for version in record.versions] == [first.digest, second.digest]
+    assert registry.snapshot.resolve("zh").digest == second.digest
+    assert registry.snapshot.resolve(f"zh@{first.digest[:12]}").digest == first.digest
+    assert registry.snapshot.resolve(f"zh@{first.digest}").task_id == first.task_id
+    assert set(store.tensors) == {first.digest, second.digest}
+
+
+async def test_the_same_content_again_changes_nothing() -> None:
+    registry, store = await _registry()
+    one = await registry.add("zh", "demo", _content(1), "test")
+    assert await registry.add("zh", "demo", _content(1), "other words") == one
+    assert store.writes == 1
+
+
+async def test_old_content_again_is_served_without_a_new_version() -> None:
+    registry, _ = await _registry()
+    for number in (1, 2, 1):
+        record = await registry.add("zh", "demo", _content(number), "test")
+    assert record.served == _content(1).digest
+    assert len(record.versions) == 2
+    assert record.revision == 3
+
+
+async def test_rollback_to_the_one_before_or_to_a_named_one() -> None:
+    registry, _ = await _registry()
+    for number in (1, 2, 3):
+        await registry.add("zh", "demo", _content(number), "test")
+    assert (await registry.rollback("zh")).served == _content(2).digest
+    assert (await registry.rollback("zh")).served == _content(1).digest
+    with pytest.raises(errors.UnknownVersion):
+        await registry.rollback("zh")
+    third = _content(3).digest
+    assert (await registry.rollback("zh", third[:12])).served == third
+    assert registry.snapshot.resolve("zh").digest == third
+
+
+async def test_remove_and_add_again_starts_a_new_life() -> None:
+    registry, store = await _registry()
+    await registry.add("zh", "demo", _content(1), "test")
+    await registry.remove("zh")
+    with pytest.raises(errors.UnknownAdapter):
+        registry.snapshot.resolve("zh")
+    with pytest.raises(errors.UnknownAdapter):
+        await registry.remove("zh")
+    with pytest.raises(errors.UnknownAdapter):
+        await registry.rollback("zh")
+    record = await registry.add("zh", "demo", _content(2), "test")
+    assert (record.life, record.revision, len(record.versions)) == (2, 3, 1)
+    assert store.known["zh"] == record
+
+
+async def test_a_name_belongs_to_one_base() -> None:
+    registry, _ = await _registry()
+    await registry.add("zh", "demo", _content(1), "test")
+    with pytest.raises(errors.BaseMismatch, match="demo"):
+        await registry.add("zh", "other", _content(2), "test")
+
+
+async def test_a_clash_of_task_ids_is_refused() -> None:
+    registry, store = await _registry()
+    await registry.add("zh", "demo", _content(1), "test")
+    digest = _content(1).digest
+    clash = replace(_content(2), digest=digest[:16] + "0" * 48)
+    with pytest.raises(errors.TaskIdClash, match="zh@"):
+        await registry.add("ja", "demo", clash, "test")
+    assert clash.digest not in store.tensors
+
+
+async def test_a_snapshot_never_changes() -> None:
+    registry, _ = await _registry()
+    await registry.add("zh", "demo", _content(1), "test")
+    before = registry.snapshot
+    await registry.add("zh", "demo", _content(2), "test")
+    assert before.resolve("zh").digest == _content(1).digest
+    with pytest.raises(TypeError):
+        before.records["zh"] = before.records["zh"]  # type: ignore[index]
+
+
+def test_unknown_names_and_versions() -> None:
+    version = Version("ab" * 32, "demo", "float16", 1.0, 4, (ModuleRows("attn_q", 4, (0,)),), "")
+    other = replace(version, digest="ab" * 8 + "cd" * 24)
+    record = Record("zh", 1, 1, 1.0, version.digest, (version, other))
+    snapshot = Snapshot.of([record])
+    assert snapshot.resolve("zh@" + "ab" * 32) == version
+    with pytest.raises(errors.UnknownAdapter):
+        snapshot.resolve("ja")
+    with pytest.raises(errors.UnknownVersion, match="abababababab"):
+        snapshot.resolve("zh@" + "0" * 12)
+    with pytest.raises(errors.UnknownVersion):
+        snapshot.resolve("zh@" + "ab" * 6)
+
+
+@pytest.mark.parametrize("name", ["zh", "tenant/zh", "a.b-c_D", "0", "x" * 64, "a" * 64 + "/b"])
+def test_good_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/", "a/", "/a", "a/b/c", "..", ".", "a/..", "a..b", "a b", "a@b", "é", "x" * 65, "a\n"],
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(errors.InvalidName) as caught:
+        check_name(name)
+    assert caught.value.allowed
+
+
+@given(st.text(max_size=20))
+def test_a_checked_name_is_safe_as_a_path_and_in_a_selector(name: str) -> None:
+    try:
+        check_name(name)
+    except errors.InvalidName:
+        return
+    assert ".." not in name
+    assert not name.startswith("/")
+    assert split_selector(name) == (name, None)
+    assert split_selector(f"{name}@{'0' * 12}") == (name, "0" * 12)
+
+
+@pytest.mark.parametrize("model", ["zh@", "zh@0123", "zh@" + "A" * 12, "zh@" + "0" * 65, "a@b@c"])
+def test_bad_selectors(model: str) -> None:
+    with pytest.raises(errors.InvalidName):
+        split_selector(model)
+
+
+_MODULES = (ModuleRows("attn_q", 4, (0, 1)), ModuleRows("attn_v", 8, (0,)))
+_VERSIONS = st.builds(
+    Version,
+    digest=st.sampled_from(["a" * 64, "b" * 64, "c" * 64]),
+    base=st.just("demo"),
+    dtype=st.just("float16"),
+    created=st.integers(1, 3).map(float),
+    nbytes=st.just(4),
+    modules=st.just(_MODULES),
+    source=st.sampled_from(["x", "y"]),
+)
+
+
+@st.composite
+def _records(draw: st.DrawFn) -> Record:
+    versions = draw(st.lists(_VERSIONS, max_size=3, unique_by=lambda version: version.digest))
+    ordered = tuple(sorted(versions, key=lambda v: (v.created, v.digest, v.base, v.source)))
+    served = draw(st.sampled_from([v.digest for v in versions])) if versions else ""
+    return Record(
+        "zh",
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+        float(draw(st.integers(1, 2))),
+        served,
+        ordered,
+    )
+
+
+@given(_records(), _records(), _records())
+def test_merge_does_not_depend_on_order_or_repetition(a: Record, b: Record, c: Record) -> None:
+    assert merge(a, b) == merge(b, a)
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge(a, a) == a
+    assert merge(merge(a, b), b) == merge(a, b)
+
+
+@given(_records(), _records())
+def test_merge_loses_nothing_but_what_was_removed(a: Record, b: Record) -> None:
+    merged = merge(a, b)
+    if not merged.removed:
+        assert merged.version in merged.versions
+    for record in (a, b):
+        if record.life == merged.life and not merged.removed:
+            known = {version.digest for version in merged.versions}
+            assert known >= {version.digest for version in record.versions}
+        if record.removed and record.life == merged.life:
+            assert merged.removed
+
+
+@given(_records())
+def test_records_survive_json(record: Record) -> None:
+    assert Record.from_json(record.to_json()) == record

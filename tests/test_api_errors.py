@@ -1,0 +1,104 @@
+"""Every error is OpenAI's envelope, with a request id, on every path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import Stack
+
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def _envelope(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", "/", 404), ("GET", "/v1/completions", 405)],
+)
+def test_routes(stack: Stack, method: str, path: str, status: int) -> None:
+    error = _envelope(httpx.request(method, stack.gateway + path), status)
+    assert path in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"model": "demo"}', b"\xff\xfe", b"[" * 9999]
+)
+def test_bad_bodies(stack: Stack, path: str, body: bytes) -> None:
+    error = _envelope(httpx.post(stack.gateway + path, content=body), 400)
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_too_large(stack: Stack) -> None:
+    body = b'{"model": "' + b"x" * (9 * 1024 * 1024)
+    error = _envelope(httpx.post(stack.gateway + "/v1/completions", content=body), 413)
+    assert error["code"] == "content_too_large"
+
+
+def test_the_parameter_is_named(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "x"}], temperature=3
+        )
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "x"}], n=2
+        )
+    assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+
+
+def test_unknown_model(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="nobody", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompt_longer_than_the_context(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="word " * 9000, stream=stream)
+    assert caught.value.code == "context_length_exceeded"
+    assert "maximum context length" in caught.value.message
+
+
+def test_max_tokens_past_the_context_is_an_upper_bound(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        max_tokens=1_000_000,
+        temperature=0,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "honoured"), [("abc-123.X", True), ("a b", False), ("x" * 300, False)]
+)
+def test_request_ids(stack: Stack, given: str, honoured: bool) -> None:
+    response = httpx.get(stack.gateway + "/health/live", headers={"x-request-id": given})
+    assert (response.headers["x-request-id"] == given) is honoured
+    assert response.headers["x-request-id"]
+
+
+def test_health_and_metrics(stack: Stack) -> None:
+    assert httpx.get(stack.gateway + "/health/live").json() == {"status": "ok"}
+    assert httpx.get(stack.gateway + "/health/ready").status_code == 200
+    httpx.post(stack.gateway + "/v1/chat/completions", json=CHAT | {"max_tokens": 4})
+    text = httpx.get(stack.gateway + "/metrics").text
+    assert 'gateway_requests_total{path="/v1/chat/completions",status="200"}' in text
+    assert "gateway_engine_ready 1.0" in text
+    assert 'gateway_completion_tokens_total{model="demo"}' in text

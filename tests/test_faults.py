@@ -1,0 +1,147 @@
+"""The fault loop: whatever breaks, at whatever step, there is exactly one clear end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.server import build_server
+from gateway.settings import Settings
+from tests.fake_triton import FakeTriton, Fault, serving
+
+TEXT = "hello"
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    return tmp_path
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, endpoint: str, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any, uvicorn.Server]]:
+    """A gateway in this event loop; yields a client, the service and the server."""
+    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
+    fields["store_dir"] = folder / "adapters"
+    server = build_server(Settings(port=0, triton_grpc=endpoint, **fields))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        yield client, server.config.app.state.service, server  # type: ignore[union-attr]
+        server.should_exit = True
+        await task
+
+
+def _ids(folder: Path, text: str) -> list[int]:
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def _metric(service: Any, name: str, **labels: str) -> float:
+    return service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", ["error", "abort", "truncate", "stall"])
+@pytest.mark.parametrize("step", range(len(TEXT)))
+async def test_one_end_for_every_fault_at_every_step(
+    tokenizer_dir: Path, fault: Fault, step: int, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=fault, step=step)
+    timeout = 0.2 if fault == "stall" else 5.0
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=timeout) as (client, service, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream}
+        response = await client.post("/v1/completions", json=body)
+        status = {"stall": 504}.get(fault, 503)
+        if stream and step > 0:
+            assert response.status_code == 200
+            *frames, error, done, rest = response.text.split("\n\n")
+            texts = [json.loads(f.removeprefix("data: "))["choices"][0]["text"] for f in frames]
+            assert "".join(texts) == TEXT[:step]
+            body = json.loads(error.removeprefix("data: "))
+            assert (done, rest) == ("data: [DONE]", "")
+        else:
+            assert response.status_code == status
+            assert response.headers["x-should-retry"] == ("false" if status == 504 else "true")
+            body = response.json()
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert "reset" not in body["error"]["message"]
+        assert "Maximum queue" not in body["error"]["message"]
+        assert _metric(service, "gateway_generations_in_flight") == 0
+        stops = _metric(service, "gateway_stops_total", reason="timeout")
+        assert stops == (1 if fault == "stall" else 0)
+    # The stop outlives its request: it has arrived by the time the gateway is closed.
+    assert servicer.stopped == [r.id for r in servicer.requests if fault == "stall"]
+
+
+async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        response = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+        assert response.json()["choices"][0] == {
+            "index": 0,
+            "text": TEXT,
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    assert servicer.stopped == []
+
+
+async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint:
+        pass
+    async with running(tokenizer_dir, endpoint) as (client, _, _):
+        body = {"model": "m", "prompt": "x"}
+        away = await client.post("/v1/completions", json=body)
+        assert away.status_code == 503
+        assert away.json()["error"]["code"] == "engine_unavailable"
+        assert away.headers["retry-after"] == "2"
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "m"
+        async with serving(servicer, endpoint), asyncio.timeout(8):
+            while (await client.get("/health/ready")).status_code != 200:
+                await asyncio.sleep(0.05)
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, stream: bool) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, shutdown_grace=1) as (client, service, server),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream}
+        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        while not servicer.requests:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        response = await request
+        assert response.status_code == (200 if stream else 503)
+        assert '"code":"shutting_down"' in response.text
+        assert response.text.endswith("data: [DONE]\n\n") is stream
+        async with asyncio.timeout(5):
+            while not servicer.stopped:
+                await asyncio.sleep(0.01)
+        assert _metric(service, "gateway_stops_total", reason="shutdown") == 1

@@ -1,0 +1,122 @@
+"""Who brings an adapter in, who waits, and that no slot is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.triton.residency import Residency
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_one_request_carries_and_a_hundred_wait() -> None:
+    residency = Residency()
+    assert await residency.must_carry(7)
+    others = [asyncio.create_task(residency.must_carry(7)) for _ in range(100)]
+    await _settle()
+    assert not any(task.done() for task in others)
+    assert await residency.must_carry(8)  # another adapter does not wait
+    residency.loaded(7)
+    assert await asyncio.gather(*others) == [False] * 100
+
+
+async def test_after_a_failed_load_the_next_one_carries() -> None:
+    residency = Residency()
+    assert await residency.must_carry(7)
+    others = [asyncio.create_task(residency.must_carry(7)) for _ in range(2)]
+    await _settle()
+    residency.not_loaded(7)
+    await _settle()
+    [first] = [task for task in others if task.done()]
+    assert first.result() is True
+    residency.loaded(7)
+    assert sorted(await asyncio.gather(*others)) == [False, True]
+
+
+async def test_causes() -> None:
+    residency = Residency()
+    assert residency.cause(7) == "first_use"
+    await residency.must_carry(7)
+    residency.loaded(7)
+    residency.evicted(7)
+    assert residency.cause(7) == "evicted"
+    assert await residency.must_carry(7)
+    residency.loaded(7)
+    residency.restarted()
+    assert residency.cause(7) == "restarted"
+    assert await residency.must_carry(7)
+
+
+async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
+    residency = Residency()
+    for task_id in (1, 2, 3):
+        await residency.enter(task_id)
+    residency.overflow()  # two at once, then
+    residency.leave(3)
+    await residency.enter(2)  # an adapter in use needs no slot
+    waiting = asyncio.create_task(residency.enter(3))
+    await _settle()
+    assert residency.waiting == {3}
+    residency.leave(2)
+    await _settle()
+    assert not waiting.done()  # 2 still has a request
+    residency.leave(2)
+    await waiting
+    assert residency.active == {1, 3}
+
+
+async def test_waiting_is_first_come_first_served() -> None:
+    residency = Residency()
+    await residency.enter(1)
+    residency.overflow()
+    order: list[int] = []
+
+    async def use(task_id: int) -> None:
+        await residency.enter(task_id)
+        order.append(task_id)
+        await asyncio.sleep(0)
+        residency.leave(task_id)
+
+    tasks = [asyncio.create_task(use(task_id)) for task_id in (5, 6, 7)]
+    await _settle()
+    residency.leave(1)
+    await asyncio.gather(*tasks)
+    assert order == [5, 6, 7]
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30), st.integers(1, 3))
+def test_no_slot_is_lost_whoever_is_cancelled(plan: list[tuple[int, bool]], limit: int) -> None:
+    async def scenario() -> None:
+        residency = Residency()
+        for task_id in range(100, 100 + limit + 1):
+            await residency.enter(task_id)
+        residency.overflow()
+        for task_id in range(100, 100 + limit + 1):
+            residency.leave(task_id)
+
+        async def use(task_id: int) -> None:
+            await residency.enter(task_id)
+            try:
+                assert len(residency.active) <= limit
+                await asyncio.sleep(0)
+            finally:
+                residency.leave(task_id)
+
+        tasks = []
+        for task_id, cancel in plan:
+            tasks.append(asyncio.create_task(use(task_id)))
+            await asyncio.sleep(0)
+            if cancel:
+                tasks[len(tasks) // 2].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
+        assert not residency.active
+        assert not residency.waiting
+
+    asyncio.run(scenario())

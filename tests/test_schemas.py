@@ -1,0 +1,152 @@
+"""What becomes of each request parameter."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.schemas import (
+    HARMLESS,
+    NOT_SERVED,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse,
+)
+from gateway.errors import InvalidRequest, UnsupportedParameter
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return parse(ChatCompletionRequest, json.dumps(CHAT | fields).encode())
+
+
+def test_defaults_are_openais() -> None:
+    sampling = chat().sampling()
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert not sampling.greedy
+    assert chat().output_limit is None
+    assert chat().sampling().seed != sampling.seed
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
+def test_what_is_greedy(fields: dict[str, Any]) -> None:
+    assert chat(**fields).sampling().greedy
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7).output_limit == 7
+    assert chat(max_tokens=5).output_limit == 5
+
+
+@pytest.mark.parametrize("stop", [None, "", [], [""]])
+def test_empty_stop_strings_mean_none(stop: Any) -> None:
+    assert chat(stop=stop).stop_strings == ()
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_harmless_parameters_are_accepted(name: str) -> None:
+    chat(**{name: {"any": "thing"}})
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SERVED))
+def test_parameters_that_are_not_served_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        chat(**{name: {"asks": "for something"}})
+    assert caught.value.param == name
+    assert name in caught.value.message
+    for neutral in NOT_SERVED[name]:
+        chat(**{name: neutral})
+    chat(**{name: None})
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("best_of", 1.0)])
+def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameter):
+        chat(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": 1}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"nope": True}}, "stream_options"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"model": None}, "model"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ],
+)
+def test_bad_values_name_the_parameter(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a": NaN}', b'"\xff"', b"\xff"])
+def test_bodies_that_are_no_json_object(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse(ChatCompletionRequest, body)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=10,
+)
+names = st.sampled_from([*GenerationRequest.model_fields, "messages", "prompt", *NOT_SERVED])
+
+
+@given(st.dictionaries(names | st.text(max_size=10), json_values, max_size=6))
+def test_wild_bodies_are_parsed_or_refused_with_a_reason(body: dict[str, Any]) -> None:
+    for model in (ChatCompletionRequest, CompletionRequest):
+        with suppress(InvalidRequest):  # anything else would be a 500
+            parse(model, json.dumps(body).encode())
+
+
+def test_messages_for_the_template() -> None:
+    request = chat(
+        messages=[
+            {
+                "role": "developer",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "c1",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": '{"x": 1}'},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+        ]
+    )
+    developer, assistant, tool = [m.for_template() for m in request.messages]
+    assert developer == {"role": "system", "content": "ab"}
+    assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert tool == {"role": "tool", "content": "2", "tool_call_id": "c1"}

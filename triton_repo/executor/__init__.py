@@ -1,0 +1,1 @@
+"""The CPU executor: the Python API of the TensorRT-LLM executor over numpy."""

@@ -1,0 +1,74 @@
+"""Iteration statistics of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17).
+
+``model.py`` looks a key up with ``hasattr`` on the outer object first, so no class here may have
+an attribute that its upstream counterpart lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+
+@dataclass
+class KvCacheStats:
+    max_num_blocks: int = 0
+    free_num_blocks: int = 0
+    used_num_blocks: int = 0
+    tokens_per_block: int = 0
+    alloc_total_blocks: int = 0
+    alloc_new_blocks: int = 0
+    reused_blocks: int = 0
+    missed_blocks: int = 0
+    cache_hit_rate: float = 0.0
+
+
+@dataclass
+class StaticBatchingStats:
+    num_scheduled_requests: int = 0
+    num_context_requests: int = 0
+    num_ctx_tokens: int = 0
+    num_gen_tokens: int = 0
+    empty_gen_slots: int = 0
+
+
+@dataclass
+class InflightBatchingStats:
+    num_scheduled_requests: int = 0
+    num_context_requests: int = 0
+    num_gen_requests: int = 0
+    num_paused_requests: int = 0
+    num_ctx_tokens: int = 0
+    micro_batch_id: int = 0
+    avg_num_decoded_tokens_per_iter: float = 0.0
+
+
+@dataclass
+class IterationStats:
+    """One iteration of the loop. Memory in bytes, times in milliseconds."""
+
+    timestamp: str = ""
+    iter: int = 0
+    iter_latency_ms: float = 0.0
+    new_active_requests_queue_latency_ms: float = 0.0
+    num_new_active_requests: int = 0
+    num_active_requests: int = 0
+    num_queued_requests: int = 0
+    num_completed_requests: int = 0
+    max_num_active_requests: int = 0
+    gpu_mem_usage: int = 0
+    cpu_mem_usage: int = 0
+    pinned_mem_usage: int = 0
+    kv_cache_stats: KvCacheStats | None = None
+    cross_kv_cache_stats: KvCacheStats | None = None
+    static_batching_stats: StaticBatchingStats | None = None
+    inflight_batching_stats: InflightBatchingStats | None = None
+
+    def to_json_str(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def timestamp() -> str:
+    """Local time in the form of TensorRT-LLM's iteration statistics."""
+    return datetime.now().strftime("%m-%d-%Y %H:%M:%S.%f")

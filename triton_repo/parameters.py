@@ -1,0 +1,199 @@
+"""The parameters of the repository's templates, with their types and allowed values.
+
+Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17
+(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Value = str | int | float | bool
+
+PREPROCESSING = "preprocessing"
+POSTPROCESSING = "postprocessing"
+ENSEMBLE = "ensemble"
+CORE = "tensorrt_llm"
+BLS = "tensorrt_llm_bls"
+MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE, BLS)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of value: what is allowed, in words, and how it is written in a config.pbtxt."""
+
+    allowed: str
+    write: Callable[[Value], str | None]
+    """The value as pbtxt text, or None when it is not allowed."""
+
+
+def integer(minimum: int = 0) -> Kind:
+    def write(value: Value) -> str | None:
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+", value, re.ASCII):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            return None
+        return str(value) if value >= minimum else None
+
+    return Kind(f"an integer of at least {minimum}", write)
+
+
+def fraction() -> Kind:
+    def write(value: Value) -> str | None:
+        if isinstance(value, bool):
+            return None
+        try:
+            found = float(value)
+        except ValueError:
+            return None
+        return repr(found) if math.isfinite(found) and 0 < found <= 1 else None
+
+    return Kind("a number above 0 and up to 1", write)
+
+
+def boolean() -> Kind:
+    def write(value: Value) -> str | None:
+        text = str(value).lower() if isinstance(value, str | bool) else ""
+        return text if text in ("true", "false") else None
+
+    return Kind("true or false", write)
+
+
+def text() -> Kind:
+    def write(value: Value) -> str | None:
+        # Both Triton backends read a value with an unfilled ${...} as "not set".
+        if not isinstance(value, str) or not value.isprintable() or not value or "${" in value:
+            return None
+        return value.replace("\\", "\\\\").replace('"', '\\"')
+
+    return Kind("a printable, non-empty string without ${", write)
+
+
+def one_of(*choices: str) -> Kind:
+    return Kind(
+        "one of " + ", ".join(choices), lambda value: str(value) if value in choices else None
+    )
+
+
+def matching(pattern: str, allowed: str) -> Kind:
+    def write(value: Value) -> str | None:
+        found = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        return found if re.fullmatch(pattern, found, re.ASCII) else None
+
+    return Kind(allowed, write)
+
+
+def integers() -> Kind:
+    return matching(r"\d+(,\d+)*", "integers joined by commas, such as 4096,1024")
+
+
+def device_ids() -> Kind:
+    return matching(
+        r"\d+(,\d+)*(;\d+(,\d+)*)*",
+        "GPU numbers, `,` within an instance and `;` between instances, such as 0,1;2,3",
+    )
+
+
+def tree() -> Kind:
+    path = r"\{\s*\d+(\s*,\s*\d+)*\s*\}"
+    return matching(rf"{path}(\s*,\s*{path})*", "paths of a token tree, such as {0, 0}, {0, 1}")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One `${name}` of the templates.
+
+    Attributes:
+        name: the key to give to the renderer.
+        models: the models whose template holds it.
+        kind: its type and allowed values.
+        mandatory: whether rendering fails without it.
+        default: what is written when it is not given; "" leaves the server's own default.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    kind: Kind
+    mandatory: bool = False
+    default: str = ""
+
+
+DATA_TYPE = one_of("TYPE_FP32", "TYPE_FP16", "TYPE_BF16")
+
+PARAMETERS = (
+    # Several models
+    Parameter("triton_max_batch_size", MODELS, integer(1), mandatory=True),
+    Parameter("decoupled_mode", (CORE, BLS), boolean(), mandatory=True),
+    Parameter("logits_datatype", (CORE, ENSEMBLE, BLS), DATA_TYPE, mandatory=True),
+    Parameter("engine_dir", (CORE, PREPROCESSING), text(), mandatory=True),
+    Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
+    # preprocessing and postprocessing
+    Parameter("preprocessing_instance_count", (PREPROCESSING,), integer(1), mandatory=True),
+    Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
+    Parameter("visual_model_path", (PREPROCESSING,), text()),
+    Parameter("max_num_images", (PREPROCESSING,), integer(1)),
+    Parameter("postprocessing_instance_count", (POSTPROCESSING,), integer(1), mandatory=True),
+    Parameter("skip_special_tokens", (POSTPROCESSING,), boolean()),
+    # tensorrt_llm_bls
+    Parameter("bls_instance_count", (BLS,), integer(1), mandatory=True),
+    Parameter("accumulate_tokens", (BLS,), boolean()),
+    Parameter("tensorrt_llm_model_name", (BLS,), text()),
+    Parameter("tensorrt_llm_draft_model_name", (BLS,), text()),
+    Parameter("multimodal_encoders_name", (BLS,), text()),
+    # tensorrt_llm: the server's side
+    Parameter("triton_backend", (CORE,), one_of("tensorrtllm", "python"), mandatory=True),
+    Parameter("max_queue_delay_microseconds", (CORE,), integer(), mandatory=True),
+    Parameter("max_queue_size", (CORE,), integer(), default="0"),
+    Parameter("encoder_input_features_data_type", (CORE,), DATA_TYPE, mandatory=True),
+    Parameter("exclude_input_in_output", (CORE,), boolean()),
+    Parameter("cancellation_check_period_ms", (CORE,), integer(1)),
+    Parameter("stats_check_period_ms", (CORE,), integer(1)),
+    Parameter("iter_stats_max_iterations", (CORE,), integer()),
+    Parameter("request_stats_max_iterations", (CORE,), integer()),
+    # tensorrt_llm: the engine
+    Parameter("encoder_engine_dir", (CORE,), text()),
+    Parameter(
+        "batching_strategy",
+        (CORE,),
+        one_of("inflight_fused_batching", "inflight_batching", "V1"),
+        mandatory=True,
+    ),
+    Parameter("batch_scheduler_policy", (CORE,), one_of("guaranteed_no_evict", "max_utilization")),
+    Parameter("max_beam_width", (CORE,), integer(1)),
+    Parameter("enable_chunked_context", (CORE,), boolean()),
+    Parameter("normalize_log_probs", (CORE,), boolean()),
+    Parameter("gpu_device_ids", (CORE,), device_ids()),
+    Parameter("participant_ids", (CORE,), integers()),
+    Parameter("gpu_weights_percent", (CORE,), fraction()),
+    Parameter("enable_context_fmha_fp32_acc", (CORE,), boolean()),
+    Parameter("multi_block_mode", (CORE,), boolean()),
+    Parameter("cuda_graph_mode", (CORE,), boolean()),
+    Parameter("cuda_graph_cache_size", (CORE,), integer()),
+    # tensorrt_llm: the KV cache
+    Parameter("max_tokens_in_paged_kv_cache", (CORE,), integer(1)),
+    Parameter("max_attention_window_size", (CORE,), integers()),
+    Parameter("sink_token_length", (CORE,), integer()),
+    Parameter("kv_cache_free_gpu_mem_fraction", (CORE,), fraction()),
+    Parameter("cross_kv_cache_fraction", (CORE,), fraction()),
+    Parameter("kv_cache_host_memory_bytes", (CORE,), integer()),
+    Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
+    Parameter("enable_kv_cache_reuse", (CORE,), boolean()),
+    # tensorrt_llm: the LoRA cache
+    Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
+    Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
+    Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
+    Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
+    # tensorrt_llm: decoding
+    Parameter(
+        "decoding_mode",
+        (CORE,),
+        one_of(
+            *("auto", "top_k", "top_p", "top_k_top_p", "beam_search"),
+            *("medusa", "redrafter", "lookahead", "eagle"),
+        ),
+    ),
+    Parameter("medusa_choices", (CORE,), tree()),
+    Parameter("eagle_choices", (CORE,), tree()),
+    Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
+)

@@ -1,0 +1,43 @@
+"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17.
+
+Stateless: each call is decoded alone, so that in a stream a leading space may get lost and
+a character split over two calls comes out as U+FFFD. The gateway detokenizes itself.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from transformers import AutoTokenizer
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = json.loads(args["model_config"])["parameters"]
+        skip = parameters.get("skip_special_tokens", {}).get("string_value", "").lower()
+        # On unless told; fill_template.py leaves what was not given as ${name}.
+        unset = not skip or skip.startswith("${")
+        self._skip_special_tokens = unset or skip in ("1", "true", "t", "yes", "y")
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            parameters["tokenizer_dir"]["string_value"],
+            legacy=False,
+            padding_side="left",
+            trust_remote_code=True,
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        texts = [
+            self._tokenizer.decode(tokens[:length], skip_special_tokens=self._skip_special_tokens)
+            for beams, lengths in zip(
+                inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"], strict=True
+            )
+            for tokens, length in zip(beams, lengths, strict=True)
+        ]
+        # One dimension [B * beams] without a batch dimension: clients rely on it.
+        output = np.array([text.encode() for text in texts], dtype=np.object_)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])

@@ -1,0 +1,184 @@
+"""One row of a Triton request becomes a request for the executor."""
+
+from datetime import timedelta
+from typing import Any
+
+from executor_api import Row, given, trtllm
+
+# The executor's keyword by input tensor.
+SAMPLING = {
+    "beam_width": "beam_width",
+    "num_return_sequences": "num_return_sequences",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "runtime_top_p_min": "top_p_min",
+    "runtime_top_p_reset_ids": "top_p_reset_ids",
+    "runtime_top_p_decay": "top_p_decay",
+    "random_seed": "random_seed",
+    "temperature": "temperature",
+    "min_length": "min_length",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "len_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "beam_search_diversity_rate": "beam_search_diversity_rate",
+}
+REFUSED = ("context_phase_params", "skip_cross_attn_blocks")
+
+
+def executor_request(row: Row, *, exclude_input: bool) -> Any:
+    """Build the executor's request from one row.
+
+    Args:
+        row: the inputs, named as in config.pbtxt.
+        exclude_input: what holds when the row has no exclude_input_in_output.
+
+    Raises:
+        ValueError: a tensor is missing, has the wrong form or is not supported.
+        RuntimeError, TypeError: the executor's own constructors refused a value.
+    """
+    for name in REFUSED:
+        if row.array(name) is not None:
+            raise ValueError(f"{name} is not supported by triton_backend: python; leave it out")
+    if "input_ids" not in row:
+        raise ValueError("A value is required for input_ids")
+    ids = row.ids("input_ids")
+    if ids is None:
+        raise ValueError("Invalid format for input_ids")
+    ids = ids[: max(0, row.required("input_lengths"))]
+    exclude = row.scalar("exclude_input_in_output")
+    return trtllm.Request(
+        **given(
+            input_token_ids=ids,
+            max_new_tokens=row.required("request_output_len"),
+            streaming=bool(row.scalar("streaming")),
+            end_id=row.scalar("end_id"),
+            pad_id=row.scalar("pad_id"),
+            stop_words=_words(row, "stop_words_list"),
+            bad_words=_words(row, "bad_words_list"),
+            embedding_bias=row.engine_tensor("embedding_bias"),
+            encoder_input_features=row.engine_tensor("encoder_input_features"),
+            encoder_output_length=row.scalar("encoder_output_lengths"),
+            cross_attention_mask=row.engine_tensor("cross_attention_mask"),
+            sampling_config=_sampling(row),
+            output_config=trtllm.OutputConfig(
+                return_log_probs=bool(row.scalar("return_log_probs")),
+                return_context_logits=bool(row.scalar("return_context_logits")),
+                return_generation_logits=bool(row.scalar("return_generation_logits")),
+                return_perf_metrics=bool(row.scalar("return_kv_cache_reuse_stats")),
+                exclude_input_from_output=exclude_input if exclude is None else exclude,
+            ),
+            external_draft_tokens_config=_draft_tokens(row),
+            prompt_tuning_config=_prompt_tuning(row, len(ids)),
+            lora_config=_lora(row),
+            kv_cache_retention_config=_retention(row),
+        )
+    )
+
+
+def _sampling(row: Row) -> Any:
+    values = given(**{keyword: row.scalar(name) for name, keyword in SAMPLING.items()})
+    if values.get("top_p", 1) <= 0:
+        # Clients send 0 for "unset".
+        del values["top_p"]
+    return trtllm.SamplingConfig(**values)
+
+
+def _words(row: Row, name: str) -> list[list[int]] | None:
+    """Read the sparse form int32 [2, N]: ids of all words joined, then their end offsets.
+
+    The offsets rise and are padded with -1; padding in the first row has no meaning.
+    """
+    array = row.array(name)
+    if array is None:
+        return None
+    ids, ends = array.tolist()
+    count = ends.index(-1) if -1 in ends else len(ends)
+    words = [ids[start:end] for start, end in zip([0, *ends], ends[:count], strict=False)]
+    rising = all(words) and all(end <= len(ids) for end in ends)
+    if not rising or any(end != -1 for end in ends[count:]):
+        raise ValueError("Invalid format for word list.")
+    return words
+
+
+def _draft_tokens(row: Row) -> Any:
+    tokens = row.ids("draft_input_ids")
+    if tokens is None:
+        return None
+    return trtllm.ExternalDraftTokensConfig(
+        **given(
+            tokens=tokens,
+            logits=row.engine_tensor("draft_logits"),
+            acceptance_threshold=row.scalar("draft_acceptance_threshold"),
+        )
+    )
+
+
+def _prompt_tuning(row: Row, length: int) -> Any:
+    table = row.engine_tensor("prompt_embedding_table")
+    if table is None:
+        return None
+    extra = row.ids("prompt_table_extra_ids")
+    return trtllm.PromptTuningConfig(
+        **given(embedding_table=table, input_token_extra_ids=extra and extra[:length])
+    )
+
+
+def _lora(row: Row) -> Any:
+    task_id = row.scalar("lora_task_id")
+    adapter = given(
+        weights=row.engine_tensor("lora_weights"), config=row.engine_tensor("lora_config")
+    )
+    if task_id is None:
+        if adapter:
+            raise ValueError("lora_task_id must be set for LoRA inference")
+        return None
+    return trtllm.LoraConfig(task_id=task_id, **adapter)
+
+
+def _retention(row: Row) -> Any:
+    starts = row.ids("retention_token_range_starts")
+    if starts is None:
+        return None
+
+    def per_range(name: str) -> list[int]:
+        values = row.ids(name)
+        if values is None or len(values) != len(starts):
+            raise ValueError(
+                f"{name} must be provided, and have the same length as retention_token_range_starts"
+            )
+        return values
+
+    durations = [-1] * len(starts)
+    if row.array("retention_token_range_durations_ms") is not None:
+        durations = per_range("retention_token_range_durations_ms")
+    ranges = [
+        trtllm.KvCacheRetentionConfig.TokenRangeRetentionConfig(
+            token_start=start,
+            token_end=None if end == -1 else end,
+            priority=priority,
+            duration_ms=_duration(milliseconds),
+        )
+        for start, end, priority, milliseconds in zip(
+            starts,
+            per_range("retention_token_range_ends"),
+            per_range("retention_token_range_priorities"),
+            durations,
+            strict=True,
+        )
+    ]
+    return trtllm.KvCacheRetentionConfig(
+        token_range_retention_configs=ranges,
+        **given(
+            decode_retention_priority=row.scalar("retention_decode_priority"),
+            decode_duration_ms=_duration(row.scalar("retention_decode_duration_ms")),
+        ),
+    )
+
+
+def _duration(milliseconds: int | None) -> timedelta | None:
+    """-1 never expires, which is the executor's None."""
+    if milliseconds is None or milliseconds == -1:
+        return None
+    return timedelta(milliseconds=milliseconds)

@@ -1,0 +1,239 @@
+"""Text in, text out, as tensorrt_llm_bls of inflight_batcher_llm v0.17.
+
+Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an
+instance serves one request at a time: bls_instance_count is the concurrency. Unlike upstream,
+the inner request is stopped when the caller's RPC is cancelled. Speculative decoding with a
+draft model and multimodal inputs are refused by name.
+"""
+
+import json
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+Arrays = dict[str, npt.NDArray[Any]]
+IdsSoFar = defaultdict[tuple[int, int], list[int]]
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+CANCELLATION_CHECK_SECONDS = 0.1
+
+PREPROCESSING_INPUTS = {
+    "text_input": "QUERY",
+    "decoder_text_input": "DECODER_QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+PREPROCESSING_OUTPUTS = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "DECODER_INPUT_ID": "decoder_input_ids",
+    "REQUEST_DECODER_INPUT_LEN": "decoder_input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
+}
+CORE_INPUTS = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+} | {
+    name: name
+    for name in (
+        *("beam_width", "num_return_sequences", "temperature", "random_seed", "min_length"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("return_log_probs", "return_context_logits", "return_generation_logits"),
+        *("return_kv_cache_reuse_stats", "exclude_input_in_output"),
+        *("prompt_embedding_table", "prompt_vocab_size"),
+        *("lora_task_id", "lora_weights", "lora_config"),
+    )
+}
+MULTIMODAL = ("image_input", "image_bytes_input", "image_url_input", "video_bytes_input")
+REFUSED_PARAMETERS = ("tensorrt_llm_draft_model_name", "multimodal_encoders_name")
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        parameters = config.get("parameters", {})
+        for name in REFUSED_PARAMETERS:
+            if _text(parameters, name):
+                raise pb_utils.TritonModelException(f"{name}: not supported; leave it out")
+        accumulate = _text(parameters, "accumulate_tokens").lower()
+        self._accumulate = accumulate in ("1", "true", "t", "yes", "y")
+        self._core = _text(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
+        self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self._current: tuple[Any, str] | None = None
+        self._gate = threading.Lock()
+        """Triton's server crashes when `is_cancelled` meets the final response on its way."""
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="cancellation")
+        self._watcher.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            # Not the caller's id: a stop by id must not end somebody else's request.
+            inner_id = uuid.uuid4().hex
+            self._current = sender, inner_id
+            try:
+                last = self._serve(request, sender, inner_id)
+            # Whatever goes wrong with one request is that client's answer.
+            except Exception as error:
+                last = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+            with self._gate:
+                self._current = None
+            if last is None:
+                sender.send(flags=FINAL)
+            else:
+                sender.send(last, FINAL)
+
+    def finalize(self) -> None:
+        self._stopping.set()
+        self._watcher.join()
+
+    def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
+        """Send what can be sent before the end; returns the response to end with, if any."""
+        replies = self._replies(request, inner_id)
+        if not self._decoupled:
+            (reply,) = replies
+            return reply
+        for reply in replies:
+            sender.send(reply)
+        return None
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(CANCELLATION_CHECK_SECONDS):
+            try:
+                # Each period anew: the first stop may come before the inner request does.
+                if inner_id := self._abandoned():
+                    self._stop(inner_id)
+            # The next period may go better; a thread that died would not be noticed.
+            except Exception as error:
+                pb_utils.Logger.log_error(f"cancellation: {error!r}")
+
+    def _abandoned(self) -> str | None:
+        """The id of the inner request whose caller has left."""
+        with self._gate:
+            if self._current is None:
+                return None
+            sender, inner_id = self._current
+            return inner_id if sender.is_cancelled() else None
+
+    def _stop(self, inner_id: str) -> None:
+        zero = np.zeros((1, 1), np.int32)
+        inputs = {"input_ids": zero, "input_lengths": zero, "request_output_len": zero}
+        stop = {**inputs, "stop": np.ones((1, 1), np.bool_)}
+        for _ in self._call(self._core, stop, [], inner_id):
+            pass
+
+    def _replies(self, request: Any, inner_id: str) -> Iterator[Any]:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        _check(inputs)
+        (tokens,) = self._call(
+            "preprocessing",
+            {name: inputs[key] for key, name in PREPROCESSING_INPUTS.items() if key in inputs},
+            list(PREPROCESSING_OUTPUTS),
+        )
+        core = {PREPROCESSING_OUTPUTS[name]: array for name, array in tokens.items()}
+        for key, name in CORE_INPUTS.items():
+            if key in inputs:
+                # Scalars declared with `reshape` come as [B], and go as [B, 1] like the others.
+                core[name] = inputs[key] if inputs[key].ndim > 1 else inputs[key][:, None]
+        wanted = {"output_ids", "sequence_length", "batch_index", "sequence_index"}
+        wanted.update(request.requested_output_names())
+        wanted.discard("text_output")
+        ids_so_far: IdsSoFar = defaultdict(list)
+        for outputs in self._call(self._core, core, list(wanted), inner_id):
+            try:
+                reply = self._reply(outputs, ids_so_far)
+            except Exception:
+                pass
+                raise
+            yield reply
+
+    def _reply(self, outputs: Arrays, ids_so_far: IdsSoFar) -> Any:
+        beams = outputs.pop("output_ids")
+        lengths = outputs.pop("sequence_length")
+        if self._accumulate:
+            beams, lengths = _accumulate(ids_so_far, beams, lengths, outputs)
+        (text,) = self._call(
+            "postprocessing", {"TOKENS_BATCH": beams, "SEQUENCE_LENGTH": lengths}, ["OUTPUT"]
+        )
+        tensors = {"text_output": text["OUTPUT"], **outputs}
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, array) for name, array in tensors.items()]
+        )
+
+    def _call(
+        self, model: str, inputs: Mapping[str, Any], outputs: list[str], request_id: str = ""
+    ) -> Iterator[Arrays]:
+        """Ask another model of this server; yields the outputs of each response that has any."""
+        request = pb_utils.InferenceRequest(
+            model_name=model,
+            inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+            requested_output_names=outputs,
+            request_id=request_id,
+        )
+        decoupled = self._decoupled and model == self._core
+        responses = request.exec(decoupled=True) if decoupled else [request.exec()]
+        for response in responses:
+            if response.has_error():
+                raise RuntimeError(response.error().message())
+            tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if tensors:
+                yield {name: tensor.as_numpy() for name, tensor in tensors.items()}
+
+
+def _check(inputs: Arrays) -> None:
+    if "text_input" not in inputs:
+        raise ValueError("text_input is required")
+    if "max_tokens" not in inputs or (inputs["max_tokens"] <= 0).any():
+        raise ValueError("max_tokens must be a single value > 0")
+    for name in MULTIMODAL:
+        if name in inputs:
+            raise ValueError(f"{name}: multimodal inputs are not supported; leave it out")
+    if "num_draft_tokens" in inputs:
+        if "stream" in inputs and inputs["stream"].any():
+            raise ValueError("streaming is not supported with speculative decoding")
+        raise ValueError("cannot perform speculative decoding without draft model")
+
+
+def _accumulate(
+    ids_so_far: IdsSoFar,
+    beams: npt.NDArray[np.int32],
+    lengths: npt.NDArray[np.int32],
+    outputs: Arrays,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Replace the new ids [1, 1, n] by all ids of that batch item and sequence."""
+    if beams.shape[1] != 1:
+        raise ValueError("Accumulation of tokens is only implemented for beam width = 1")
+    batch_index, sequence_index = (
+        int(outputs[name].item()) if name in outputs else 0
+        for name in ("batch_index", "sequence_index")
+    )
+    ids = ids_so_far[batch_index, sequence_index]
+    ids.extend(beams[0, 0, : lengths[0, 0]].tolist())
+    return np.array([[ids]], np.int32), np.array([[len(ids)]], np.int32)
+
+
+def _text(parameters: Mapping[str, Any], name: str) -> str:
+    value: str = parameters.get(name, {}).get("string_value", "")
+    # fill_template.py leaves what was not given as ${name}.
+    return "" if value.startswith("${") else value
