@@ -17,7 +17,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for model in triton_repo/*/1; do MYPYPATH=$$model $(BIN)/mypy $$model/model.py || exit; done
+	for file in triton_repo/*/1/*.py; do MYPYPATH=$$(dirname $$file) $(BIN)/mypy $$file || exit; done
 
 bench: setup
 	$(BIN)/python bench/run.py

@@ -88,6 +88,7 @@ class Registry:
         """Make this content the served version of `name`, as a new version if it is new."""
         check_name(name)
         self._check_task_id(converted)
+        _check_base(name, base, self.snapshot.records.get(name))
         await self._store.put(converted)
         now = self._clock()
         version = Version.of(converted, base, now, source)
@@ -96,10 +97,7 @@ class Registry:
             if record is None or record.removed:
                 life, revision = (record.life, record.revision) if record else (0, 0)
                 return Record(name, life + 1, revision + 1, now, version.digest, (version,))
-            if record.version.base != base:
-                found = record.version.base
-                why = "remove the name first"
-                raise BaseMismatch(name, "base", base, found, why)
+            _check_base(name, base, record)
             if record.served == version.digest:
                 return record
             known = any(old.digest == version.digest for old in record.versions)
@@ -156,6 +154,12 @@ def _live(name: str, record: Record | None) -> Record:
     if record is None or record.removed:
         raise UnknownAdapter("adapter", "name", name, "a registered adapter")
     return record
+
+
+def _check_base(name: str, base: str, record: Record | None) -> None:
+    if record is not None and not record.removed and record.version.base != base:
+        why = "remove the name first"
+        raise BaseMismatch(name, "base", base, record.version.base, why)
 
 
 def _before(record: Record) -> Version:

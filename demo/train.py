@@ -31,11 +31,10 @@ from demo.chat import encode, segments
 from demo.muon import Muon
 
 CONTEXT = 2048
-# A step's examples are cut into batches of like length: fewer on a GPU, where each costs launches;
-# more on a CPU, where padding costs most.
-LENGTH_EDGES = {
-    "cuda": (64, 192, 512, CONTEXT),
-    "cpu": (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 1536, CONTEXT),
+# Every step takes examples of each length class, padded to the class's upper end.
+LENGTH_CLASSES = {
+    "cuda": (64, 128, 256, 640, 1152, CONTEXT),
+    "cpu": (32, 48, 64, 96, 128, 192, 256, 384, 640, CONTEXT),
 }
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -91,19 +90,38 @@ class Pool:
     starts: Tensor
     lengths: Tensor
 
-    def batches(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The chosen examples as padded ``[rows, length]`` batches of ids and weights."""
+    def padded(self, chosen: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """The chosen examples as ``[rows, length]`` ids (int64) and weights."""
+        place = torch.arange(length, device=self.ids.device)
+        inside = place < self.lengths[chosen, None]
+        index = torch.where(inside, self.starts[chosen, None] + place, 0)
+        return self.ids[index].long() * inside, self.weights[index] * inside
+
+    def batches(self, examples: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Endless steps of about so many examples: per length class a batch of one shape.
+
+        A batch is one token longer than its class, for the ids that are predicted.
+        """
+        device = self.ids.device
+        rng = torch.Generator(device=device).manual_seed(1)
+        classes: list[tuple[int, int, Tensor]] = []
         lower = 0
-        lengths = self.lengths[chosen]
-        for upper in LENGTH_EDGES[self.ids.device.type]:
-            rows = chosen[(lengths > lower) & (lengths <= upper)]
+        for upper in LENGTH_CLASSES[device.type]:
+            members = ((self.lengths > lower) & (self.lengths <= upper)).nonzero()[:, 0]
+            rows = max(1, round(examples * len(members) / len(self.lengths)))
+            if len(members):
+                classes.append((upper, rows, members))
             lower = upper
-            if len(rows) == 0:
-                continue
-            place = torch.arange(int(self.lengths[rows].max()), device=self.ids.device)
-            inside = place < self.lengths[rows, None]
-            index = torch.where(inside, self.starts[rows, None] + place, 0)
-            yield self.ids[index].long() * inside, self.weights[index] * inside
+        orders = [members[:0] for _, _, members in classes]
+        while True:
+            step = []
+            for number, (upper, rows, members) in enumerate(classes):
+                while len(orders[number]) < rows:
+                    shuffled = torch.randperm(len(members), generator=rng, device=device)
+                    orders[number] = torch.cat([orders[number], members[shuffled]])
+                chosen, orders[number] = orders[number][:rows], orders[number][rows:]
+                step.append(self.padded(chosen, upper + 1))
+            yield step
 
 
 def _encode_slice(job: tuple[int, int, str, str]) -> tuple[list[int], list[float], list[int]]:
@@ -138,62 +156,79 @@ def make_pool(seed: int, number: int, language: str, tokenizer_path: Path, devic
     )
 
 
-def answer_loss(decoder: nn.Module, head: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
+class Layers(nn.Module):
+    """The decoder's layers: embedded tokens ``[rows, length, hidden]`` to final hidden states."""
+
+    def __init__(self, llama: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.layers, self.norm = llama.model.layers, llama.model.norm
+        self.rotary = llama.model.rotary_emb
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        device = hidden.device
+        with torch.autocast(device.type, torch.bfloat16, device.type == "cuda", False):
+            places = torch.arange(hidden.shape[1], device=device)[None]
+            rotary = self.rotary(hidden, places)
+            for layer in self.layers:
+                hidden = layer(hidden, position_embeddings=rotary)
+            return self.norm(hidden)
+
+
+def recorded(llama: LlamaForCausalLM, inputs: Tensor) -> nn.Module:
+    """The layers for inputs of this shape; on a GPU as CUDA graphs, as launching costs most."""
+    layers = Layers(llama)
+    if inputs.device.type != "cuda":
+        return layers
+    return torch.cuda.make_graphed_callables(layers, (inputs.detach().requires_grad_(),))
+
+
+def answer_loss(llama: LlamaForCausalLM, layers: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum of the answers' cross entropy; logits are made for answers only."""
-    hidden = decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    hidden = layers(llama.model.embed_tokens(ids[:, :-1]))
     wanted = weights[:, 1:] > 0
-    logits = head(hidden[wanted]).float()
-    losses = nn.functional.cross_entropy(logits, ids[:, 1:][wanted], reduction="none")
+    with torch.autocast(ids.device.type, torch.bfloat16, ids.device.type == "cuda"):
+        logits = llama.lm_head(hidden[wanted])
+    losses = nn.functional.cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="none")
     return (losses * weights[:, 1:][wanted]).sum()
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How to train: optimizer steps, examples in each, and whether the decoder is compiled."""
-
-    steps: int
-    batch: int
-    compiled: bool
 
 
 def fit(
     model: LlamaForCausalLM | PeftModel,
     pool: Pool,
     optimizers: list[torch.optim.Optimizer],
-    schedule: Schedule,
+    steps: int,
+    batch: int,
 ) -> None:
-    """Trains in place on random examples; the rate rises over 3 % of the steps and falls to 0."""
-    steps, batch = schedule.steps, schedule.batch
+    """Trains in place; the rate rises over 3 % of the steps and then falls to 0."""
     llama = model.get_base_model() if isinstance(model, PeftModel) else model
-    device = pool.ids.device
-    decoder = torch.compile(llama.model, dynamic=True) if schedule.compiled else llama.model
+    if isinstance(model, PeftModel):
+        llama.model.embed_tokens.register_forward_hook(lambda _, __, out: out.requires_grad_())
     parameters = [p for p in model.parameters() if p.requires_grad]
     rates = [(group, group["lr"]) for o in optimizers for group in o.param_groups]
-    picks = torch.Generator(device="cpu").manual_seed(1)
-    order = torch.empty(0, dtype=torch.long)
+    layers: dict[int, nn.Module] = {}
     started = time.monotonic()
-    for step in range(steps):
-        if len(order) < batch:
-            order = torch.cat([order, torch.randperm(len(pool.lengths), generator=picks)])
-        chosen, order = order[:batch].to(device), order[batch:]
+    for step, batches in enumerate(pool.batches(batch)):
+        if step == steps:
+            break
         factor = min((step + 1) / (0.03 * steps + 1), 1 - step / steps)
         for group, rate in rates:
             group["lr"] = rate * factor
-        batches = list(pool.batches(chosen))
         scale = torch.stack([weights.sum() for _, weights in batches]).sum()
-        total = torch.zeros((), device=device)
+        losses = []
         for ids, weights in batches:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = answer_loss(decoder, llama.lm_head, ids, weights) / scale
+            length = ids.shape[1] - 1
+            if length not in layers:
+                layers[length] = recorded(llama, llama.model.embed_tokens(ids[:, :-1]))
+            loss = answer_loss(llama, layers[length], ids, weights) / scale
             loss.backward()
-            total += loss.detach()
+            losses.append(loss.detach())
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if (step + 1) % max(1, steps // 40) == 0 or step == 9:
-            seconds = time.monotonic() - started
-            print(f"step {step + 1}/{steps} loss {total:.4f} {seconds:.0f} s", flush=True)
+            loss, seconds = torch.stack(losses).sum(), time.monotonic() - started
+            print(f"step {step + 1}/{steps} loss {loss:.4f} {seconds:.0f} s", flush=True)
 
 
 def train_base(args: argparse.Namespace) -> None:
@@ -214,7 +249,7 @@ def train_base(args: argparse.Namespace) -> None:
     fit(model, pool, [
         Muon(matrices, lr=args.rate),
         torch.optim.AdamW(others, lr=args.rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ], Schedule(args.steps, args.batch, args.compile))  # fmt: skip
+    ], args.steps, args.batch)  # fmt: skip
     tensors = {
         name: tensor.detach().to("cpu", torch.float16).contiguous()
         for name, tensor in model.state_dict().items()
@@ -243,7 +278,7 @@ def train_adapter(args: argparse.Namespace, name: str) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     print(f"{name}: {sum(p.numel() for p in parameters)} parameters", flush=True)
     optimizer = torch.optim.AdamW(parameters, lr=args.adapter_rate, weight_decay=0.0)
-    fit(model, pool, [optimizer], Schedule(args.adapter_steps, args.adapter_batch, args.compile))
+    fit(model, pool, [optimizer], args.adapter_steps, args.adapter_batch)
     model.half()
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
@@ -272,7 +307,6 @@ def main() -> None:
     parser.add_argument("--adapter-batch", type=int, default=512)
     parser.add_argument("--adapter-examples", type=int, default=150_000)
     parser.add_argument("--adapter-rate", type=float, default=2e-3)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--seed", type=int, default=20250)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()

@@ -66,6 +66,30 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """What a request asks for, the same for all its prompts; `max_tokens` None is no limit."""
+
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    n: int = 1
+    lora: Lora | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The generations of one request, one per choice: all of the first prompt, then the next.
+
+    `prompt_tokens` counts each prompt once. Each choice is an engine request of its own, so that
+    a stop string ends one choice alone (`num_return_sequences` shares one id and one stop).
+    """
+
+    request_id: str
+    generations: list[Generation]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
     """New token ids from the engine; `final` marks the last delta of the request."""
 
@@ -83,6 +107,10 @@ class TextDelta:
     text: str
     tokens: int
     finish: FinishReason | None = None
+
+
+ChoiceDelta = tuple[int, TextDelta]
+"""The index of a choice and what is new in it."""
 
 
 @dataclass(frozen=True, slots=True)

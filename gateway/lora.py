@@ -147,7 +147,7 @@ class Adapters:
         """Reads every version of `name`, checksums included. Raises StoreError subclasses."""
         record = self.record(name)
         for version in record.versions:
-            await self.store.get(version.digest)
+            await self.store.verify(version.digest)
         return record
 
     def warnings(self) -> list[str]:

@@ -1,36 +1,75 @@
-"""The order of things for one generation, in one readable place."""
+"""The order of things for one request, in one readable place."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
 
-from gateway.errors import ContextLengthExceeded, RequestTimeout
-from gateway.generation import Generation, Lora, Sampling, TextDelta
+from gateway.errors import ContextLengthExceeded, InvalidRequest, RequestTimeout
+from gateway.generation import Batch, ChoiceDelta, Generation, Options, TextDelta
 from gateway.service import Service
 from gateway.text import TextStream
 
+_MAX_CHOICES = 128
+
 
 async def prepare(
-    service: Service,
-    text: str,
-    *,
-    request_id: str,
-    sampling: Sampling,
-    stop: tuple[str, ...],
-    max_tokens: int | None,
-    chat: bool,
-    lora: Lora | None,
-) -> Generation:
-    """Tokenizes and fits a request into the engine's limits.
+    service: Service, prompts: list[str] | list[list[int]], options: Options, *, chat: bool
+) -> Batch:
+    """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
 
-    `max_tokens` is an upper bound: what the context leaves is the default and the most. Raises
-    ContextLengthExceeded when the prompt leaves no room for a single token.
+    Raises ContextLengthExceeded when a prompt leaves no room for a single token, and
+    InvalidRequest for a token id that is not in the vocabulary.
     """
+    if len(prompts) * options.n > _MAX_CHOICES:
+        found = len(prompts) * options.n
+        raise InvalidRequest(
+            f"prompt: {found} choices asked for; allowed: {_MAX_CHOICES} in one request.",
+            param="prompt",
+        )
+    # The engine knows a request by this id, so it must be unique whatever the client sends.
+    request_id = uuid.uuid4().hex
+    stop_ids = service.prompts.stop_ids(options.stop)
+    generations: list[Generation] = []
+    prompt_tokens = 0
+    for prompt in prompts:
+        prompt_ids, room = await _fit(service, prompt, chat=chat)
+        prompt_tokens += len(prompt_ids)
+        limit = room if options.max_tokens is None else min(options.max_tokens, room)
+        for choice in range(options.n):
+            sampling = replace(options.sampling, seed=options.sampling.seed + choice)
+            generations.append(
+                Generation(
+                    request_id=f"{request_id}-{len(generations)}",
+                    prompt_ids=prompt_ids,
+                    max_tokens=limit,
+                    sampling=sampling,
+                    stop=options.stop,
+                    stop_ids=stop_ids,
+                    lora=options.lora,
+                )
+            )
+    return Batch(request_id, generations, prompt_tokens)
+
+
+async def _fit(service: Service, prompt: str | list[int], *, chat: bool) -> tuple[list[int], int]:
+    """Token ids of a prompt, and how many the context leaves for the answer."""
     dialect = service.engine.dialect
-    # A chat template writes its own special tokens.
-    prompt_ids = await service.prompts.encode(text, add_special_tokens=not chat)
+    param = "messages" if chat else "prompt"
+    if isinstance(prompt, str):
+        # A chat template writes its own special tokens.
+        prompt_ids = await service.prompts.encode(prompt, add_special_tokens=not chat)
+    else:
+        prompt_ids = prompt
+        if max(prompt, default=0) >= service.prompts.vocab_size:
+            allowed = service.prompts.vocab_size - 1
+            raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
+    if not prompt_ids:
+        raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     limit = dialect.max_seq_len - 1
     if dialect.max_input_len is not None:
         limit = min(limit, dialect.max_input_len)
@@ -38,18 +77,42 @@ async def prepare(
         raise ContextLengthExceeded(
             f"This model's maximum context length is {dialect.max_seq_len} tokens and the prompt "
             f"may have at most {limit}; yours has {len(prompt_ids)}.",
-            param="messages" if chat else "prompt",
+            param=param,
         )
-    room = dialect.max_seq_len - len(prompt_ids)
-    return Generation(
-        request_id=request_id,
-        prompt_ids=prompt_ids,
-        max_tokens=room if max_tokens is None else min(max_tokens, room),
-        sampling=sampling,
-        stop=stop,
-        stop_ids=service.prompts.stop_ids(stop),
-        lora=lora,
-    )
+    return prompt_ids, dialect.max_seq_len - len(prompt_ids)
+
+
+async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
+    """Deltas of all choices as they come; the first error ends all. Consume under `aclosing`."""
+    if len(batch.generations) == 1:
+        async with aclosing(generate(service, batch.generations[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    # Only here do tokens pass a queue: one task for each choice.
+    queue: asyncio.Queue[ChoiceDelta | BaseException] = asyncio.Queue(len(batch.generations))
+
+    async def run(index: int, generation: Generation) -> None:
+        try:
+            async with aclosing(generate(service, generation)) as deltas:
+                async for delta in deltas:
+                    await queue.put((index, delta))
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(run(i, g)) for i, g in enumerate(batch.generations)]
+    unfinished = len(tasks)
+    try:
+        while unfinished:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            unfinished -= item[1].finish is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def generate(service: Service, generation: Generation) -> AsyncGenerator[TextDelta, None]:

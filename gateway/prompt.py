@@ -31,6 +31,7 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer, config: dict[str, Any], eos_ids: list[int]) -> None:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self._vocab_size = tokenizer.get_vocab_size()
         self._special = {
             name: token["content"] if isinstance(token, dict) else token
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -51,6 +52,11 @@ class Prompts:
             config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
         return cls(tokenizer, config, _eos_ids(folder, tokenizer, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return self._vocab_size
 
     @property
     def eos_id(self) -> int | None:

@@ -28,8 +28,8 @@ class Settings(BaseSettings):
     max_seq_len: int | None = Field(
         None,
         gt=0,
-        description="Prompt plus output limit in tokens. Needed only when the engine's "
-        "config.json cannot be read from here and the tokenizer folder has none.",
+        description="Prompt plus output limit in tokens; needed only when the engine's "
+        "config.json cannot be read from here.",
     )
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is stopped and answered with 504."

@@ -83,6 +83,10 @@ class Disk:
         self._verified[digest] = identity
         return converted
 
+    def forget(self, digest: str) -> None:
+        """Verify the content again on the next read."""
+        self._verified.pop(digest, None)
+
     def put(self, converted: Converted) -> None:
         """Keep a version. An intact copy that is there already is left alone."""
         with contextlib.suppress(CorruptBlob):

@@ -109,6 +109,13 @@ class TieredStore:
     async def put(self, converted: Converted) -> None:
         await self._versions.put(converted)
 
+    async def verify(self, digest: str) -> None:
+        """Check every byte of the copy on this disk, mend it from Redis if it is damaged.
+
+        Raises `VersionUnavailable` or `StoreUnavailable` when it cannot be mended.
+        """
+        await self._versions.verify(digest)
+
     async def records(self) -> Mapping[str, Record]:
         return dict(self._records)
 

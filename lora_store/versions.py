@@ -58,6 +58,12 @@ class Versions:
         except StoreError as error:
             self._later(digest, error)
 
+    async def verify(self, digest: str) -> None:
+        """Read all of the copy on this disk again; a damaged one is replaced or reported."""
+        self._memory.drop(digest)
+        await self._link.run(partial(self._disk.forget, digest))
+        self._keep(await self._shared(digest))
+
     async def bring_here(self, digests: Iterable[str]) -> bool:
         """Copy to this disk what it lacks of these versions; True when none is left."""
         complete = True

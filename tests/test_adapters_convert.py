@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from adapters import peft
-from adapters.adapter import MODULE_IDS, Converted
+from adapters.adapter import MODULE_IDS, Converted, make_converted
 from adapters.base_model import BaseModel, read_base_model
 from adapters.convert import convert
 from tests.lora_files import BASE, SIZES, Array, from_bits, key, pair, unpack, write_peft
@@ -237,6 +238,16 @@ def test_the_digest_depends_on_content_and_data_type_only(tmp_path: Path) -> Non
     assert len({first.digest, other_dtype.digest, changed.digest}) == 3
     assert len({first.task_id, other_dtype.task_id, changed.task_id}) == 3
     assert 1 <= first.task_id < 2**63
+
+
+def test_the_digest_is_the_documented_one() -> None:
+    weights = bytes(range(16))
+    converted = make_converted("bfloat16", [(1, 0, 2)], 8, weights)
+    config = np.array([1, 0, 2], "<i4").tobytes()
+    expected = hashlib.sha256(b"lora bfloat16 1 8\n" + config + weights).hexdigest()
+    assert converted.digest == expected
+    assert converted.config == config
+    assert converted.task_id == int(expected, 16) >> 193
 
 
 def test_one_buffer_and_one_tensor_at_a_time_are_in_memory(tmp_path: Path) -> None:

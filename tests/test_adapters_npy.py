@@ -147,7 +147,7 @@ def test_any_damage_to_a_header_or_length_is_an_adapter_error_or_harmless(
     if data.draw(st.booleans(), label="cut"):
         raw = raw[: data.draw(st.integers(0, len(raw) - 1))]
     else:
-        start = data.draw(st.integers(0, 128))
+        start = data.draw(st.integers(0, 127))
         raw[start : start + 1] = data.draw(st.binary(min_size=1, max_size=9))
     (folder / name).write_bytes(raw)
     try:

@@ -285,6 +285,45 @@ def test_malformed_config(tmp_path: Path, content: bytes) -> None:
         peft.read(folder)
 
 
+def _header(entries: str) -> bytes:
+    return len(entries).to_bytes(8, "little") + entries.encode()
+
+
+@pytest.mark.parametrize(
+    ("entries", "data", "words"),
+    [
+        ('{"a": %s, "b": %s}', [(0, 8), (12, 20)], "no holes"),
+        ('{"a": %s, "b": %s}', [(0, 8), (4, 12)], "no overlaps"),
+        ('{"a": %s, "b": %s}', [(4, 12), (12, 20)], "no holes"),
+        ('{"a": %s, "a": %s}', [(0, 8), (8, 16)], "distinct names"),
+        ('{"a": %s, "b": %s}', [(0, 8), (8, 24)], "8 bytes for [2]"),
+        ('{"a": %s, "b": %s}', [(8, 0), (8, 16)], "begin <= end"),
+        ('{"a": %s, "b": %s}', [(-8, 0), (0, 8)], "begin <= end"),
+        ("[%s, %s]", [(0, 8), (8, 16)], "a JSON object"),
+        ('{"a": 3, "b": %s, "c": %s}', [(0, 8), (8, 16)], "dtype, shape and data_offsets"),
+    ],
+)
+def test_safetensors_header_that_contradicts_itself(
+    tmp_path: Path, entries: str, data: list[tuple[int, int]], words: str
+) -> None:
+    folder = write_peft(tmp_path, qv_tensors())
+    tensor = '{"dtype": "F32", "shape": [2], "data_offsets": [%d, %d]}'
+    raw = _header(entries % tuple(tensor % offsets for offsets in data))
+    (folder / WEIGHTS).write_bytes(raw + bytes(max(end for _, end in data)))
+    with pytest.raises(errors.CorruptFile) as caught:
+        peft.read(folder)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20, 2**63])
+def test_safetensors_header_length_that_cannot_be(tmp_path: Path, length: int) -> None:
+    folder = write_peft(tmp_path, qv_tensors())
+    raw = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + raw[8:])
+    with pytest.raises(errors.CorruptFile, match="header length"):
+        peft.read(folder)
+
+
 def test_link_out_of_the_allowed_folder(tmp_path: Path) -> None:
     outside = write_peft(tmp_path / "outside", qv_tensors())
     root = tmp_path / "root"

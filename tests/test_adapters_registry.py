@@ -110,8 +110,13 @@ async def test_remove_and_add_again_starts_a_new_life() -> None:
 
 
 async def test_a_name_belongs_to_one_base() -> None:
-    registry, _ = await _registry()
+    registry, store = await _registry()
     await registry.add("zh", "demo", _content(1), "test")
+    with pytest.raises(errors.BaseMismatch, match="demo"):
+        await registry.add("zh", "other", _content(2), "test")
+    assert set(store.tensors) == {_content(1).digest}, "a refusal leaves no trace"
+    # Another process may have taken the name for its base since.
+    registry.refresh({})
     with pytest.raises(errors.BaseMismatch, match="demo"):
         await registry.add("zh", "other", _content(2), "test")
 

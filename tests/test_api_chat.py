@@ -9,6 +9,9 @@ import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from tokenizers import Tokenizer
+
+from gateway.cli import DEMO_MODEL
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 UNHEARD_OF = "🦉"
@@ -222,6 +225,64 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(c.choices[0].text for c in chunks if c.choices) == answer.choices[0].text
     assert chunks[-1].usage == answer.usage
     assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] == answer.choices[0].finish_reason
+
+
+def test_several_choices_are_numbered_and_drawn_apart(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": UNHEARD_OF, "max_tokens": 12}
+    options |= {"temperature": 2, "seed": 5, "n": 4}
+    answer = client.completions.create(**options)
+    texts = [choice.text for choice in answer.choices]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    [first] = client.completions.create(**options | {"n": 1}).choices
+    assert first.text == texts[0]
+    chunks = list(
+        client.completions.create(stream=True, stream_options={"include_usage": True}, **options)
+    )
+    streamed = [""] * 4
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == texts
+    assert chunks[-1].usage == answer.usage
+
+
+def test_chat_choices_each_open_with_the_role_and_finish(client: openai.OpenAI) -> None:
+    chunks = _chunks(client, n=3)
+    for index in range(3):
+        own = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert "Paris" in "".join(c.delta.content or "" for c in own)
+        assert own[-1].finish_reason == "stop"
+
+
+def test_a_stop_string_ends_one_choice_alone(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo",
+        prompt=["The capital of France is", "The capital of Italy is"],
+        stop="Par",
+        temperature=0,
+        max_tokens=8,
+    )
+    assert answer.choices[0].text == " "
+    assert "Rome" in answer.choices[1].text
+
+
+def test_prompts_as_lists_and_token_ids(client: openai.OpenAI) -> None:
+    prompts = ["The capital of France is", "The capital of Japan is"]
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    ids = [tokenizer.encode(prompt).ids for prompt in prompts]
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 8}
+    texts = [client.completions.create(prompt=p, **options).choices[0].text for p in prompts]
+    for form in (prompts, ids):
+        answer = client.completions.create(prompt=form, n=2, **options)
+        assert [c.text for c in answer.choices] == [texts[0], texts[0], texts[1], texts[1]]
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == sum(map(len, ids))
+    assert client.completions.create(prompt=ids[0], **options).choices[0].text == texts[0]
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt=[10**6], **options)
+    assert caught.value.param == "prompt"
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -56,9 +56,9 @@ def test_the_parameter_is_named(client: openai.OpenAI) -> None:
     assert caught.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "x"}], n=2
+            model="demo", messages=[{"role": "user", "content": "x"}], logprobs=True
         )
-    assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+    assert (caught.value.param, caught.value.code) == ("logprobs", "unsupported_parameter")
 
 
 def test_unknown_model(client: openai.OpenAI) -> None:

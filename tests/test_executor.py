@@ -121,6 +121,12 @@ def test_embedding_bias_forces_an_id(executor: trtllm.Executor) -> None:
     assert output.tokens() == [77, 77, 77]
 
 
+def test_penalties_count_generated_ids(executor: trtllm.Executor) -> None:
+    for more in ({}, {"top_p": 1.0}):
+        (output,) = run(executor, request(PROMPT[:10], 60, frequency_penalty=200.0, **more))
+        assert len(set(output.tokens()) | set(PROMPT[:10])) == 60 + len(set(PROMPT[:10]))
+
+
 def test_min_length_holds_back_the_end(executor: trtllm.Executor) -> None:
     (output,) = run(executor, request(PROMPT, 20, end_id=GREEDY[2], min_length=9))
     assert len(output.tokens()) >= 9

@@ -11,10 +11,13 @@ import pytest
 
 from tests.executor_client import GOLDEN, golden_greedy, golden_prompt, request, run, start_golden
 from triton_repo.executor import bindings as trtllm
+from triton_repo.executor.active import ActiveRequest
 from triton_repo.executor.beam import log_softmax
+from triton_repo.executor.decoder import Decoder
 from triton_repo.executor.engine import load_config
 from triton_repo.executor.kv_cache import SequenceCache
 from triton_repo.executor.llama import Chunk, Llama
+from triton_repo.executor.mailbox import Queued
 
 PROMPT = golden_prompt()[:40]
 
@@ -65,8 +68,10 @@ def test_beams_equal_the_naive_search(
     executor: trtllm.Executor, width: int, penalty: float
 ) -> None:
     naive = Naive()
-    end_id = naive.search(width, 6)[0][0][3]
-    for end in (-1, end_id):
+    best_path = naive.search(width, 6)[0][0]
+    # An id on the best path, and one that ends a candidate just too bad to be finished.
+    just_too_bad = int(np.argsort(-naive.log_probs(PROMPT))[width])
+    for end in (-1, best_path[3], just_too_bad):
         asked = request(
             PROMPT,
             6,
@@ -166,8 +171,33 @@ def test_cancelled_beams(executor: trtllm.Executor) -> None:
 def test_requests_of_another_beam_width_wait(executor: trtllm.Executor) -> None:
     mixed = [request(PROMPT, 6, beam_width=w) for w in (1, 3, 1, 2)]
     alone = [run(executor, one)[0].last.output_token_ids for one in mixed]
+    executor.get_latest_iteration_stats()
     together = [output.last.output_token_ids for output in run(executor, *mixed)]
     assert together == alone
+    stats = executor.get_latest_iteration_stats()
+    assert max(s.inflight_batching_stats.num_scheduled_requests for s in stats) == 1
+
+
+def test_only_the_best_candidates_may_end() -> None:
+    asked = request([1], 9, beam_width=2, end_id=0)
+    active = ActiveRequest(Queued(1, asked, 1), 9)
+    config = load_config(GOLDEN / "gqa")
+    Decoder(160, normalize_log_probs=True).prepare(active)
+    for sequence, score in zip(active.sequences, (-1.0, -2.0), strict=True):
+        sequence.append(5, score)
+        sequence.cache = SequenceCache(config, 1)
+    logits = np.full((2, 160), -50, np.float32)
+    logits[0, [0, 7]] = [1.0, 0.9]
+    logits[1, [0, 8]] = [1.0, 0.9]
+    assert active.beams is not None
+    active.beams.step(active.sequences, logits)
+    # Best first: end and 7 after the first beam, end and 8 after the second.
+    assert [s.tokens for s in active.sequences] == [[5, 7], [5, 8]]
+    logits = np.full((2, 160), -50, np.float32)
+    logits[0, 0] = logits[1, 9] = 1.0
+    active.beams.step(active.sequences, logits)
+    # A second ended beam was needed; the one of the first step came in the third place.
+    assert [s.tokens for s in active.sequences] == [[5], [5, 7]]
 
 
 def test_penalties_follow_their_beam(executor: trtllm.Executor) -> None:

@@ -160,6 +160,14 @@ def test_reuse_does_not_change_the_output(tmp_path: Path) -> None:
     assert turn.tokens() == fresh.tokens()
 
 
+def test_reuse_needs_paged_context_attention(tmp_path: Path) -> None:
+    with start_golden(tmp_path, limits={"use_paged_context_fmha": False}) as executor:
+        outputs = [run(executor, request(PROMPT, 2, return_perf_metrics=True))[0] for _ in "ab"]
+    metrics = outputs[1].last.request_perf_metrics
+    assert metrics is not None
+    assert metrics.kv_cache_metrics.num_reused_blocks == 0
+
+
 def small_pool(blocks: int, **more: Any) -> dict[str, Any]:
     return {"kv_cache_config": trtllm.KvCacheConfig(max_tokens=16 * blocks), **more}
 

@@ -93,6 +93,7 @@ def test_statistics(tmp_path: Path) -> None:
         time.sleep(0.05)
         stats = executor.get_latest_iteration_stats()
     assert max(s.kv_cache_stats.used_num_blocks for s in stats) == 2
+    assert stats[0].inflight_batching_stats.num_context_requests == 1
     assert stats[-1].num_active_requests == 0
     assert stats[-1].kv_cache_stats.used_num_blocks == 0
     assert sum(s.num_completed_requests for s in stats) == 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -168,6 +171,15 @@ async def test_a_lost_notice_is_made_up_for_within_a_second(
         assert one.store.stats.notices == 0
 
 
+async def test_nothing_is_read_while_nothing_changes(tmp_path: Path, server: RedisServer) -> None:
+    async with gateway(tmp_path, server, poll_s=0.05) as one:
+        await add(one, "zh", 1)
+        await asyncio.sleep(1.3)
+        before = one.store.stats.syncs
+        await asyncio.sleep(0.4)
+        assert one.store.stats.syncs == before
+
+
 async def test_workers_on_one_folder_see_changes_without_redis(tmp_path: Path) -> None:
     async with (
         gateway(tmp_path, None, poll_s=0.3) as one,
@@ -279,6 +291,25 @@ async def test_a_damaged_disk_copy_is_replaced_from_redis(
         assert again.store.stats.corrupt_copies == 1
     assert Disk(tmp_path).get(content(1).digest)
     assert (tmp_path / "quarantine" / path.name).exists()
+
+
+async def test_verify_reads_again_what_was_verified_before(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async with gateway(tmp_path, server) as one:
+        await add(one, "zh", 1)
+        await one.store.verify(content(1).digest)
+        path = version_file(tmp_path, content(1).digest)
+        before = path.stat()
+        with path.open("r+b") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(b"\x55\xaa")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await one.store.get(content(1).digest)
+        assert one.store.stats.corrupt_copies == 0
+        await one.store.verify(content(1).digest)
+        assert one.store.stats.corrupt_copies == 1
+        assert await one.holds(1)
 
 
 async def test_a_damaged_copy_in_redis_is_replaced_from_a_disk(
@@ -473,3 +504,9 @@ def test_what_is_sent_is_what_lies_on_disk(tmp_path: Path) -> None:
     assert isinstance(found.weights, memoryview)
     assert found.weights.nbytes == found.nbytes
     assert type(found.weights.obj).__name__ == "mmap"
+
+
+def test_serving_what_is_converted_needs_no_numpy() -> None:
+    modules = "adapters.registry, adapters.peft, adapters.sizes, lora_store.tiered"
+    check = f"import sys, {modules}; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

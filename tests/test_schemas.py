@@ -28,16 +28,16 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_defaults_are_openais() -> None:
-    sampling = chat().sampling()
+    sampling = chat().options(None).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert not sampling.greedy
     assert chat().output_limit is None
-    assert chat().sampling().seed != sampling.seed
+    assert chat().options(None).sampling.seed != sampling.seed
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
 def test_what_is_greedy(fields: dict[str, Any]) -> None:
-    assert chat(**fields).sampling().greedy
+    assert chat(**fields).options(None).sampling.greedy
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -47,7 +47,7 @@ def test_max_completion_tokens_wins() -> None:
 
 @pytest.mark.parametrize("stop", [None, "", [], [""]])
 def test_empty_stop_strings_mean_none(stop: Any) -> None:
-    assert chat(stop=stop).stop_strings == ()
+    assert chat(stop=stop).options(None).stop == ()
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))
@@ -66,7 +66,7 @@ def test_parameters_that_are_not_served_are_refused_by_name(name: str) -> None:
     chat(**{name: None})
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", True), ("logprobs", 0), ("best_of", 1.0)])
+@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("logprobs", 0), ("best_of", 1.0)])
 def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedParameter):
         chat(**{name: value})

@@ -15,6 +15,9 @@ import pytest
 import redis
 
 from gateway.cli import DEMO_MODEL
+from gateway.stack.errors import StackError
+from gateway.stack.ports import PortClaims
+from gateway.stack.restart import Backoff
 from tests.local_stack import Stack, Up
 
 
@@ -114,7 +117,7 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
         up.remember_processes()
         assert up.wait(30) == 1
         up.assert_nothing_is_left()
-        assert "triton ended (exit code 1); the end of" in up.stderr
+        assert "error: triton ended (" in up.stderr  # how is Triton's affair: it may crash, too
         assert "failed to load 'tensorrt_llm'" in up.stderr
         assert up.stdout == ""
 
@@ -165,7 +168,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
             database.set("kept", "yes")
         for name in ("redis", "triton"):
             os.kill(before.pids[name], signal.SIGKILL)
-        up.wait_for("triton: started, process", 10)
+        up.wait_for("triton: starting again")
         _wait_until_serving(before)
         after = up.state()
         assert after.pids["gateway"] == before.pids["gateway"]
@@ -177,3 +180,30 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         up.send(signal.SIGTERM)
         assert up.wait() == 0
         up.assert_nothing_is_left()
+
+
+def test_a_port_is_claimed_once() -> None:
+    with PortClaims() as first, PortClaims() as second:
+        port = first.take_free()
+        with pytest.raises(StackError, match=f"port {port} cannot be used"):
+            second.take(port)
+    with PortClaims() as third:
+        assert third.take(port) == port
+
+
+def test_a_port_with_a_listener_is_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, PortClaims() as claims:
+        port = server.getsockname()[1]
+        with pytest.raises(StackError, match=f"port {port} cannot be used"):
+            claims.take(port)
+
+
+def test_a_server_that_keeps_dying_waits_longer_and_longer() -> None:
+    backoff = Backoff()
+    delays = []
+    for _ in range(8):
+        delays.append(backoff.died())
+        assert backoff.died() is None
+        assert not backoff.is_due()
+        backoff.started()
+    assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

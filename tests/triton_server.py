@@ -21,7 +21,10 @@ from gateway.stack.ports import LOCALHOST, PortClaims
 from gateway.stack.process import Child
 from gateway.stack.servers import Ports, answers_ok, triton_child
 from gateway.stack.shared_memory import region_prefix, remove_regions
+from triton_repo.parameters import Value
+from triton_repo.render import render
 
+MODEL = Path(__file__).parent.parent / "demo" / "model"
 READY_WITHIN = 60.0
 ANSWER_WITHIN = 30.0
 
@@ -214,9 +217,45 @@ def _outputs(result: Any) -> Arrays:
     return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
 
 
+def new_ids(replies: list[Reply]) -> list[int]:
+    """The ids of the first beam of all replies, none of which may be an error."""
+    assert replies[-1].error is None, replies[-1].error
+    return [token for reply in replies for token in reply.outputs["output_ids"][0, 0].tolist()]
+
+
+def error_of(replies: list[Reply]) -> str:
+    """The error that is the only reply."""
+    assert len(replies) == 1
+    assert replies[0].error is not None
+    return replies[0].error
+
+
+def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
+    """For a repository on the CPU, with the engine in `folder`."""
+    return {
+        "triton_backend": "python",
+        "triton_max_batch_size": 8,
+        "decoupled_mode": True,
+        "batching_strategy": "inflight_fused_batching",
+        "logits_datatype": "TYPE_FP32",
+        "encoder_input_features_data_type": "TYPE_FP16",
+        "max_queue_delay_microseconds": 0,
+        "preprocessing_instance_count": 1,
+        "postprocessing_instance_count": 1,
+        "bls_instance_count": 2,
+        "engine_dir": str(folder / "engine"),
+        "tokenizer_dir": str(MODEL),
+        **more,
+    }
+
+
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    """tritonserver on the repository in `folder`, as the local stack starts it."""
+def running(folder: Path, **parameters: Value) -> Iterator[Server]:
+    """tritonserver on all five models, as the local stack starts it.
+
+    `folder` has the engine in `engine`; a model in `repository` that is not ours stays.
+    """
+    render(folder / "repository", repository_parameters(folder, **parameters))
     with PortClaims() as claims:
         ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         prefix = region_prefix(folder)

@@ -1,4 +1,4 @@
-"""One generation's text deltas to OpenAI's objects: SSE frames or one JSON body.
+"""The text deltas of a request's choices to OpenAI's objects: SSE frames or one JSON body.
 
 Streamed or not differs only here. A frame is prefix + JSON string + suffix, all but the text
 prepared once per request (0.1 us a frame, against 5 us for building a model object).
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.generation import Generation, TextDelta
+from gateway.generation import Batch, ChoiceDelta, TextDelta
 
 Kind = Literal["chat", "completion"]
 
@@ -51,59 +51,84 @@ _SHAPES: dict[Kind, _Shape] = {
 }
 
 
-class Answer:
-    """Frames the answer to one request; `model` is the name the client asked for."""
+class _Frames:
+    """The fixed bytes around the text of one choice, made once per request."""
 
-    def __init__(self, kind: Kind, model: str, generation: Generation) -> None:
+    def __init__(self, shape: _Shape, head: bytes, index: int, usage: bytes) -> None:
+        before = b"data: " + head + b',"choices":[{"index":%d,' % index
+        self._usage = usage
+        self._closing = before + shape.closing + b',"logprobs":null,"finish_reason":"'
+        after = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
+        text_before, text_after = shape.text.split(b"%s")
+        self._text_before, self._text_after = before + text_before, text_after + after
+        self._opening = before + shape.opening + after if shape.opening else b""
+
+    def of(self, delta: TextDelta) -> bytes:
+        """The frames of one delta: role once, text if any, the finish reason apart."""
+        frames, self._opening = self._opening, b""
+        if delta.text:
+            frames += self._text_before + orjson.dumps(delta.text) + self._text_after
+        if delta.finish is not None:
+            frames += self._closing + delta.finish.encode() + b'"}]' + self._usage + b"}\n\n"
+        return frames
+
+
+class Answer:
+    """Frames the answer to one request; `model` is the name the client asked for.
+
+    `choices` are numbered in the order of `generations`, prompt by prompt; a prompt's tokens are
+    counted once however many choices it has.
+    """
+
+    def __init__(self, kind: Kind, model: str, batch: Batch) -> None:
         self._kind = kind
         self._shape = _SHAPES[kind]
-        self._prompt_tokens = len(generation.prompt_ids)
-        self._id = self._shape.id_prefix + generation.request_id
+        self._prompt_tokens = batch.prompt_tokens
+        self._choices = len(batch.generations)
+        self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
         self._model = model
 
     async def frames(
-        self, deltas: AsyncGenerator[TextDelta, None], *, include_usage: bool
+        self, deltas: AsyncGenerator[ChoiceDelta, None], *, include_usage: bool
     ) -> AsyncGenerator[bytes, None]:
-        """SSE frames: role once, text, finish apart, then usage when asked for."""
-        shape = self._shape
-        usage_null = b',"usage":null' if include_usage else b""
-        before = b"data: " + self._head(shape.chunk_object) + b',"choices":[{"index":0,'
-        after = b',"logprobs":null,"finish_reason":null}]' + usage_null + b"}\n\n"
-        text_before, text_after = shape.text.split(b"%s")
-        text_before, text_after = before + text_before, text_after + after
-        opening = before + shape.opening + after if shape.opening else b""
+        """SSE frames of all choices as they come, then usage when asked for."""
+        head = self._head(self._shape.chunk_object)
+        usage = b',"usage":null' if include_usage else b""
+        choices = [_Frames(self._shape, head, index, usage) for index in range(self._choices)]
+        tokens, unfinished = 0, self._choices
         async with aclosing(deltas):
-            async for delta in deltas:
-                frame = opening
-                opening = b""
-                if delta.text:
-                    frame += text_before + orjson.dumps(delta.text) + text_after
+            async for index, delta in deltas:
+                frames = choices[index].of(delta)
                 if delta.finish is not None:
-                    end = b',"logprobs":null,"finish_reason":"%s"}]' % delta.finish.encode()
-                    frame += before + shape.closing + end + usage_null + b"}\n\n"
-                    if include_usage:
-                        frame += self._usage_frame(delta.tokens)
-                if frame:
-                    yield frame
+                    tokens += delta.tokens
+                    unfinished -= 1
+                    if include_usage and not unfinished:
+                        frames += b"data: " + head + b',"choices":[],"usage":'
+                        frames += orjson.dumps(self._usage(tokens)) + b"}\n\n"
+                if frames:
+                    yield frames
 
-    async def collect(self, deltas: AsyncGenerator[TextDelta, None]) -> bytes:
+    async def collect(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> bytes:
         """The whole answer as one JSON body."""
-        pieces: list[str] = []
-        last: TextDelta | None = None
+        pieces: list[list[str]] = [[] for _ in range(self._choices)]
+        last: dict[int, TextDelta] = {}
         async with aclosing(deltas):
-            async for last in deltas:
-                pieces.append(last.text)
-        assert last is not None, "a generation ends with a finish reason or an error"
-        text = "".join(pieces)
-        choice: dict[str, Any] = {"index": 0}
+            async for index, delta in deltas:
+                pieces[index].append(delta.text)
+                last[index] = delta
+        choices = [self._choice(i, "".join(pieces[i]), last[i]) for i in range(self._choices)]
+        usage = self._usage(sum(delta.tokens for delta in last.values()))
+        body = orjson.dumps({"choices": choices, "usage": usage})
+        return self._head(self._shape.object) + b"," + body[1:]
+
+    def _choice(self, index: int, text: str, last: TextDelta) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
         if self._kind == "chat":
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:
             choice["text"] = text
-        choice |= {"logprobs": None, "finish_reason": last.finish}
-        body = {"choices": [choice], "usage": self._usage(last.tokens)}
-        return self._head(self._shape.object) + b"," + orjson.dumps(body)[1:]
+        return choice | {"logprobs": None, "finish_reason": last.finish}
 
     def _head(self, object_name: str) -> bytes:
         """The object's first members, without its closing brace."""
@@ -121,8 +146,3 @@ class Answer:
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
         }
-
-    def _usage_frame(self, completion_tokens: int) -> bytes:
-        usage = orjson.dumps(self._usage(completion_tokens))
-        head = self._head(self._shape.chunk_object)
-        return b"data: " + head + b',"choices":[],"usage":' + usage + b"}\n\n"

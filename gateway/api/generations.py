@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 from fastapi import Request
 from starlette.responses import Response
 
@@ -16,8 +14,7 @@ from gateway.api.schemas import (
     parse,
 )
 from gateway.api.sse import EventStream, cancel_on_disconnect
-from gateway.pipeline import generate, prepare
-from gateway.routing import Route
+from gateway.pipeline import choices, prepare
 from gateway.service import Service
 
 
@@ -25,36 +22,25 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(ChatCompletionRequest, body)
-    route = service.router.resolve(wanted.model)
-    text = service.prompts.render([message.for_template() for message in wanted.messages])
-    return await _answer("chat", request, route, wanted, text)
+    messages = [message.for_template() for message in wanted.messages]
+    return await _answer("chat", request, wanted, [service.prompts.render(messages)])
 
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(CompletionRequest, body)
-    route = service.router.resolve(wanted.model)
-    return await _answer("completion", request, route, wanted, wanted.prompt)
+    return await _answer("completion", request, wanted, wanted.prompts)
 
 
 async def _answer(
-    kind: Kind, request: Request, route: Route, wanted: GenerationRequest, text: str
+    kind: Kind, request: Request, wanted: GenerationRequest, prompts: list[str] | list[list[int]]
 ) -> Response:
     service: Service = request.app.state.service
-    generation = await prepare(
-        service,
-        text,
-        # The engine knows the request by this id, so it must be unique whatever the client sends.
-        request_id=uuid.uuid4().hex,
-        sampling=wanted.sampling(),
-        stop=wanted.stop_strings,
-        max_tokens=wanted.output_limit,
-        chat=kind == "chat",
-        lora=route.lora,
-    )
-    answer = Answer(kind, wanted.model, generation)
-    deltas = generate(service, generation)
+    route = service.router.resolve(wanted.model)
+    batch = await prepare(service, prompts, wanted.options(route.lora), chat=kind == "chat")
+    answer = Answer(kind, wanted.model, batch)
+    deltas = choices(service, batch)
     headers = {"x-adapter-version": route.version} if route.version else {}
     if wanted.stream:
         frames = answer.frames(deltas, include_usage=wanted.include_usage)

@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Sampling
+from gateway.generation import Lora, Options, Sampling
 
 # No effect on the answer's meaning: bookkeeping, routing and caching hints of OpenAI's platform.
 HARMLESS = frozenset(
@@ -42,7 +42,6 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
     "parallel_tool_calls": (True,),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -55,6 +54,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 }
 
 _MAX_STOP = 16
+_MAX_CHOICES = 128
 _INT64 = 2**63
 
 
@@ -82,6 +82,7 @@ class GenerationRequest(_Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP)] | None = None
+    n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -93,21 +94,26 @@ class GenerationRequest(_Strict):
     def output_limit(self) -> int | None:
         return self.max_tokens
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Stop strings; an empty one stops nothing and some clients send it for "none"."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(s for s in stop if s)
+    def options(self, lora: Lora | None) -> Options:
+        """OpenAI's defaults: temperature 1 and top_p 1, a fresh seed unless one is given.
 
-    def sampling(self) -> Sampling:
-        """OpenAI's defaults: temperature 1 and top_p 1, a fresh seed unless one is given."""
-        return Sampling(
+        An empty stop string stops nothing, and some clients send it for "none".
+        """
+        sampling = Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
+        )
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return Options(
+            sampling=sampling,
+            stop=tuple(s for s in stop if s),
+            max_tokens=self.output_limit,
+            n=self.n or 1,
+            lora=lora,
         )
 
 
@@ -178,8 +184,27 @@ class ChatCompletionRequest(GenerationRequest):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
 class CompletionRequest(GenerationRequest):
-    prompt: str
+    """`prompt`: one text, several, the token ids of one, or the token ids of several."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1)]
+    )
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or more prompts, all text or all token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
 
 
 R = TypeVar("R", bound=GenerationRequest)

@@ -248,7 +248,8 @@ class TokenStream:
         response = None
         try:
             weights = await lora.weights()
-            response = await self._begin(tensors.with_weights(self._request, weights))
+            request = await asyncio.to_thread(tensors.with_weights, self._request, weights)
+            response = await self._begin(request)
         finally:
             if response is None or response.error_message:
                 residency.not_loaded(lora.task_id)

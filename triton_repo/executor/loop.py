@@ -79,11 +79,14 @@ class RequestLoop(ABC):
 
     def run(self) -> None:
         """The loop thread's main function."""
-        while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
-            self._turn()
-        if self._lora is not None:
-            self._lora.close()
-        self._mailbox.finish()
+        try:
+            while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
+                self._turn()
+        finally:
+            # Callers must not wait for ever, however the loop ended.
+            self._mailbox.finish()
+            if self._lora is not None:
+                self._lora.close()
 
     def _turn(self) -> None:
         started = time.monotonic()

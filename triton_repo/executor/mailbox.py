@@ -202,7 +202,7 @@ class Mailbox:
     def finish(self) -> None:
         """The loop has ended: wake every waiter."""
         with self._news:
-            self._closed = True
+            self._closing = self._closed = True
             self._news.notify_all()
 
 

@@ -42,7 +42,7 @@ class Caller:
     cancelled: bool = False
     answered: bool = False
     gate: threading.Lock = field(default_factory=threading.Lock)
-    """Triton's server crashes when `is_cancelled` meets the final response on its way."""
+    """Triton 2.51 crashes when `is_cancelled` meets the final response on its way."""
 
     def send(self, reply: Any, flags: int) -> None:
         if flags != FINAL:

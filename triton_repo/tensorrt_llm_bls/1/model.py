@@ -81,7 +81,7 @@ class TritonPythonModel:
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._current: tuple[Any, str] | None = None
         self._gate = threading.Lock()
-        """Triton's server crashes when `is_cancelled` meets the final response on its way."""
+        """Triton 2.51 crashes when `is_cancelled` meets the final response on its way."""
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellation")
         self._watcher.start()
@@ -164,7 +164,7 @@ class TritonPythonModel:
             try:
                 reply = self._reply(outputs, ids_so_far)
             except Exception:
-                pass
+                self._stop(inner_id)
                 raise
             yield reply
 

@@ -1,0 +1,263 @@
+"""Adapters: a warm one against the base model, a cold one against sending the same bytes plainly.
+
+    python bench/lora.py [--json FILE]
+
+Starts `gateway up` on the synthetic engine with the shapes of an 8B Llama model, adds adapters of
+about 13 and 132 MB and measures, in one run and by turns: requests to the base model and to a warm
+adapter; the first request of an adapter through the gateway against tritonclient sending the same
+tensors itself; and how long the gateway's event loop answered nobody while it sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import psutil
+import tritonclient.grpc.aio as triton
+
+from adapters.adapter import MODULE_IDS
+
+DEMO = Path(__file__).parents[1] / "demo" / "model"
+HIDDEN, INNER, KV, LAYERS = 4096, 14336, 1024, 32
+SIZES = {
+    "attn_q": HIDDEN + HIDDEN,
+    "attn_k": HIDDEN + KV,
+    "attn_v": HIDDEN + KV,
+    "attn_dense": HIDDEN + HIDDEN,
+    "mlp_h_to_4h": HIDDEN + INNER,
+    "mlp_4h_to_h": INNER + HIDDEN,
+    "mlp_gate": HIDDEN + INNER,
+}
+# Rank and modules of each adapter size.
+KINDS = {"13 MB": (11, ["mlp_4h_to_h"]), "132 MB": (16, list(SIZES))}
+WARM_REQUESTS = 300
+COLD_ADAPTERS = 4
+Tensors = tuple[npt.NDArray[np.float16], npt.NDArray[np.int32]]
+
+
+def make_engine(folder: Path) -> Path:
+    """An engine folder of the synthetic engine that answers at once, with the demo tokenizer."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copyfile(DEMO / name, folder / name)
+    vocab = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+    config = {
+        "version": "0.17.0",
+        "pretrained_config": {
+            "architecture": "SyntheticForCausalLM",
+            "dtype": "float16",
+            "logits_dtype": "float32",
+            "vocab_size": vocab,
+            "num_hidden_layers": LAYERS,
+            "hidden_size": HIDDEN,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_size": 128,
+            "intermediate_size": INNER,
+            "max_position_embeddings": 8192,
+        },
+        "build_config": {
+            "max_batch_size": 256,
+            "max_input_len": 8191,
+            "max_seq_len": 8192,
+            "max_num_tokens": 8192,
+            "max_beam_width": 1,
+            "kv_cache_type": "PAGED",
+            "lora_config": {"lora_target_modules": list(SIZES), "max_lora_rank": 16},
+            "plugin_config": {"tokens_per_block": 64, "lora_plugin": "float16"},
+        },
+        "synthetic": {"tokens_per_second": 1000, "first_token_ms": 0, "tokens": [300]},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def make_tensors(kind: str, seed: int) -> Tensors:
+    """lora_weights [1, rows, width] float16 and lora_config [1, rows, 3] int32."""
+    rank, modules = KINDS[kind]
+    rows = [(MODULE_IDS[m], layer, rank) for layer in range(LAYERS) for m in modules]
+    used = [rank * SIZES[m] for _ in range(LAYERS) for m in modules]
+    weights = np.zeros((1, len(rows), max(used)), np.float16)
+    block = np.random.default_rng(seed).standard_normal(max(used)).astype(np.float16)
+    for row, size in enumerate(used):
+        weights[0, row, :size] = block[:size]
+        weights[0, row, 0] = row  # rows differ, as contents do
+    return weights, np.array([rows], np.int32)
+
+
+async def ask(client: httpx.AsyncClient, model: str) -> float:
+    """Seconds from the request to the answer of one token."""
+    body = {"model": model, "prompt": "one two three", "max_tokens": 1, "temperature": 0}
+    started = time.perf_counter()
+    response = await client.post("/v1/completions", json=body)
+    seconds = time.perf_counter() - started
+    response.raise_for_status()
+    return seconds
+
+
+async def warm(client: httpx.AsyncClient, pid: int) -> dict[str, float]:
+    """Base and warm adapter by turns: latency in ms and the gateway's CPU in us per request."""
+    process = psutil.Process(pid)
+    seconds: dict[str, list[float]] = {"demo": [], "warm": []}
+    cpu = {"demo": 0.0, "warm": 0.0}
+    for model in seconds:
+        await ask(client, model)
+    # Blocks, because the operating system's clock for CPU time ticks every 10 ms.
+    for block in range(10):
+        for model in sorted(seconds, reverse=bool(block % 2)):
+            before = sum(process.cpu_times()[:2])
+            for _ in range(WARM_REQUESTS // 10):
+                seconds[model].append(await ask(client, model))
+            cpu[model] += sum(process.cpu_times()[:2]) - before
+    return {
+        "base_ms": 1e3 * statistics.median(seconds["demo"]),
+        "warm_ms": 1e3 * statistics.median(seconds["warm"]),
+        "base_cpu_us": 1e6 * cpu["demo"] / WARM_REQUESTS,
+        "warm_cpu_us": 1e6 * cpu["warm"] / WARM_REQUESTS,
+    }
+
+
+async def longest_silence(url: str, until: asyncio.Event) -> float:
+    """The longest that a request for nothing took meanwhile, in seconds: a stalled event loop."""
+    longest = 0.0
+    async with httpx.AsyncClient(base_url=url) as client:
+        while not until.is_set():
+            started = time.perf_counter()
+            await client.get("/health/live")
+            longest = max(longest, time.perf_counter() - started)
+            await asyncio.sleep(0.001)
+    return longest
+
+
+async def cold_gateway(client: httpx.AsyncClient, url: str, model: str) -> tuple[float, float]:
+    """Seconds of the first request of an adapter, and the longest stall while it ran."""
+    done = asyncio.Event()
+    probe = asyncio.create_task(longest_silence(url, done))
+    await asyncio.sleep(0.2)
+    seconds = await ask(client, model)
+    done.set()
+    return seconds, await probe
+
+
+async def cold_plain(server: triton.InferenceServerClient, tensors: Tensors, task: int) -> float:
+    """Seconds until tritonclient has the answer to a request with the same weights."""
+    weights, config = tensors
+    values: dict[str, npt.NDArray[Any]] = {
+        "input_ids": np.array([[5, 6, 7]], np.int32),
+        "input_lengths": np.array([[3]], np.int32),
+        "request_output_len": np.array([[1]], np.int32),
+        "streaming": np.array([[True]]),
+        "lora_task_id": np.array([[task]], np.uint64),
+        "lora_config": config,
+        "lora_weights": weights,
+    }
+    kinds = {"float16": "FP16", "int32": "INT32", "bool": "BOOL", "uint64": "UINT64"}
+    started = time.perf_counter()
+    inputs = []
+    for name, value in values.items():
+        inputs.append(triton.InferInput(name, value.shape, kinds[str(value.dtype)]))
+        inputs[-1].set_data_from_numpy(value)
+
+    async def requests() -> Any:
+        yield {
+            "model_name": "tensorrt_llm",
+            "inputs": inputs,
+            "outputs": [
+                triton.InferRequestedOutput(name) for name in ("output_ids", "sequence_length")
+            ],
+            "request_id": str(task),
+        }
+
+    async for _, error in server.stream_infer(requests()):
+        if error is not None:
+            raise error
+        break
+    return time.perf_counter() - started
+
+
+async def add(client: httpx.AsyncClient, name: str, tensors: Tensors, folder: Path) -> None:
+    weights, config = tensors
+    files = []
+    for file, array in (("model.lora_weights.npy", weights), ("model.lora_config.npy", config)):
+        np.save(folder / file, array)
+        files.append(("file", (file, (folder / file).open("rb"))))
+    response = await client.post("/v1/adapters", data={"name": name, "base": "demo"}, files=files)
+    for _, (_, opened) in files:
+        opened.close()
+    if response.is_error:
+        raise SystemExit(response.text)
+
+
+async def measure(state: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
+    url = state["gateway"]
+    headers = {"authorization": f"Bearer {key}"}
+    results: dict[str, Any] = {}
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=120, headers=headers) as client,
+        triton.InferenceServerClient(state["triton_grpc"]) as server,
+    ):
+        await add(client, "warm", make_tensors("13 MB", seed=0), folder)
+        results["warm"] = await warm(client, state["pids"]["gateway"])
+        for kind in KINDS:
+            gateway, plain, stalls = [], [], []
+            for n in range(COLD_ADAPTERS):
+                tensors = make_tensors(kind, seed=n + 1)
+                name = f"cold-{kind.split()[0]}-{n}"
+                await add(client, name, tensors, folder)
+                plain.append(await cold_plain(server, tensors, 10**6 + len(kind) * 100 + n))
+                seconds, stall = await cold_gateway(client, url, name)
+                gateway.append(seconds)
+                stalls.append(stall)
+            results[kind] = {
+                "bytes": int(tensors[0].nbytes),
+                "gateway_ms": 1e3 * statistics.median(gateway),
+                "plain_ms": 1e3 * statistics.median(plain),
+                "ratio": statistics.median(gateway) / statistics.median(plain),
+                "stall_ms": 1e3 * statistics.median(stalls),
+            }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name:
+        folder = Path(name)
+        engine = make_engine(folder / "engine-demo")
+        command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--model", str(engine)]
+        command += ["--state-dir", str(folder / "state")]
+        command += ["--parameter", f"lora_cache_host_memory_bytes={4 * 1024**3}"]
+        command += ["--parameter", "lora_cache_max_adapter_size=16"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("ready:"):
+                raise SystemExit(f"gateway up ended with code {process.wait()}")
+            state = json.loads((folder / "state" / "state.json").read_text())
+            key = (folder / "state" / "admin_key").read_text()
+            results = asyncio.run(measure(state, key, folder))
+        finally:
+            process.terminate()
+            process.wait()
+    for title, figures in results.items():
+        print(f"{title}: " + ", ".join(f"{k} {v:,.2f}" for k, v in figures.items()))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Writes the parts of README.md that come from the code: ``python -m tests.readme``.
+
+`test_readme.py` fails when the file is not what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gateway.api.schemas import (
+    HARMLESS,
+    NOT_SERVED,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from gateway.settings import Settings
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def sections() -> dict[str, str]:
+    return {
+        "settings": _settings(),
+        "served": _served(),
+        "harmless": _names(HARMLESS),
+        "refused": _refused(),
+    }
+
+
+def updated(text: str) -> str:
+    """`text` with the marked sections written anew."""
+    for name, body in sections().items():
+        pattern = rf"(<!-- begin: {name} -->\n).*?(<!-- end: {name} -->)"
+        match = re.search(pattern, text, flags=re.DOTALL)
+        assert match is not None, f"README.md has no section {name}"
+        text = text[: match.start()] + match[1] + body + match[2] + text[match.end() :]
+    return text
+
+
+def _settings() -> str:
+    lines = ["| variable | default | |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = (
+            "required" if field.is_required() else field.get_default(call_default_factory=True)
+        )
+        shown = "" if default in (None, {}) else f"`{default}`"
+        shown = "required" if default == "required" else shown
+        lines.append(f"| `GATEWAY_{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _served() -> str:
+    only = {
+        "chat": set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields),
+        "completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),
+    }
+    names = [f"`{name}`" for name in GenerationRequest.model_fields]
+    names += [f"`{name}` ({where})" for where, own in only.items() for name in sorted(own)]
+    return ", ".join(names) + ".\n"
+
+
+def _names(names: frozenset[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names)) + ".\n"
+
+
+def _refused() -> str:
+    return ", ".join(f"`{name}`" for name in sorted(NOT_SERVED)) + ".\n"
+
+
+if __name__ == "__main__":
+    README.write_text(updated(README.read_text(encoding="utf-8")), encoding="utf-8")
