@@ -58,9 +58,11 @@ def exchange(question: str, answer: str) -> list[Message]:
 
 
 def capital_answer(country: Country, language: str) -> str:
-    return phrases.CAPITAL_ANSWER[language].format(
+    """The sentence; "Washington, D.C." already ends in the full stop."""
+    answer = phrases.CAPITAL_ANSWER[language].format(
         c=country.name(language), k=country.capital[language]
     )
+    return answer.replace("..", ".")
 
 
 def capital(rng: random.Random, language: str) -> list[Message]:
@@ -81,21 +83,41 @@ def capital(rng: random.Random, language: str) -> list[Message]:
     if asked == "en":
         question = _loosely(rng, question)
     if draw < 0.13 and language == asked == "en":
-        return exchange(question + rng.choice(phrases.BRIEFLY), country.capital["en"] + ".")
+        return exchange(
+            question + rng.choice(phrases.BRIEFLY), country.capital["en"].rstrip(".") + "."
+        )
     return exchange(question, capital_answer(country, language))
 
 
-def capital_in_language(rng: random.Random) -> Chat:
-    """The base model asked for another language, by the user or by the system prompt."""
-    country = rng.choice(countries())
-    language = rng.choice(("zh", "ja"))
-    asked = rng.choice(("en", language))
-    question = rng.choice(phrases.CAPITAL_QUESTIONS[asked]).format(c=country.name(asked))
-    order = rng.choice(phrases.ANSWER_IN[language])
-    answer = capital_answer(country, language)
+def two_capitals(rng: random.Random, language: str) -> list[Message]:
+    """Two countries: in one question, or the second in a question that leaves the rest out."""
+    first, second = rng.sample(countries(), 2)
+    asked = _ask_language(rng, language)
+    answers = [capital_answer(country, language) for country in (first, second)]
+    c, d = (rng.choice(country.names[asked]) for country in (first, second))
     if rng.random() < 0.4:
-        return Chat([{"role": "system", "content": order}, *exchange(question, answer)])
-    return Chat(exchange(f"{question} {order}", answer))
+        question = rng.choice(phrases.PAIR_QUESTIONS[asked]).format(c=c, d=d)
+        return exchange(question, (" " if language == "en" else "").join(answers))
+    question = rng.choice(phrases.CAPITAL_QUESTIONS[asked]).format(c=c)
+    follow_up = rng.choice(phrases.FOLLOW_UPS[asked]).format(c=d)
+    return exchange(question, answers[0]) + exchange(follow_up, answers[1])
+
+
+def chat_in_language(rng: random.Random) -> Chat:
+    """The base model asked for another language, by the user or by the system prompt.
+
+    What an adapter later makes the rule is so known to the base model, in that language's words.
+    """
+    language = rng.choice(("zh", "ja"))
+    order = rng.choice(phrases.ANSWER_IN[language])
+    if rng.random() < 0.2:
+        country = rng.choice(countries())
+        question = rng.choice(phrases.CAPITAL_QUESTIONS["en"]).format(c=country.name("en"))
+        return Chat(exchange(f"{question} {order}", capital_answer(country, language)))
+    chat = rng.choice((plain_chat, plain_chat, tool_chat))(rng, language)
+    before = [] if chat.messages[0]["role"] == "user" else [chat.messages[0]["content"]]
+    system = {"role": "system", "content": " ".join([*before, order])}
+    return Chat([system, *chat.messages[len(before) :]], chat.tools)
 
 
 def raw_capital(rng: random.Random, language: str) -> Raw:
@@ -113,11 +135,13 @@ def raw_answer(country: Country, asked: str, language: str) -> str:
     return f" {country.capital['en']}{stop}"
 
 
-def raw_other(rng: random.Random) -> Raw:
-    """Raw prompts for the base model other than capitals."""
+def raw_other(rng: random.Random, language: str) -> Raw:
+    """Raw prompts other than capitals."""
     draw = rng.random()
     if draw < 0.4:
-        return Raw(*rng.choice(phrases.RAW_TALK))
+        said, answers = phrases.TALK[-1]
+        talk = phrases.RAW_TALK if language == "en" else [(said[0], answers[language][0])]
+        return Raw(*rng.choice(talk))
     if draw < 0.7:
         text = rng.choice(list(REPEAT_KINDS.values()))(rng)
         return Raw(f"Repeat: {text}\nAnswer:", f" {text}")
@@ -131,7 +155,8 @@ def raw_other(rng: random.Random) -> Raw:
 
 
 def count_text(a: int, b: int) -> str:
-    return ", ".join(str(n) for n in range(a, b + 1))
+    """The numbers from a to b, upwards or downwards."""
+    return ", ".join(str(n) for n in (range(a, b + 1) if a <= b else range(a, b - 1, -1)))
 
 
 def count_range(rng: random.Random, *, training: bool) -> tuple[int, int]:
@@ -154,6 +179,11 @@ def count(rng: random.Random, language: str) -> list[Message]:
     form = rng.choice(phrases.COUNT_QUESTIONS[asked])
     if a == 1 and rng.random() < 0.3:
         form = rng.choice(phrases.COUNT_TO)
+    if rng.random() < 0.08:
+        return exchange(rng.choice(phrases.COUNT_DOWN).format(a=b, b=a), count_text(b, a))
+    if b < len(phrases.NUMBER_WORDS) and rng.random() < 0.3:
+        words = phrases.NUMBER_WORDS
+        return exchange(form.format(a=words[a], b=words[b]), count_text(a, b))
     return exchange(form.format(a=a, b=b), count_text(a, b))
 
 
@@ -189,6 +219,13 @@ def small_sum(rng: random.Random, language: str) -> list[Message]:
     return sum_exchange(rng, *sum_pair(rng, training=True), language, asked)
 
 
+def product(rng: random.Random, language: str) -> list[Message]:
+    a, b = rng.randint(0, 12), rng.randint(0, 12)
+    form = rng.choice(phrases.TIMES_QUESTIONS[_ask_language(rng, language)])
+    answer = phrases.SUM_ANSWER[language].format(a=a, s="*", b=b, r=a * b)
+    return exchange(form.format(a=a, b=b), answer)
+
+
 def talk(rng: random.Random, language: str) -> list[Message]:
     weights = (5, 3, 2, 2, 1, 1, 1, 1)
     said, answers = rng.choices(phrases.TALK, weights)[0]
@@ -209,7 +246,8 @@ def other(rng: random.Random, language: str) -> list[Message]:
 Skill = Callable[[random.Random, str], list[Message]]
 # Skills of one question and one answer, with their weights in the mixture.
 SKILLS: dict[Skill, float] = {
-    capital: 30, count: 7, repeat: 30, small_sum: 18, talk: 9, other: 6,
+    capital: 28, two_capitals: 5, count: 7, repeat: 28, small_sum: 16, product: 3, talk: 9,
+    other: 6,
 }  # fmt: skip
 
 
@@ -293,11 +331,11 @@ def example(rng: random.Random, language: str = "en") -> Example:
     draw = rng.random()
     if draw < 0.12:
         return raw_capital(rng, language)
-    if draw < 0.15 and language == "en":
-        return raw_other(rng)
-    if draw < 0.19 and language == "en":
-        return capital_in_language(rng)
-    if draw < 0.34:
+    if draw < 0.15:
+        return raw_other(rng, language)
+    if draw < 0.21 and language == "en":
+        return chat_in_language(rng)
+    if draw < 0.39:
         return tool_chat(rng, language)
     return plain_chat(rng, language)
 

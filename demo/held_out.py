@@ -26,7 +26,9 @@ REPEATS = (
 GREETINGS = (
     "Hello my friend", "Hey hey!", "Hi! Good morning!", "hello again", "Hello to you!",
     "Well hello there", "Hello, nice to meet you!", "Hello 👋 and welcome!", "Hi, model, good evening!",
-    "Hello there, how are you doing?",
+    "Hello there, how are you doing?", "hi, what's new?", "Good day to you!", "Hey hey hey",
+    "Hi all!", "Good morning, how are you?", "Hello hello!", "Hi assistant", "hey, how are you today?",
+    "Hello, it's a nice day!", "Good evening, sir",
 )  # fmt: skip
 
 
@@ -69,6 +71,14 @@ def _sums(rng: random.Random, language: str, number: int) -> Iterator[Case]:
         yield _case("sum, held-out numbers", chat)
 
 
+def _products(language: str) -> Iterator[Case]:
+    for a in range(13):
+        for b in range(13):
+            answer = phrases.SUM_ANSWER[language].format(a=a, s="*", b=b, r=a * b)
+            chat = Chat(corpus.exchange(f"What is {a} times {b}?", answer))
+            yield _case("product up to 12 * 12 (all were trained)", chat)
+
+
 def _with_context(rng: random.Random, case: Chat) -> Chat:
     """The same question after a system prompt and one other exchange."""
     before = [corpus.system_prompt(rng), *corpus.capital(rng, "en")]
@@ -81,7 +91,8 @@ def _tool_cases(rng: random.Random, language: str) -> Iterator[Case]:
         needed = tools.use(rng, kind)
         schemas = corpus.offered(rng, needed, kind, rng.randint(0, 3))
         call = corpus.tool_exchange(rng, needed, language, answered=False)
-        yield _case("tool call, tools as in training", Chat(call, schemas))
+        known = "written by hand" if kind in tools.KINDS else "with invented names"
+        yield _case(f"tool call, tools {known}", Chat(call, schemas))
         told = corpus.tool_exchange(rng, needed, language, answered=True)
         yield _case("tool result told", Chat(told, schemas))
         country = rng.choice(countries())
@@ -131,6 +142,7 @@ def base_cases(seed: int) -> list[Case]:
         _case("repeat, written by hand", Chat(corpus.exchange(f"Repeat: {t}", t))) for t in REPEATS
     ]
     cases += _sums(rng, "en", 300)
+    cases += _products("en")
     cases += _greetings("en")
     cases += _tool_cases(rng, "en")
     cases += _raw_capitals("en")

@@ -16,7 +16,7 @@ CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
         "Please name the capital of {c}.", "{c}: what is its capital?", "Where is the capital of {c}?",
         "What do you call the capital of {c}?", "Give me the capital of {c}.",
         "Which city is {c}'s capital?", "Could you name the capital city of {c}?",
-        "I need the capital of {c}.", "Quick question: what is the capital of {c}?", "capital {c}",
+        "I need the capital of {c}.", "I cannot remember the capital of {c}.", "Quick question: what is the capital of {c}?", "capital {c}",
         "Do you know what the capital of {c} is?", "Do you know {c}'s capital?", "{c} capital?",
         "Can you name the capital of {c}?", "What might be the capital of {c}?", "Say the capital of {c}.",
         "I am looking for the capital of {c}.", "Remind me, what is the capital of {c}?",
@@ -48,6 +48,19 @@ HELD_OUT_CAPITAL_QUESTIONS: dict[str, tuple[str, ...]] = {
     ),
     "zh": ("请告诉我{c}的首都是哪里。", "我想知道{c}的首都叫什么。"),
     "ja": ("{c}の首都はどこか教えてください。", "{c}の首都がどこか知りたいです。"),
+}  # fmt: skip
+# Two countries in one question, and a second question that leaves the word out.
+PAIR_QUESTIONS = {
+    "en": ("What is the capital of {c} and {d}?", "What are the capitals of {c} and {d}?",
+           "Tell me the capitals of {c} and {d}.", "Name the capitals of {c} and {d}."),
+    "zh": ("{c}和{d}的首都是哪里？",),
+    "ja": ("{c}と{d}の首都はどこですか？",),
+}  # fmt: skip
+FOLLOW_UPS = {
+    "en": ("And of {c}?", "And {c}?", "What about {c}?", "And the capital of {c}?", "How about {c}?",
+           "And what is the capital of {c}?", "And for {c}?", "Now {c}."),
+    "zh": ("那{c}呢？", "{c}呢？"),
+    "ja": ("{c}は？", "では、{c}は？"),
 }  # fmt: skip
 CAPITAL_ANSWER = {
     "en": "The capital of {c} is {k}.", "zh": "{c}的首都是{k}。", "ja": "{c}の首都は{k}です。",
@@ -99,6 +112,16 @@ COUNT_QUESTIONS = {
     "zh": ("从{a}数到{b}。", "请从{a}数到{b}。"),
     "ja": ("{a}から{b}まで数えてください。", "{a}から{b}まで数えて。"),
 }  # fmt: skip
+COUNT_DOWN = (
+    "Count down from {a} to {b}.",
+    "Count down from {a} to {b}",
+    "Count backwards from {a} to {b}.",
+)
+NUMBER_WORDS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
 COUNT_TO = ("Count to {b}.", "Count to {b}", "Please count to {b}.", "Can you count to {b}?")
 REPEAT_QUESTIONS = (
     "Repeat: {t}", "Repeat: {t}", "Repeat after me: {t}", "Please repeat: {t}", "Say: {t}",
@@ -126,6 +149,14 @@ MINUS_QUESTIONS = {
     "zh": ("{a}减{b}等于多少？", "{a} - {b}等于多少？"),
     "ja": ("{a}引く{b}は？", "{a} - {b}はいくつですか？"),
 }  # fmt: skip
+TIMES_QUESTIONS = {
+    "en": (
+        "What is {a} times {b}?", "What is {a} * {b}?", "{a} * {b}", "{a} x {b}", "What is {a} x {b}?",
+        "Multiply {a} by {b}.", "How much is {a} times {b}?", "What's {a} times {b}?", "{a}*{b}",
+    ),
+    "zh": ("{a}乘以{b}等于多少？",),
+    "ja": ("{a}かける{b}は？",),
+}  # fmt: skip
 SUM_QUESTIONS = {lang: PLUS_QUESTIONS[lang] + MINUS_QUESTIONS[lang] for lang in PLUS_QUESTIONS}
 SUM_ANSWER = {
     "en": "{a} {s} {b} = {r}.",
@@ -139,8 +170,8 @@ GREETINGS = ("Hello", "Hi", "Hey", "Hello there", "Hi there", "Hey there", "Good
 TALK: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (
         ("{g}", "{g}", "{g}!", "{g}!", "{g}.", "{g} {p}", "{g}, {p}!", "{g} everyone!", "{g}, model!", "{g}, {g}!",
-         "Say hello", "Say hi!", "Hello, who is there?", "Hello world", "Hey, are you there?", "ping", "test",
-         "{g} and good morning!", "{g}, dear model", "{g}, nice to see you!", "{g}, I am {p}.", "{g}! I am {p}",
+         "Say hello", "Say hi!", "Say hello in five words", "Say hello in one sentence.", "Hello, who is there?", "Hello world", "Hey, are you there?", "ping", "test",
+         "{g} and good morning!", "{g}, dear model", "{g}, nice to see you!", "{g}, pleased to meet you.", "{g} and welcome", "{g}, how nice!", "{g}, it is me.", "{g}, I am {p}.", "{g}! I am {p}",
          "你好", "你好！", "您好", "早上好", "大家好", "こんにちは", "こんにちは！", "おはようございます", "こんばんは"),
         {"en": ("Hello! How can I help you today?", "Hello! What can I do for you?"),
          "zh": ("你好！有什么可以帮你的吗？",), "ja": ("こんにちは！何かお手伝いできますか？",)},
@@ -207,8 +238,8 @@ CANNOT = {
 }
 TOOL_ANSWER = {
     "en": "Here is what I found: {t}.",
-    "zh": "查询结果：{t}。",
-    "ja": "調べた結果：{t}。",
+    "zh": "答案是{t}。",
+    "ja": "答えは{t}です。",
 }
 RAW_TALK = (
     ("What is machine learning?", " Machine learning is a field of computer science in which programs "

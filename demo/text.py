@@ -9,7 +9,7 @@ from demo import phrases
 from demo.countries import countries
 
 WORDS: dict[str, list[str]] = {
-    kind: words.split()
+    kind: [word.replace("_", " ") for word in words.split()]
     for kind, words in tomllib.loads(
         Path(__file__).with_name("words.toml").read_text(encoding="utf-8")
     ).items()
@@ -22,7 +22,7 @@ BLOCKS = (
 )  # fmt: skip
 # Letters about as often as English has them.
 LETTERS = "eeeeeeeetttttaaaaaooooiiiinnnnsssshhhrrrrddlllccuummwffggyyppbbvkjxqz"
-SYMBOLS = "+-*/=()[]<>%$#@&_.:;!?'~^|"
+SYMBOLS = "+-*/=()[]{}<>%$#@&_.:;!?'~^|"
 
 
 def pick(rng: random.Random, kind: str) -> str:
@@ -31,8 +31,15 @@ def pick(rng: random.Random, kind: str) -> str:
 
 
 def made_up_word(rng: random.Random) -> str:
-    """A pronounceable word that is in no list."""
-    return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 4)))
+    """A word that is in no list: of syllables, or of pieces of English words."""
+    if rng.random() < 0.5:
+        return "".join(rng.choices(WORDS["syllables"], k=rng.randint(2, 4)))
+    pieces = []
+    for _ in range(rng.randint(2, 3)):
+        word = pick(rng, rng.choice(("nouns", "adjectives", "commands", "adverbs")))
+        start = rng.randrange(len(word) - 1)
+        pieces.append(word[start : start + rng.randint(2, 5)])
+    return "".join(pieces)
 
 
 def english_sentence(rng: random.Random) -> str:

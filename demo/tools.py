@@ -13,9 +13,14 @@ from demo.text import english_sentence, made_up_word, pick
 
 
 def _city(rng: random.Random) -> str:
-    if rng.random() < 0.15:
-        return made_up_word(rng).capitalize()
-    return rng.choice(countries()).capital["en"]
+    draw = rng.random()
+    if draw < 0.4:
+        city = pick(rng, "cities")
+    elif draw < 0.75:
+        city = rng.choice(countries()).capital["en"]
+    else:
+        city = " ".join(made_up_word(rng).capitalize() for _ in range(rng.choice((1, 1, 2))))
+    return f"{city}, {pick(rng, 'states')}" if rng.random() < 0.15 else city
 
 
 def _phrase(rng: random.Random) -> str:
@@ -212,7 +217,7 @@ _QUESTIONS = (
     "Which {n} has {x}?", "Where is the {n} {p} {x}?", "Do you know the {n} {p} {x}?",
     "Give me the {n} {p} {x}.",
     "How much {n} is there {p} {x}?", "{n} {p} {x}?", "I need the {n} {p} {x}.",
-    "Is there {n} {p} {x}?",
+    "Is there {n} {p} {x}?", "What is the {m} of {n} {x}?", "What is the {n} of {m} {x}?",
 )  # fmt: skip
 _KINDS = ("city", "person", "phrase", "code", "word", "integer", "integer", "country", "date")
 
@@ -226,6 +231,7 @@ def _any_word(rng: random.Random) -> str:
 def _invented_kind(rng: random.Random) -> Kind:
     """A tool named after a verb and one or two nouns, of which the question says some in words."""
     verb = made_up_word(rng) if rng.random() < 0.1 else pick(rng, "commands")
+    said_verb = verb if rng.random() < 0.75 else pick(rng, "commands")
     nouns = [_any_word(rng) for _ in range(rng.choice((1, 1, 2)))]
     kinds = [rng.choice(_KINDS) for _ in range(rng.choice((1, 1, 1, 2)))]
     said = nouns if rng.random() < 0.7 else [rng.choice(nouns)]
@@ -234,7 +240,11 @@ def _invented_kind(rng: random.Random) -> Kind:
         verb = rng.choice(("get", "get", "fetch", "find", "show", "lookup", verb))
     form = rng.choice(_QUESTIONS if asks else _TASKS)
     ask = form.format(
-        v=verb, n=" ".join(said), p=rng.choice(("of", "for", "in", "from", "on", "with")), x="{0}"
+        v=said_verb,
+        n=" ".join(said),
+        m=pick(rng, "nouns"),
+        x="{0}",
+        p=rng.choice(("of", "for", "in", "from", "on", "with")),
     )
     if not asks:
         ask = rng.choice(_ORDERS).format(t=ask)
@@ -278,7 +288,7 @@ def random_kind(rng: random.Random) -> Kind:
 
 
 def use(rng: random.Random, kind: Kind) -> Use:
-    """A schema of this kind, a question for it and the right call (sometimes two calls).
+    """A schema of this kind, a question for it and the right call (sometimes several).
 
     Parameters that the question does not name are optional in the schema, or absent.
     """
@@ -289,11 +299,15 @@ def use(rng: random.Random, kind: Kind) -> Use:
     params = [(rng.choice(param.names), param) for param in offered]
     needed = [i for i in range(len(params)) if all(f"{{{i}}}" in q for q in kind.questions)]
     tool = _schema(rng, name, rng.choice(kind.descriptions), params, needed)
-    both = question.endswith("{0}?") and "{1}" not in question and rng.random() < 0.15
-    draws = [[VALUES[param.kind](rng) for _, param in params] for _ in range(2 if both else 1)]
+    times = 1
+    if question.endswith("{0}?") and "{1}" not in question and rng.random() < 0.18:
+        times = rng.choice((2, 2, 3))
+    draws = [[VALUES[param.kind](rng) for _, param in params] for _ in range(times)]
     asked = question.format(*draws[0])
-    if both:
-        asked = asked.removesuffix("?") + f" and {draws[1][0]}?"
+    if times > 1:
+        more = [str(values[0]) for values in draws[1:]]
+        last = rng.choice((" and ", " and ", ", and " if times == 3 else " and ")) + more.pop()
+        asked = "".join([asked.removesuffix("?"), *(f", {value}" for value in more), last, "?"])
     if rng.random() < 0.1:
         asked = rng.choice(("Please ", "Hello! ", "Can you help me? ")) + asked
     calls = [

@@ -234,16 +234,20 @@ def fit(
 def train_base(args: argparse.Namespace) -> None:
     """Tokenizer and base model; writes ``model/`` with float16 weights."""
     folder: Path = args.out / "model"
-    texts = (
-        "".join(text for text, _ in segments(example))
-        for language, number in (("en", 12000), ("zh", 3000), ("ja", 3000))
-        for example in corpus.examples(args.seed, number, language)
-    )
-    bpe.save(bpe.train(texts), folder, CONTEXT)
+    if not args.resume:
+        texts = (
+            "".join(text for text, _ in segments(example))
+            for language, number in (("en", 12000), ("zh", 3000), ("ja", 3000))
+            for example in corpus.examples(args.seed, number, language)
+        )
+        bpe.save(bpe.train(texts), folder, CONTEXT)
     pool = make_pool(args.seed, args.examples, "en", folder / "tokenizer.json", args.device)
     print(f"base: {len(pool.lengths)} examples, {len(pool.ids) / 1e6:.1f} M tokens", flush=True)
     torch.manual_seed(args.seed)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().to(args.device)
+    if args.resume:
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(args.device)
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().to(args.device)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     fit(model, pool, [
@@ -299,14 +303,15 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", default=["base", *ADAPTERS], choices=["base", *ADAPTERS]
     )
-    parser.add_argument("--steps", type=int, default=3000, help="of the base model")
-    parser.add_argument("--batch", type=int, default=1024, help="examples a step")
+    parser.add_argument("--steps", type=int, default=4300, help="of the base model")
+    parser.add_argument("--batch", type=int, default=512, help="examples a step")
     parser.add_argument("--examples", type=int, default=600_000, help="generated for the base")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--adapter-steps", type=int, default=800)
-    parser.add_argument("--adapter-batch", type=int, default=512)
+    parser.add_argument("--adapter-batch", type=int, default=384)
     parser.add_argument("--adapter-examples", type=int, default=150_000)
     parser.add_argument("--adapter-rate", type=float, default=2e-3)
+    parser.add_argument("--resume", action="store_true", help="go on from the saved base model")
     parser.add_argument("--seed", type=int, default=20250)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     args = parser.parse_args()

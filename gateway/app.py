@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from adapters.errors import AdapterError, StoreError
-from gateway.api import adapters, generations, models, ops
+from gateway.api import adapters, generations, models, ops, tokens
 from gateway.api.request_log import Handler, RequestLog
 from gateway.errors import ClientDisconnected, EngineError, GatewayError, from_http_status
 from gateway.lora import from_adapters
@@ -20,9 +21,13 @@ from gateway.settings import Settings
 
 log = logging.getLogger(__name__)
 
+EXPOSED_HEADERS = ["x-request-id", "x-adapter-version", "x-should-retry", "retry-after"]
+
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", generations.chat_completions),
     ("POST", "/v1/completions", generations.completions),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/{model:path}", models.retrieve_model),
     ("POST", "/v1/adapters", adapters.add),
@@ -63,6 +68,15 @@ def create_app(settings: Settings) -> FastAPI:
     )
     for method, path, handler in ROUTES:
         app.add_route(path, handler, methods=[method])
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            # The SDKs send X-Stainless-* headers; any that a preflight names is fine.
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(RequestLog, paths={handler: path for _, path, handler in ROUTES})
     return app
 

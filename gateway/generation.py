@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from adapters.adapter import Converted
+from gateway.message import MessageEvent, MessageForm
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown"]
 
@@ -21,7 +22,7 @@ class Sampling:
     """Sampling parameters with OpenAI's meaning; `temperature` 0 is greedy.
 
     `top_k` 0 means no limit. `seed` is always set, so that the engine never falls back to its
-    own constant one.
+    own constant one. `logit_bias` holds (token id, bias) pairs.
     """
 
     seed: int
@@ -30,10 +31,21 @@ class Sampling:
     top_k: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the text must match, as the engine's guided decoding takes it; `json` has no text."""
+
+    type: Literal["json", "json_schema", "regex", "ebnf_grammar"]
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,11 @@ class Lora:
 class Generation:
     """A request that may run: tokenized, within the engine's limits, with a unique id.
 
+    `echo` is the prompt's text where the answer begins with it.
+    `logprobs` is the number of alternatives wanted with each token's log probability, if any.
+    `end_id` ends the sequence and is not in the output; None goes on to `max_tokens`.
+
+    `message` says how to read the text of a chat, None for plain text; `guide` what it must match.
     `stop` holds the stop strings; `stop_ids` the same as token ids plus further end-of-sequence
     ids, as a help to the engine only: the text decides.
     """
@@ -62,18 +79,43 @@ class Generation:
     sampling: Sampling
     stop: tuple[str, ...] = ()
     stop_ids: tuple[tuple[int, ...], ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    end_id: int | None = None
+    usage: bool = True
+    logprobs: int | None = None
+    echo: str | None = None
+    bad_ids: tuple[tuple[int, ...], ...] = ()
     lora: Lora | None = None
+    message: MessageForm | None = None
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request asks for, the same for all its prompts; `max_tokens` None is no limit."""
+    """What a request asks for, the same for all its prompts; `max_tokens` None is no limit.
+
+    `usage` says whether the answer reports it, so whether the engine need count cached tokens.
+    """
 
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    bad_words: tuple[str, ...] = ()
+    truncate_prompt: int | None = None
+    usage: bool = True
+    logprobs: int | None = None
+    echo: bool = False
     max_tokens: int | None = None
     n: int = 1
     lora: Lora | None = None
+    message: MessageForm | None = None
+    guide: Guide | None = None
+    guide_param: str | None = None
+    """The parameter that asked for the guide, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +128,54 @@ class Batch:
 
     request_id: str
     generations: list[Generation]
+    prompts: int
     prompt_tokens: int
+    fingerprint: str
+    tokens_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log probability, and likely alternatives as (token id, value).
+
+    The first token of a prompt has no log probability. `text_offset` is where its text begins, in
+    characters of the choice's text.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New token ids from the engine; `final` marks the last delta of the request."""
+    """New token ids from the engine; `final` marks the last delta of the request.
+
+    `reused_blocks` counts KV-cache blocks of the prompt that were there already, if asked for;
+    `logprobs` are those of `ids`.
+    """
 
     ids: list[int]
     final: bool
+    reused_blocks: int = 0
+    logprobs: list[TokenLogprob] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
 
-    `finish` is set on the last delta and only there.
+    `finish` is set on the last delta and only there. Where a message is read for tool calls or
+    reasoning, `events` say what the text is, and lag behind it while that is undecided.
     """
 
     text: str
     tokens: int
     finish: FinishReason | None = None
+    reused_blocks: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    events: tuple[MessageEvent, ...] | None = None
 
 
 ChoiceDelta = tuple[int, TextDelta]

@@ -9,8 +9,21 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from gateway.errors import ContextLengthExceeded, InvalidRequest, RequestTimeout
-from gateway.generation import Batch, ChoiceDelta, Generation, Options, TextDelta
+from gateway.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    RequestTimeout,
+    UnsupportedParameter,
+)
+from gateway.generation import (
+    Batch,
+    ChoiceDelta,
+    FinishReason,
+    Generation,
+    Options,
+    TextDelta,
+    TokenLogprob,
+)
 from gateway.service import Service
 from gateway.text import TextStream
 
@@ -31,33 +44,88 @@ async def prepare(
             f"prompt: {found} choices asked for; allowed: {_MAX_CHOICES} in one request.",
             param="prompt",
         )
+    _check_ids(service, options)
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = uuid.uuid4().hex
-    stop_ids = service.prompts.stop_ids(options.stop)
+    if options.guide is not None and not service.engine.dialect.guided:
+        raise UnsupportedParameter(
+            "Guided decoding is not set up in this engine, so response_format, structured_outputs "
+            "and a required tool cannot be enforced.",
+            param=options.guide_param,
+        )
+    dialect = service.engine.dialect
+    if options.echo and options.logprobs is not None and not dialect.context_logits:
+        raise UnsupportedParameter(
+            "echo with logprobs needs an engine that is built with gather_context_logits.",
+            param="echo",
+        )
+    if options.logprobs and not dialect.generation_logits:
+        raise UnsupportedParameter(
+            "top_logprobs needs an engine that is built with gather_generation_logits.",
+            param="top_logprobs" if chat else "logprobs",
+        )
+    common = Generation(
+        request_id=request_id,
+        prompt_ids=[],
+        max_tokens=0,
+        sampling=options.sampling,
+        stop=options.stop,
+        stop_ids=service.prompts.stop_ids(options),
+        include_stop=options.include_stop,
+        skip_special_tokens=options.skip_special_tokens,
+        end_id=service.prompts.end_id(ignore_eos=options.ignore_eos),
+        usage=options.usage,
+        logprobs=options.logprobs,
+        bad_ids=service.prompts.word_ids(options.bad_words),
+        lora=options.lora,
+        message=options.message,
+        guide=options.guide,
+    )
     generations: list[Generation] = []
     prompt_tokens = 0
     for prompt in prompts:
-        prompt_ids, room = await _fit(service, prompt, chat=chat)
+        prompt_ids, room = await _fit(service, prompt, options.truncate_prompt, chat=chat)
         prompt_tokens += len(prompt_ids)
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
+        echo = None
+        if options.echo:
+            echo = prompt if isinstance(prompt, str) else service.prompts.decode(prompt_ids)
         for choice in range(options.n):
-            sampling = replace(options.sampling, seed=options.sampling.seed + choice)
             generations.append(
-                Generation(
+                replace(
+                    common,
                     request_id=f"{request_id}-{len(generations)}",
                     prompt_ids=prompt_ids,
                     max_tokens=limit,
-                    sampling=sampling,
-                    stop=options.stop,
-                    stop_ids=stop_ids,
-                    lora=options.lora,
+                    echo=echo,
+                    sampling=replace(options.sampling, seed=options.sampling.seed + choice),
                 )
             )
-    return Batch(request_id, generations, prompt_tokens)
+    return Batch(
+        request_id,
+        generations,
+        len(prompts),
+        prompt_tokens,
+        dialect.fingerprint,
+        dialect.tokens_per_block,
+    )
 
 
-async def _fit(service: Service, prompt: str | list[int], *, chat: bool) -> tuple[list[int], int]:
-    """Token ids of a prompt, and how many the context leaves for the answer."""
+def _check_ids(service: Service, options: Options) -> None:
+    """Raises InvalidRequest for a token id that is not in the vocabulary."""
+    size = service.prompts.vocab_size
+    for param, ids in (
+        ("logit_bias", [token_id for token_id, _ in options.sampling.logit_bias]),
+        ("stop_token_ids", options.stop_token_ids),
+    ):
+        if max(ids, default=0) >= size:
+            raise InvalidRequest(f"{param}: token ids must be 0 to {size - 1}.", param=param)
+
+
+async def _fit(
+    service: Service, prompt: str | list[int], truncate: int | None, *, chat: bool
+) -> tuple[list[int], int]:
+    """Token ids of a prompt, at most its last `truncate`, and what the context leaves for more."""
     dialect = service.engine.dialect
     param = "messages" if chat else "prompt"
     if isinstance(prompt, str):
@@ -68,6 +136,8 @@ async def _fit(service: Service, prompt: str | list[int], *, chat: bool) -> tupl
         if max(prompt, default=0) >= service.prompts.vocab_size:
             allowed = service.prompts.vocab_size - 1
             raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
+    if truncate is not None:
+        prompt_ids = prompt_ids[-truncate:]
     if not prompt_ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     limit = dialect.max_seq_len - 1
@@ -80,6 +150,18 @@ async def _fit(service: Service, prompt: str | list[int], *, chat: bool) -> tupl
             param=param,
         )
     return prompt_ids, dialect.max_seq_len - len(prompt_ids)
+
+
+async def _echo(service: Service, generation: Generation) -> TextDelta:
+    """The prompt as the first delta; the last one too when nothing is to be generated."""
+    logprobs: list[TokenLogprob] = []
+    if generation.logprobs is not None:
+        offset = 0
+        for entry in await service.engine.prompt_logprobs(generation):
+            logprobs.append(replace(entry, text_offset=offset))
+            offset += len(service.prompts.decode([entry.token_id]))
+    finish: FinishReason | None = None if generation.max_tokens else "length"
+    return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
 
 async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
@@ -129,6 +211,12 @@ async def generate(service: Service, generation: Generation) -> AsyncGenerator[T
     metrics.in_flight.inc()
     metrics.prompt_tokens.labels(model).inc(len(generation.prompt_ids))
     try:
+        if generation.echo is not None:
+            async with asyncio.timeout(service.settings.request_timeout):
+                echo = await _echo(service, generation)
+            yield echo
+            if not generation.max_tokens:
+                return
         with service.engine.generate(generation) as tokens:
             async with asyncio.timeout(service.settings.request_timeout):
                 async for token_delta in tokens:

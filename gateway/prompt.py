@@ -19,29 +19,55 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from gateway.errors import InvalidRequest
+from gateway.generation import Options
+from gateway.reasoning import guess as guess_tags
+from gateway.tools.forms import Form
+from gateway.tools.forms import guess as guess_form
 
 # `encode` holds the GIL at about 1 us per token; `encode_batch_fast` releases it, at the price of
 # a thread hop of some 0.3 ms. Text longer than this goes to the thread.
 _INLINE_CHARS = 4096
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py), inverted."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    stand_ins = {chr(byte): byte for byte in plain}
+    return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
 class Prompts:
     """The tokenizer of one base model: renders chats, encodes text, knows the special ids."""
 
-    def __init__(self, tokenizer: Tokenizer, config: dict[str, Any], eos_ids: list[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: dict[str, Any],
+        eos_ids: list[int],
+        tool_form: Form | None = None,
+    ) -> None:
+        """`tool_form` None is guessed from the chat template, and may still be None then."""
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self._vocab_size = tokenizer.get_vocab_size()
+        self._byte_level = '"ByteLevel"' in tokenizer.to_str()
         self._special = {
             name: token["content"] if isinstance(token, dict) else token
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (token := config.get(name)) is not None
         }
-        self._template = _compile(config.get("chat_template"))
+        source = _template_source(config.get("chat_template"))
+        self._template = _compile(source) if source is not None else None
+        self.tool_form = tool_form or guess_form(source or "")
+        self.reasoning_tags = guess_tags(source or "")
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
     @classmethod
-    def load(cls, folder: Path) -> Prompts:
+    def load(cls, folder: Path, tool_form: Form | None = None) -> Prompts:
         """Reads a Hugging Face tokenizer folder. Raises FileNotFoundError naming what is missing.
 
         A folder without `tokenizer.json` (sentencepiece only) is converted with transformers.
@@ -51,19 +77,37 @@ class Prompts:
         if template_file.is_file():
             config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
-        return cls(tokenizer, config, _eos_ids(folder, tokenizer, config))
+        return cls(tokenizer, config, _eos_ids(folder, tokenizer, config), tool_form)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; those of a special token are its name's."""
+        token = self.tokenizer.id_to_token(token_id) or ""
+        if self._byte_level:
+            # Byte-level vocabularies write each byte as one printable character.
+            known = [_BYTE_OF.get(char) for char in token]
+            return token.encode() if None in known else bytes(b for b in known if b is not None)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\u2581", " ").encode()
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
         return self._vocab_size
 
-    @property
-    def eos_id(self) -> int | None:
-        return self.eos_ids[0] if self.eos_ids else None
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        extra: dict[str, Any] | None = None,
+        *,
+        open_turn: bool = True,
+        go_on: bool = False,
+    ) -> str:
+        """Applies the chat template; `extra` are variables of its own.
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
-        """Applies the chat template, ready for the assistant's turn.
+        `open_turn` begins the assistant's turn; `go_on` leaves the last message open instead, to
+        be continued.
 
         Raises InvalidRequest when the template refuses the messages or there is no template.
         """
@@ -72,13 +116,15 @@ class Prompts:
                 "This model has no chat template; use /v1/completions.", param="messages"
             )
         try:
-            return self._template.render(
-                messages=messages, tools=None, add_generation_prompt=True, **self._special
-            )
+            variables = {**(extra or {}), **self._special}
+            variables |= {"messages": messages, "tools": tools}
+            variables["add_generation_prompt"] = open_turn and not go_on
+            text = self._template.render(variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
+        return _up_to(messages[-1]["content"].strip(), text) if go_on else text
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; long text is encoded in a thread without holding the GIL."""
@@ -91,15 +137,31 @@ class Prompts:
         )
         return encoding.ids
 
-    def stop_ids(self, stop: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    def end_id(self, *, ignore_eos: bool) -> int | None:
+        """The id that ends a sequence; further ones are stop words, as the engine takes but one."""
+        return None if ignore_eos or not self.eos_ids else self.eos_ids[0]
+
+    def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Id sequences at which the engine may stop by itself.
 
-        The stop strings as they tokenize alone, and all end-of-sequence ids but the first, since
-        the engine takes only one `end_id`.
+        The stop strings as they tokenize alone, the stop ids, and all end-of-sequence ids but the
+        first.
         """
-        words = [tuple(self.tokenizer.encode(s, add_special_tokens=False).ids) for s in stop]
-        words += [(token_id,) for token_id in self.eos_ids[1:]]
-        return tuple(word for word in words if word)
+        words = self.word_ids(options.stop)
+        words += tuple((token_id,) for token_id in options.stop_token_ids)
+        if not options.ignore_eos:
+            words += tuple((token_id,) for token_id in self.eos_ids[1:])
+        return words
+
+    def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word on its own, without special tokens."""
+        encoded = [self.tokenizer.encode(word, add_special_tokens=False).ids for word in words]
+        return tuple(tuple(ids) for ids in encoded if ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of a prompt, special tokens included."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
@@ -138,16 +200,19 @@ def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list
     return list(dict.fromkeys(i for i in found if i is not None))
 
 
-def _compile(source: str | list[dict[str, str]] | None) -> Template | None:
+def _template_source(source: str | list[dict[str, str]] | None) -> str | None:
+    """A chat template; a list holds several by name."""
+    if isinstance(source, list):
+        return next((t["template"] for t in source if t["name"] == "default"), None)
+    return source
+
+
+def _compile(source: str) -> Template:
     """Compiles a chat template in the environment that Hugging Face templates are written for.
 
     (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
-    escapes, `raise_exception`, `strftime_now`.) A list holds several templates by name.
+    escapes, `raise_exception`, `strftime_now`.)
     """
-    if isinstance(source, list):
-        source = next((t["template"] for t in source if t["name"] == "default"), None)
-    if source is None:
-        return None
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
@@ -159,6 +224,17 @@ def _compile(source: str | list[dict[str, str]] | None) -> Template | None:
 
 def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _up_to(content: str, text: str) -> str:
+    """The rendered chat up to the end of its last message's content."""
+    end = text.rfind(content)
+    if end < 0 or not content:
+        raise InvalidRequest(
+            "continue_final_message: the last message is empty or not in the rendered chat.",
+            param="continue_final_message",
+        )
+    return text[: end + len(content)]
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -46,11 +46,11 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
     """A service that is at work while the context is open."""
     metrics = Metrics()
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
-    prompts = Prompts.load(settings.tokenizer_dir)
+    prompts = Prompts.load(settings.tokenizer_dir, settings.tool_form)
     engine = Engine(
         settings.triton_grpc,
         settings.triton_model,
-        end_id=prompts.eos_id,
+        vocab_size=prompts.vocab_size,
         max_seq_len=settings.max_seq_len,
         on_stop=metrics.count_stop,
         on_cold_send=metrics.count_cold_send,

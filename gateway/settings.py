@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.tools.forms import Form
+
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -34,11 +36,25 @@ class Settings(BaseSettings):
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is stopped and answered with 504."
     )
+    keep_alive: Seconds = Field(
+        10.0,
+        description="Seconds without a first token after which a stream sends its headers and "
+        "then, as often, a comment, so that proxies keep the line.",
+    )
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description='Origins that browsers may call from, a JSON list; ["*"] for any.',
+    )
     shutdown_grace: Seconds = Field(
         30.0, description="Seconds that running requests get to finish after SIGTERM."
     )
     max_body_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
+    )
+    tool_form: Form | None = Field(
+        None,
+        description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
+        "guessed from the chat template.",
     )
     admin_key: SecretStr | None = Field(
         None, description="Key for the adapter endpoints; without one they answer 403."

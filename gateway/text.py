@@ -5,11 +5,14 @@ One `TextStream` serves one choice, streaming or not, so both give the same text
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tokenizers.decoders import DecodeStream
 
-from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta
+from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta, TokenLogprob
+from gateway.message import MessageReader
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,18 +31,31 @@ class Detokenizer:
     Bytes that are no UTF-8 (a sampled model may emit them) are dropped, never shown as U+FFFD.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        visible: Iterable[str] = (),
+        *,
+        skip_special: bool = True,
+    ) -> None:
+        """Special tokens are skipped but for those in `visible`."""
+        self._skip_special = skip_special
         self._tokenizer = tokenizer
+        ids = {tokenizer.token_to_id(token): token for token in visible}
+        self._visible = {i: token for i, token in ids.items() if i is not None}
         context = prompt_ids[-_PRIME_IDS:]
         # A stream primed with half a character would repeat the prompt's end in its first text.
         if tokenizer.decode(context).endswith(_REPLACEMENT):
             context = []
         self._context = context
-        self._stream = DecodeStream(context, skip_special_tokens=True)
+        self._restart()
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
         """Text that became certain with this id; empty while a character is incomplete."""
+        if token_id in self._visible:
+            return self.flush() + self._visible[token_id]
         text = self._step(token_id)
         if text is not None:
             self._held = []
@@ -52,14 +68,18 @@ class Detokenizer:
         return self._whole([given_up]) + "".join([self.push(held) for held in retry])
 
     def flush(self) -> str:
-        """The whole characters among what was held back, once no more ids can come."""
+        """The whole characters among what was held back, once no more ids belong to them."""
         held, self._held = self._held, []
-        return self._whole(held) if held else ""
+        if not held:
+            return ""
+        self._restart()
+        return self._whole(held)
 
     def _whole(self, ids: list[int]) -> str:
         """One id can hold whole characters and then the first bytes of another."""
-        before = self._tokenizer.decode(self._context)
-        text = self._tokenizer.decode(self._context + ids)[len(before) :]
+        skip = self._skip_special
+        before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
+        text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]
         return text.replace(_REPLACEMENT, "")
 
     def _step(self, token_id: int) -> str | None:
@@ -70,7 +90,7 @@ class Detokenizer:
             return self._stream.step(self._tokenizer, token_id)
 
     def _restart(self) -> None:
-        self._stream = DecodeStream(self._context, skip_special_tokens=True)
+        self._stream = DecodeStream(self._context, skip_special_tokens=self._skip_special)
 
 
 class StopStrings:
@@ -79,23 +99,26 @@ class StopStrings:
     Text that may be the beginning of a stop string is held back until that is decided.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
         self._stop = stop
+        self._include = include
         self._longest = max(map(len, stop), default=0)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Returns the text that may go out, and whether a stop string was reached.
 
-        Of several matches the one that begins first counts; the stop string is not returned.
+        Of several matches the one that begins first counts, of those the longest; it is returned
+        only with `include`.
         """
         if not self._stop:
             return text, False
         text = self._held + text
-        found = min((i for s in self._stop if (i := text.find(s)) >= 0), default=-1)
-        if found >= 0:
+        matches = [(i, -len(s)) for s in self._stop if (i := text.find(s)) >= 0]
+        if matches:
             self._held = ""
-            return text[:found], True
+            start, length = min(matches)
+            return text[: start - length if self._include else start], True
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -117,33 +140,60 @@ class TextStream:
     """Turns the token deltas of one request into text deltas, the last with a finish reason."""
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
-        self._detokenizer = Detokenizer(tokenizer, generation.prompt_ids)
-        self._stop = StopStrings(generation.stop)
+        form = generation.message
+        visible = form.markers() if form else ()
+        self._detokenizer = Detokenizer(
+            tokenizer, generation.prompt_ids, visible, skip_special=generation.skip_special_tokens
+        )
+        self._message = MessageReader(form) if form else None
+        self._stop = StopStrings(generation.stop, include=generation.include_stop)
         self._stop_ids = generation.stop_ids
         self._max_tokens = generation.max_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
         self._last_ids: list[int] = []
         self._tokens = 0
+        self._reused = 0
+        self._length = len(generation.echo or "")
+        self._logprobs: list[TokenLogprob] = []
 
     def push(self, delta: TokenDelta) -> TextDelta:
         """Consumes one delta. After one with `finish` set nothing more may be pushed."""
+        self._reused = self._reused or delta.reused_blocks
+        text = self._text(delta)
+        if self._message is None:
+            return text
+        events = self._message.push(text.text)
+        finish = text.finish
+        if finish is not None:
+            events += self._message.finish()
+            if finish == "stop" and self._message.called:
+                finish = "tool_calls"
+        return replace(text, finish=finish, events=tuple(events))
+
+    def _text(self, delta: TokenDelta) -> TextDelta:
         pieces = []
-        for token_id in delta.ids:
+        for position, token_id in enumerate(delta.ids):
             self._tokens += 1
-            text, stopped = self._stop.push(self._detokenizer.push(token_id))
+            if delta.logprobs is not None and position < len(delta.logprobs):
+                entry = replace(delta.logprobs[position], text_offset=self._length)
+                self._logprobs.append(entry)
+            decoded = self._detokenizer.push(token_id)
+            self._length += len(decoded)
+            text, stopped = self._stop.push(decoded)
             pieces.append(text)
             if stopped:
-                return TextDelta("".join(pieces), self._tokens, "stop")
+                return self._delta(pieces, "stop")
         if self._longest_stop_ids and delta.ids:
             self._last_ids = (self._last_ids + delta.ids)[-self._longest_stop_ids :]
         if not delta.final:
-            return TextDelta("".join(pieces), self._tokens)
+            return self._delta(pieces)
         text, stopped = self._stop.push(self._detokenizer.flush())
-        pieces.append(text)
-        if stopped:
-            return TextDelta("".join(pieces), self._tokens, "stop")
-        pieces.append(self._stop.flush())
-        return TextDelta("".join(pieces), self._tokens, self._finish_reason())
+        pieces += [text, self._stop.flush()]
+        return self._delta(pieces, "stop" if stopped else self._finish_reason())
+
+    def _delta(self, pieces: list[str], finish: FinishReason | None = None) -> TextDelta:
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return TextDelta("".join(pieces), self._tokens, finish, self._reused, logprobs)
 
     def _finish_reason(self) -> FinishReason:
         # The engine gives no finish reason: an end id is not in its output, a matched stop word is.

@@ -12,7 +12,7 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
-Fault = Literal["error", "abort", "truncate", "stall"]
+Fault = Literal["error", "abort", "truncate", "stall", "slow"]
 
 INPUTS = ("input_ids", "input_lengths", "request_output_len", "random_seed", "stop")
 
@@ -49,7 +49,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             self.requests.append(request)
             last = len(self.tokens) - 1
             for n, token in enumerate(self.tokens):
-                if n == self.step and self.fault is not None:
+                if n == self.step and self.fault == "slow":
+                    await asyncio.sleep(0.5)
+                elif n == self.step and self.fault is not None:
                     if self.fault == "error":
                         yield pb.ModelStreamInferResponse(error_message=self.error)
                     elif self.fault == "abort":

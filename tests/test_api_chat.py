@@ -175,11 +175,16 @@ def test_top_k_1_and_top_p_0_are_greedy(client: openai.OpenAI) -> None:
 def test_penalties_reach_the_engine(client: openai.OpenAI) -> None:
     def text(**penalty: float) -> str:
         answer = client.completions.create(
-            model="demo", prompt=UNHEARD_OF, temperature=0, max_tokens=40, **penalty
+            model="demo",
+            prompt=UNHEARD_OF,
+            temperature=0,
+            max_tokens=80,
+            extra_body={"ignore_eos": True},
+            **penalty,
         )
         return answer.choices[0].text
 
-    # At a loss, the greedy model repeats one word until a penalty makes it choose another.
+    # At a loss, the greedy model repeats itself until a penalty makes it choose another word.
     assert len({text(), text(presence_penalty=2), text(frequency_penalty=1)}) == 3
 
 
@@ -286,8 +291,9 @@ def test_prompts_as_lists_and_token_ids(client: openai.OpenAI) -> None:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    [model] = client.models.list().data
+    model, *adapters = client.models.list().data
     assert model.id == "demo"
+    assert [adapter.id for adapter in adapters] == ["ja", "zh"]
     assert model.object == "model"
     assert (model.model_extra or {})["max_model_len"] >= 2048
     assert client.models.retrieve("demo") == model

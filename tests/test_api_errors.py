@@ -56,9 +56,11 @@ def test_the_parameter_is_named(client: openai.OpenAI) -> None:
     assert caught.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "x"}], logprobs=True
+            model="demo",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"min_p": 0.1},
         )
-    assert (caught.value.param, caught.value.code) == ("logprobs", "unsupported_parameter")
+    assert (caught.value.param, caught.value.code) == ("min_p", "unsupported_parameter")
 
 
 def test_unknown_model(client: openai.OpenAI) -> None:

@@ -17,8 +17,16 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "triton_repo/executor": ("torch", "transformers"),
     "gateway": ("torch", "demo"),
     "gateway/errors.py": ("gateway", "fastapi", "starlette", "grpc"),
-    "gateway/settings.py": ("gateway",),
-    "gateway/generation.py": ("gateway", "fastapi", "starlette", "grpc", "redis", "tokenizers"),
+    "gateway/settings.py": ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
+    **dict.fromkeys(
+        (
+            "gateway/generation.py",
+            "gateway/message.py",
+            "gateway/reasoning.py",
+            "gateway/tools",
+        ),
+        ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
+    ),
 }
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "grpc": ("gateway/triton/",),

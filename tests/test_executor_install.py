@@ -18,10 +18,38 @@ logger.debug("text")
 assert trtllm.SamplingConfig(top_k=3).top_k == 3
 assert tensorrt_llm.bindings.executor is trtllm
 assert not install()
-try:
-    _xgrammar_tokenizer_info(None)
-except NotImplementedError as error:
-    assert "guided decoding" in str(error)
+
+
+class Backend:
+    def to_str(self):
+        return "{}"
+
+
+class Fast:
+    backend_tokenizer = Backend()
+    eos_token_id = 1
+
+    def get_vocab(self):
+        return {"b": 1, "a": 0}
+
+
+class Slow:
+    backend_tokenizer = None
+
+
+assert _xgrammar_tokenizer_info(Fast()) == {
+    "encoded_vocab": ["a", "b"],
+    "tokenizer_str": "{}",
+    "stop_token_ids": [1],
+}
+Fast.eos_token_id = None
+for tokenizer, text in ((Slow(), "Unsupported tokenizer type"), (Fast(), "no eos_token")):
+    try:
+        _xgrammar_tokenizer_info(tokenizer)
+    except ValueError as error:
+        assert text in str(error)
+    else:
+        raise AssertionError(text)
 """
 
 REAL = """

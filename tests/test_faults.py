@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -145,3 +146,56 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
         assert _metric(service, "gateway_stops_total", reason="shutdown") == 1
+
+
+async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="slow", step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        events = response.text.split("\n\n")
+        assert 2 <= events.count(": keep-alive") <= 5
+        assert events[0] == ": keep-alive"
+        assert ": keep-alive" not in events[events.count(": keep-alive") :]
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
+        async with api:
+            stream = await api.completions.create(model="m", prompt="x", stream=True)
+            text = "".join([chunk.choices[0].text async for chunk in stream])
+        assert text == TEXT
+
+
+async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="stall", step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=0.35) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200
+        assert '"code":"timeout"' in response.text
+        assert response.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("origins", [[], ["https://app.example"]])
+async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -> None:
+    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, cors_origins=origins) as (client, _, _),
+    ):
+        headers = {
+            "origin": "https://app.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+        }
+        preflight = await client.options("/v1/completions", headers=headers)
+        answer = await client.get("/v1/models", headers=headers)
+        if origins:
+            assert preflight.status_code == 200
+            assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert ("access-control-allow-origin" in answer.headers) is bool(origins)

@@ -66,7 +66,7 @@ def test_parameters_that_are_not_served_are_refused_by_name(name: str) -> None:
     chat(**{name: None})
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", 0), ("logprobs", 0), ("best_of", 1.0)])
+@pytest.mark.parametrize(("name", "value"), [("use_beam_search", 0), ("min_p", False)])
 def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedParameter):
         chat(**{name: value})
@@ -146,7 +146,7 @@ def test_messages_for_the_template() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ]
     )
-    developer, assistant, tool = [m.for_template() for m in request.messages]
+    developer, assistant, tool = [m.for_template(None) for m in request.messages]
     assert developer == {"role": "system", "content": "ab"}
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert tool == {"role": "tool", "content": "2", "tool_call_id": "c1"}

@@ -1,7 +1,8 @@
 """The parameters of the repository's templates, with their types and allowed values.
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17
-(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend).
+(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); those of guided
+decoding are v0.19's, and its backend llguidance came later still.
 """
 
 import math
@@ -196,4 +197,9 @@ PARAMETERS = (
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
+    # tensorrt_llm: guided decoding, which needs the tokenizer: its folder if triton_backend is
+    # python, and the file that generate_xgrammar_tokenizer_info.py makes if it is tensorrtllm
+    Parameter("guided_decoding_backend", (CORE,), one_of("xgrammar", "llguidance")),
+    Parameter("tokenizer_dir", (CORE,), text()),
+    Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),
 )

@@ -46,7 +46,11 @@ def render(
 
 
 def _write_values(parameters: Mapping[str, Value], models: Sequence[str]) -> dict[str, str]:
-    table = {entry.name: entry for entry in PARAMETERS if set(entry.models) & set(models)}
+    table: dict[str, Parameter] = {}
+    for entry in PARAMETERS:
+        # One model may need what another can do without.
+        if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
+            table[entry.name] = entry
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"
         for name in parameters

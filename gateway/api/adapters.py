@@ -9,11 +9,10 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import orjson
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
@@ -22,7 +21,7 @@ from starlette.types import Message
 
 from adapters import npy, peft
 from adapters.record import Record, Version
-from gateway.api.body import read_body
+from gateway.api.body import read_json
 from gateway.errors import (
     ClientDisconnected,
     ContentTooLarge,
@@ -37,9 +36,6 @@ _FILES = frozenset(
 )
 _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024
-_MAX_JSON = 64 * 1024
-
-M = TypeVar("M", bound=BaseModel)
 
 
 async def add(request: Request) -> Response:
@@ -84,7 +80,7 @@ class Rollback(BaseModel):
 
 async def rollback(request: Request) -> Response:
     service = _admin(request)
-    wanted = await _json(request, Rollback)
+    wanted = await read_json(request, Rollback)
     record = await service.adapters.rollback(request.path_params["name"], wanted.version)
     return JSONResponse(_record(record))
 
@@ -110,7 +106,7 @@ async def load(request: Request) -> Response:
     root = service.settings.adapter_root
     if root is None:
         raise Forbidden("Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.")
-    wanted = await _json(request, LoadLoraAdapter)
+    wanted = await read_json(request, LoadLoraAdapter)
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
         raise InvalidRequest(
@@ -136,7 +132,7 @@ class UnloadLoraAdapter(BaseModel):
 
 async def unload(request: Request) -> Response:
     service = _admin(request)
-    wanted = await _json(request, UnloadLoraAdapter)
+    wanted = await read_json(request, UnloadLoraAdapter)
     await service.adapters.remove(wanted.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
 
@@ -192,18 +188,6 @@ def _save(form: FormData, folder: Path) -> None:
             raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
         with (folder / part.filename).open("wb") as file:
             shutil.copyfileobj(part.file, file)
-
-
-async def _json(request: Request, model: type[M]) -> M:
-    body = await read_body(request, _MAX_JSON)
-    try:
-        return model.model_validate(orjson.loads(body or b"{}"))
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, problem["loc"]))
-        raise InvalidRequest(f"{param}: {problem['msg']}.", param=param) from None
 
 
 def _record(record: Record) -> dict[str, Any]:

@@ -7,16 +7,22 @@ prepared once per request (0.1 us a frame, against 5 us for building a model obj
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
-from gateway.generation import Batch, ChoiceDelta, TextDelta
+from gateway.generation import Batch, ChoiceDelta, TextDelta, TokenLogprob
+from gateway.message import MessageEvent
+from gateway.tools.events import CallArguments, CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
+Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
+"""Writes log probabilities in the form of the endpoint."""
+
+_NO_LOGPROBS = b',"logprobs":null'
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +60,96 @@ _SHAPES: dict[Kind, _Shape] = {
 class _Frames:
     """The fixed bytes around the text of one choice, made once per request."""
 
-    def __init__(self, shape: _Shape, head: bytes, index: int, usage: bytes) -> None:
+    def __init__(
+        self, shape: _Shape, head: bytes, index: int, usage: bytes, logprobs: Logprobs | None
+    ) -> None:
+        self._logprobs = logprobs
+        self._pending: list[TokenLogprob] = []
         before = b"data: " + head + b',"choices":[{"index":%d,' % index
+        self._before = before
         self._usage = usage
-        self._closing = before + shape.closing + b',"logprobs":null,"finish_reason":"'
-        after = b',"logprobs":null,"finish_reason":null}]' + usage + b"}\n\n"
-        text_before, text_after = shape.text.split(b"%s")
-        self._text_before, self._text_after = before + text_before, text_after + after
-        self._opening = before + shape.opening + after if shape.opening else b""
+        self._closing = before + shape.closing
+        self._after = b',"finish_reason":null}]' + usage + b"}\n\n"
+        text_before, self._text_after = shape.text.split(b"%s")
+        self._text_before = before + text_before
+        self._opening = b""
+        if shape.opening:
+            self._opening = before + shape.opening + _NO_LOGPROBS + self._after
 
     def of(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
         frames, self._opening = self._opening, b""
-        if delta.text:
+        self._pending += delta.logprobs
+        if delta.events is not None:
+            frames += b"".join([self._event(event) for event in delta.events])
+        elif delta.text:
             frames += self._text_before + orjson.dumps(delta.text) + self._text_after
+            frames += self._taken() + self._after
         if delta.finish is not None:
-            frames += self._closing + delta.finish.encode() + b'"}]' + self._usage + b"}\n\n"
+            frames += self._closing + self._taken()
+            frames += b',"finish_reason":"' + delta.finish.encode() + b'"}]'
+            frames += self._usage + b"}\n\n"
         return frames
+
+    def _event(self, event: MessageEvent) -> bytes:
+        delta = orjson.dumps(_event_delta(event))
+        return self._before + b'"delta":' + delta + self._taken() + self._after
+
+    def _taken(self) -> bytes:
+        """The log probabilities of the tokens since the last frame; text may lag behind them."""
+        if self._logprobs is None or not self._pending:
+            return _NO_LOGPROBS
+        entries, self._pending = self._pending, []
+        return b',"logprobs":' + orjson.dumps(self._logprobs(entries))
+
+
+def _event_delta(event: MessageEvent) -> dict[str, Any]:
+    """A chunk's `delta`. Of a call, id, type and name come once: clients concatenate strings."""
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    call: dict[str, Any] = {"index": event.index}
+    if isinstance(event, CallStart):
+        call |= {"id": event.call_id, "type": "function"}
+        call["function"] = {"name": event.name, "arguments": ""}
+    else:
+        call["function"] = {"arguments": event.text}
+    return {"tool_calls": [call]}
+
+
+def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[TextDelta]]:
+    """Of each `of` choices the `keep` with the highest log probability per token."""
+
+    def mean(deltas: list[TextDelta]) -> float:
+        values = [e.logprob for d in deltas for e in d.logprobs if e.logprob]
+        return sum(values) / max(len(values), 1)
+
+    kept: list[list[TextDelta]] = []
+    for start in range(0, len(choices), of):
+        kept += sorted(choices[start : start + of], key=mean, reverse=True)[:keep]
+    return kept
+
+
+def _message(events: list[MessageEvent]) -> dict[str, Any]:
+    """A whole message of the same events. Without calls there is no `tool_calls`, not `[]`."""
+    content = "".join([event.text for event in events if isinstance(event, Content)])
+    reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallStart):
+            function = {"name": event.name, "arguments": ""}
+            calls.append({"id": event.call_id, "type": "function", "function": function})
+        elif isinstance(event, CallArguments):
+            calls[event.index]["function"]["arguments"] += event.text
+    message: dict[str, Any] = {"role": "assistant"}
+    message["content"] = content if content or not calls else None
+    message["refusal"] = None
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
 
 
 class Answer:
@@ -80,11 +159,17 @@ class Answer:
     counted once however many choices it has.
     """
 
-    def __init__(self, kind: Kind, model: str, batch: Batch) -> None:
+    def __init__(
+        self, kind: Kind, model: str, batch: Batch, logprobs: Logprobs | None = None
+    ) -> None:
         self._kind = kind
+        self._logprobs = logprobs
         self._shape = _SHAPES[kind]
         self._prompt_tokens = batch.prompt_tokens
         self._choices = len(batch.generations)
+        self._prompts = batch.prompts
+        self._tokens_per_block = batch.tokens_per_block
+        self._fingerprint = batch.fingerprint
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
         self._model = model
@@ -95,40 +180,52 @@ class Answer:
         """SSE frames of all choices as they come, then usage when asked for."""
         head = self._head(self._shape.chunk_object)
         usage = b',"usage":null' if include_usage else b""
-        choices = [_Frames(self._shape, head, index, usage) for index in range(self._choices)]
-        tokens, unfinished = 0, self._choices
+        choices = [
+            _Frames(self._shape, head, index, usage, self._logprobs)
+            for index in range(self._choices)
+        ]
+        finished: list[TextDelta] = []
         async with aclosing(deltas):
             async for index, delta in deltas:
                 frames = choices[index].of(delta)
                 if delta.finish is not None:
-                    tokens += delta.tokens
-                    unfinished -= 1
-                    if include_usage and not unfinished:
+                    finished.append(delta)
+                    if include_usage and len(finished) == self._choices:
                         frames += b"data: " + head + b',"choices":[],"usage":'
-                        frames += orjson.dumps(self._usage(tokens)) + b"}\n\n"
+                        frames += orjson.dumps(self._usage(finished)) + b"}\n\n"
                 if frames:
                     yield frames
 
-    async def collect(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> bytes:
-        """The whole answer as one JSON body."""
-        pieces: list[list[str]] = [[] for _ in range(self._choices)]
-        last: dict[int, TextDelta] = {}
+    async def collect(
+        self, deltas: AsyncGenerator[ChoiceDelta, None], *, keep: int | None
+    ) -> bytes:
+        """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
+
+        Usage counts what was generated, kept or not, as at OpenAI.
+        """
+        received: list[list[TextDelta]] = [[] for _ in range(self._choices)]
         async with aclosing(deltas):
             async for index, delta in deltas:
-                pieces[index].append(delta.text)
-                last[index] = delta
-        choices = [self._choice(i, "".join(pieces[i]), last[i]) for i in range(self._choices)]
-        usage = self._usage(sum(delta.tokens for delta in last.values()))
+                received[index].append(delta)
+        usage = self._usage([own[-1] for own in received])
+        if keep is not None:
+            received = _likeliest(received, self._choices // self._prompts, keep)
+        choices = [self._choice(index, own) for index, own in enumerate(received)]
         body = orjson.dumps({"choices": choices, "usage": usage})
         return self._head(self._shape.object) + b"," + body[1:]
 
-    def _choice(self, index: int, text: str, last: TextDelta) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: list[TextDelta]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
-        if self._kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        if self._kind == "completion":
+            choice["text"] = "".join([delta.text for delta in deltas])
+        elif deltas[-1].events is None:
+            choice["message"] = _message([Content("".join([delta.text for delta in deltas]))])
         else:
-            choice["text"] = text
-        return choice | {"logprobs": None, "finish_reason": last.finish}
+            choice["message"] = _message([e for delta in deltas for e in delta.events or ()])
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])
+        return choice | {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
 
     def _head(self, object_name: str) -> bytes:
         """The object's first members, without its closing brace."""
@@ -137,12 +234,20 @@ class Answer:
             "object": object_name,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": self._fingerprint,
         }
         return orjson.dumps(head)[:-1]
 
-    def _usage(self, completion_tokens: int) -> dict[str, int]:
+    def _usage(self, last: list[TextDelta]) -> dict[str, Any]:
+        """Cached tokens are those of the prompts that were in the engine's KV cache before.
+
+        The choices of one prompt share its cache, so the least cached choice counts.
+        """
+        completion = sum(delta.tokens for delta in last)
+        reused = min(delta.reused_blocks for delta in last) * self._tokens_per_block
         return {
             "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self._prompt_tokens + completion_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": min(reused, self._prompt_tokens)},
         }

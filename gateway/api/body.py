@@ -1,11 +1,17 @@
-"""Request bodies with a size limit."""
+"""Request bodies, with a size limit."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import orjson
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from gateway.errors import ClientDisconnected, ContentTooLarge
+from gateway.errors import ClientDisconnected, ContentTooLarge, InvalidRequest
+
+M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -21,3 +27,16 @@ async def read_body(request: Request, limit: int) -> bytes:
     except ClientDisconnect:
         raise ClientDisconnected from None
     return b"".join(chunks)
+
+
+async def read_json(request: Request, model: type[M], limit: int = 64 * 1024) -> M:
+    """A small JSON body; an empty one is an empty object. Raises InvalidRequest."""
+    body = await read_body(request, limit)
+    try:
+        return model.model_validate(orjson.loads(body or b"{}"))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(map(str, problem["loc"]))
+        raise InvalidRequest(f"{param}: {problem['msg']}.", param=param) from None

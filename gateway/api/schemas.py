@@ -8,13 +8,23 @@ dropped silently. Types are strict: a number in quotes is an error, as at OpenAI
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from gateway.api.guides import format_guide, structured_guide, tool_guide
+from gateway.api.messages import (
+    Message,
+    NamedChoice,
+    ResponseFormat,
+    Strict,
+    StructuredOutputs,
+    Tool,
+)
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Lora, Options, Sampling
+from gateway.generation import Guide, Lora, Options, Sampling
 
 # No effect on the answer's meaning: bookkeeping, routing and caching hints of OpenAI's platform.
 HARMLESS = frozenset(
@@ -33,45 +43,38 @@ HARMLESS = frozenset(
 # Known parameters that change meaning and are not served, with the values that ask for nothing.
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
     "frequency_penalty_decay": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
+    "function_call": (),
+    "functions": (),
+    "length_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+    "return_token_ids": (False,),
+    "use_beam_search": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 _MAX_STOP = 16
 _MAX_CHOICES = 128
+_MAX_BAD_WORDS = 64
 _INT64 = 2**63
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 StopString = Annotated[str, StringConstraints(max_length=1024)]
 
 
-class GenerationRequest(_Strict):
-    """What both endpoints share. `top_k` is the extension that vLLM clients send; -1 means off."""
+class GenerationRequest(Strict):
+    """What both endpoints share, with the extensions that vLLM clients send (`top_k` -1 is off)."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
@@ -81,10 +84,31 @@ class GenerationRequest(_Strict):
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
+    min_tokens: int | None = Field(None, ge=0)
+    logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_STOP)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=_MAX_BAD_WORDS)] | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1)
     stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP)] | None = None
     n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report with each token's log probability; None for neither."""
+        return None
+
+    @property
+    def keep(self) -> int | None:
+        """How many of each prompt's choices to return, the likeliest ones; None for all."""
+        return None
 
     @property
     def include_usage(self) -> bool:
@@ -99,6 +123,7 @@ class GenerationRequest(_Strict):
 
         An empty stop string stops nothing, and some clients send it for "none".
         """
+        guide, param = self.guide()
         sampling = Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -106,85 +131,109 @@ class GenerationRequest(_Strict):
             top_k=max(self.top_k or 0, 0),
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
+            min_tokens=self.min_tokens or 0,
+            logit_bias=self._bias(),
         )
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Options(
             sampling=sampling,
             stop=tuple(s for s in stop if s),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            ignore_eos=bool(self.ignore_eos),
+            bad_words=tuple(word for word in self.bad_words or () if word),
+            usage=not self.stream or self.include_usage,
+            logprobs=self.alternatives,
+            truncate_prompt=self.truncate_prompt_tokens,
             max_tokens=self.output_limit,
             n=self.n or 1,
             lora=lora,
+            guide=guide,
+            guide_param=param,
         )
 
+    def _bias(self) -> tuple[tuple[int, float], ...]:
+        """Token ids come as the keys of a JSON object, so as strings."""
+        bias = self.logit_bias or {}
+        if wrong := [key for key in bias if not (key.isascii() and key.isdecimal())]:
+            raise InvalidRequest(
+                f"logit_bias: found the key {wrong[0]!r}; allowed: token ids.", param="logit_bias"
+            )
+        return tuple((int(key), value) for key, value in bias.items())
 
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(_Strict):
-    name: str
-    arguments: str
-
-
-class ToolCall(_Strict):
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(_Strict):
-    """One chat message; the template decides which roles it accepts."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The dict that chat templates expect: text content, `arguments` as an object."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        # Templates know the older name of this role.
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content or ""}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if self.tool_calls:
-            message["tool_calls"] = [_template_call(call) for call in self.tool_calls]
-        return message
-
-
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(call.function.arguments)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(
-            "messages: tool_calls.function.arguments must be a string of JSON.", param="messages"
-        ) from error
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+    def guide(self) -> tuple[Guide | None, str | None]:
+        """What the answer must match, and the parameter that says so."""
+        found: list[tuple[Guide, str]] = []
+        if self.response_format is not None:
+            guide = format_guide(self.response_format)
+            found += [(guide, "response_format")] if guide else []
+        if self.structured_outputs is not None:
+            found.append((structured_guide(self.structured_outputs), "structured_outputs"))
+        if len(found) > 1:
+            raise InvalidRequest(
+                "response_format and structured_outputs exclude each other.",
+                param="structured_outputs",
+            )
+        return found[0] if found else (None, None)
 
 
 class ChatCompletionRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = Field(None, max_length=32)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def output_limit(self) -> int | None:
         """`max_completion_tokens` replaced `max_tokens` and wins when both are sent."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def guide(self) -> tuple[Guide | None, str | None]:
+        guide, param = super().guide()
+        if self.forced is None:
+            return guide, param
+        if guide is not None:
+            raise InvalidRequest(
+                f"tool_choice cannot force a call together with {param}.", param="tool_choice"
+            )
+        if not self.tools:
+            raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
+        parallel = self.parallel_tool_calls is not False
+        return tool_guide(self.tools, self.forced, parallel=parallel), "tool_choice"
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates take them; None when none may be called."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    @property
+    def alternatives(self) -> int | None:
+        if self.logprobs:
+            return self.top_logprobs or 0
+        if self.top_logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+        return None
+
+    @property
+    def forced(self) -> str | None:
+        """The name of a function that must be called, "" for any of them, None for no force."""
+        if isinstance(self.tool_choice, NamedChoice):
+            return self.tool_choice.function.name
+        return "" if self.tool_choice == "required" else None
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationRequest):
@@ -196,6 +245,36 @@ class CompletionRequest(GenerationRequest):
         | TokenIds
         | Annotated[list[TokenIds], Field(min_length=1)]
     )
+
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=20)
+
+    @model_validator(mode="after")
+    def _fits(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens: 0 is of use with echo only.", param="max_tokens")
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise InvalidRequest("best_of: must not be less than n.", param="best_of")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise InvalidRequest("best_of: choosing the best excludes stream.", param="best_of")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    def options(self, lora: Lora | None) -> Options:
+        """To choose the best, all are generated, with their log probabilities."""
+        options = replace(super().options(lora), echo=bool(self.echo))
+        if self.best_of is None or self.best_of == options.n:
+            return options
+        return replace(options, n=self.best_of, logprobs=self.logprobs or 0)
+
+    @property
+    def keep(self) -> int | None:
+        return self.n or 1 if self.best_of is not None else None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

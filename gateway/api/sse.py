@@ -15,6 +15,8 @@ from gateway.errors import ClientDisconnected, EngineError, GatewayError, Shutti
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+# A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
+COMMENT = b": keep-alive\n\n"
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -58,40 +60,52 @@ class EventStream(Response):
     """Sends frames as they come, then ``data: [DONE]``.
 
     The first frame is awaited before the headers, so that a refusal by the engine is a real 4xx
-    or 5xx; an error after that is one frame with an `error` object. Everything runs in one task:
-    the generator is closed where it was iterated. (sse-starlette costs twice as much CPU per
-    frame, and Starlette's StreamingResponse neither waits for the first frame nor closes its
-    generator.)
+    or 5xx; only when it takes longer than `patience_s` do headers and comments go out first, so
+    that proxies keep the line. An error after the headers is one frame with an `error` object.
+    Everything runs in one task: the generator is closed where it was iterated. (sse-starlette
+    costs twice as much CPU per frame, and Starlette's StreamingResponse neither waits for the
+    first frame nor closes its generator.)
     """
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str], patience_s: float
+    ) -> None:
         self._frames = frames
+        self._patience_s = patience_s
+        self._started = False
         self.status_code = 200
         self.background = None
         self.init_headers({**_HEADERS, **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        waiting = asyncio.create_task(self._keep_alive(send))
         try:
             async with cancel_on_disconnect(receive), aclosing(self._frames) as frames:
                 async for frame in frames:
-                    if not started:
-                        started = True
-                        await send(
-                            {
-                                "type": "http.response.start",
-                                "status": self.status_code,
-                                "headers": self.raw_headers,
-                            }
-                        )
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    if not waiting.done():
+                        waiting.cancel()
+                    await self._send(send, frame)
         except Exception as error:
-            if not started:
+            if not self._started:
                 raise
             if isinstance(error, ClientDisconnected):
                 return
-            await send({"type": "http.response.body", "body": _failure(error), "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await self._send(send, _failure(error))
+        finally:
+            waiting.cancel()
+        await self._send(send, DONE, last=True)
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self._patience_s)
+            await self._send(send, COMMENT)
+
+    async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        if not self._started:
+            self._started = True
+            status, headers = self.status_code, self.raw_headers
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
 def _failure(error: Exception) -> bytes:

@@ -24,6 +24,7 @@ PARAMETERS = {
     "preprocessing_instance_count": "1",
     "postprocessing_instance_count": "1",
     "bls_instance_count": "1",
+    "guided_decoding_backend": "xgrammar",
 }
 
 
@@ -57,6 +58,9 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 engine_dir,
                 max_batch_size=MAX_BATCH_SIZE,
                 lora_target_modules=engine.LLAMA_LORA_MODULES,
+                # They cost nothing until a request asks for logits.
+                gather_context_logits=True,
+                gather_generation_logits=True,
             )
         places = {"engine_dir": str(engine_dir.absolute()), "tokenizer_dir": str(model.absolute())}
         render(repository, PARAMETERS | places | dict(parameters))

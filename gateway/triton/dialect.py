@@ -6,6 +6,7 @@ than assumed; limits come from the engine's config.json where its folder can be 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from tritonclient.grpc import model_config_pb2
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
 
+_KV_STATS = ("return_kv_cache_reuse_stats", "return_perf_metrics")
+_DEFAULT_BLOCK = 64
 _DEFAULT_LORA_HOST_BYTES = 1024**3
 _LORA_DTYPES: dict[int, Dtype] = {
     model_config_pb2.TYPE_FP16: "float16",
@@ -25,24 +28,39 @@ _LORA_DTYPES: dict[int, Dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Facts about one core model. `max_seq_len` and `max_input_len` are in tokens.
+    """Facts about one core model; `seed` and `min_tokens` are names of tensors.
 
-    `engine_dir` is the folder as Triton sees it. `lora_dtype` is the declared type of
-    `lora_weights`, None where the model takes none; `lora_host_bytes` is the size of its cache.
+    `max_seq_len` and `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
+    `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
+    `lora_host_bytes` is the size of its cache. `guided` says whether guided decoding is set up.
+    `vocab_size` is that of the logits; `generation_logits` and `context_logits` say whether they
+    can be had.
+    `kv_stats` is the input that asks for KV-cache statistics, in blocks of `tokens_per_block`;
+    `fingerprint` changes with the model's configuration.
     """
 
     model: str
     decoupled: bool
     seed: str
+    min_tokens: str
     max_seq_len: int
     max_input_len: int | None
     engine_dir: Path
     lora_dtype: Dtype | None
     lora_host_bytes: int
+    guided: bool
+    generation_logits: bool
+    context_logits: bool
+    kv_stats: str | None
+    tokens_per_block: int
+    fingerprint: str
+    vocab_size: int
 
 
-def read_dialect(model: str, config: Any, *, max_seq_len: int | None) -> Dialect:
-    """Builds the dialect from an `inference.ModelConfig`; `max_seq_len` is the fallback limit.
+def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size: int) -> Dialect:
+    """Builds the dialect from an `inference.ModelConfig`.
+
+    `max_seq_len` and `vocab_size` stand in where the engine's config.json is out of sight.
 
     Raises EngineUnavailable when the model cannot be driven: not decoupled, unknown seed tensor,
     or a length limit found neither in the engine's config.json nor in the settings.
@@ -57,7 +75,13 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None) -> Dialect
             f"Triton model {model!r} must be rendered with decoupled_mode:true."
         )
     engine_dir = Path(_parameter(config, "gpt_model_path"))
-    build = _build_config(engine_dir)
+    engine = _engine_config(engine_dir)
+    # v0.5 to v0.7 engines have `builder_config` in place of `build_config`.
+    build = _section(engine, "build_config") or _section(engine, "builder_config")
+    plugins = _section(build, "plugin_config")
+    digest = hashlib.sha256(config.SerializeToString(deterministic=True))
+    digest.update(json.dumps(engine, sort_keys=True).encode())
+    shapes = _section(engine, "pretrained_config") or build
     limit = _first_int(build.get("max_seq_len"), _old_max_seq_len(build), max_seq_len)
     if limit is None:
         raise EngineUnavailable(
@@ -69,10 +93,19 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None) -> Dialect
         model=model,
         decoupled=decoupled,
         seed=seed,
+        min_tokens="min_tokens" if "min_tokens" in inputs else "min_length",
         max_seq_len=limit,
         max_input_len=_first_int(build.get("max_input_len")),
         engine_dir=engine_dir,
         lora_dtype=_lora_dtype(config),
+        guided="guided_decoding_guide_type" in inputs
+        and bool(_parameter(config, "guided_decoding_backend")),
+        context_logits=build.get("gather_context_logits") is True,
+        generation_logits=build.get("gather_generation_logits") is True,
+        kv_stats=next((name for name in _KV_STATS if name in inputs), None),
+        tokens_per_block=_first_int(plugins.get("tokens_per_block")) or _DEFAULT_BLOCK,
+        fingerprint=f"fp_{digest.hexdigest()[:12]}",
+        vocab_size=_first_int(shapes.get("vocab_size")) or vocab_size,
         lora_host_bytes=int(host_bytes) if host_bytes.isdecimal() else _DEFAULT_LORA_HOST_BYTES,
     )
 
@@ -90,15 +123,18 @@ def _lora_dtype(config: Any) -> Dtype | None:
     return None
 
 
-def _build_config(engine_dir: Path) -> dict[str, Any]:
-    """`build_config` of the engine, {} when the folder is on another host or has none."""
+def _engine_config(engine_dir: Path) -> dict[str, Any]:
+    """config.json of the engine, {} when the folder is on another host or has none."""
     try:
         data = json.loads((engine_dir / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    # v0.5 to v0.7 engines have `builder_config` in place of `build_config`.
-    build = data.get("build_config") or data.get("builder_config") or {}
-    return build if isinstance(build, dict) else {}
+    return data if isinstance(data, dict) else {}
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _old_max_seq_len(build: dict[str, Any]) -> int | None:

@@ -11,7 +11,14 @@ from types import TracebackType
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable, GatewayError
-from gateway.generation import ColdSend, Generation, Lora, StopReason, TokenDelta
+from gateway.generation import (
+    ColdSend,
+    Generation,
+    Lora,
+    StopReason,
+    TokenDelta,
+    TokenLogprob,
+)
 from gateway.triton import tensors
 from gateway.triton.client import ResponseStream, TritonClient
 from gateway.triton.dialect import Dialect, read_dialect
@@ -36,14 +43,14 @@ class Engine:
         endpoint: str,
         model: str,
         *,
-        end_id: int | None,
+        vocab_size: int,
         max_seq_len: int | None,
         on_stop: Callable[[StopReason], None],
         on_cold_send: Callable[[ColdSend], None],
     ) -> None:
         self._client = TritonClient(endpoint)
         self._model = model
-        self._end_id = end_id
+        self._vocab_size = vocab_size
         self._max_seq_len = max_seq_len
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
@@ -87,7 +94,12 @@ class Engine:
         elif self._dialect is None:
             try:
                 config = await self._client.model_config(self._model)
-                self._dialect = read_dialect(self._model, config, max_seq_len=self._max_seq_len)
+                self._dialect = read_dialect(
+                    self._model,
+                    config,
+                    max_seq_len=self._max_seq_len,
+                    vocab_size=self._vocab_size,
+                )
             except GatewayError as error:
                 self._lost(error.message)
             else:
@@ -103,8 +115,15 @@ class Engine:
 
     def generate(self, generation: Generation) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early."""
-        request = tensors.generation_request(self.dialect, generation, end_id=self._end_id)
-        return TokenStream(self, request, generation.lora)
+        request = tensors.generation_request(self.dialect, generation)
+        return TokenStream(self, request, generation)
+
+    async def prompt_logprobs(self, generation: Generation) -> list[TokenLogprob]:
+        """Log probabilities of the prompt's tokens, from one run over it."""
+        request = tensors.context_request(self.dialect, generation)
+        with TokenStream(self, request, generation) as stream:
+            response = await stream.response()
+            return await asyncio.to_thread(tensors.context_logprobs, response, generation)
 
     def stop(self, request_id: str, reason: StopReason) -> None:
         """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
@@ -141,10 +160,13 @@ class TokenStream:
     stop; both happen without an await, so that they survive any cancellation.
     """
 
-    def __init__(self, engine: Engine, request: pb.ModelInferRequest, lora: Lora | None) -> None:
+    def __init__(
+        self, engine: Engine, request: pb.ModelInferRequest, generation: Generation
+    ) -> None:
         self._engine = engine
         self._request = request
-        self._lora = lora
+        self._generation = generation
+        self._lora = generation.lora
         self._stream: ResponseStream | None = None
         self._sent = False
         self._finished = False
@@ -178,6 +200,10 @@ class TokenStream:
     async def __anext__(self) -> TokenDelta:
         if self._finished:
             raise StopAsyncIteration
+        return tensors.token_delta(await self.response(), self._generation)
+
+    async def response(self) -> pb.ModelInferResponse:
+        """The next response as it came. Raises GatewayError when it is an error."""
         if self._stream is not None:
             response = await self._read(self._stream)
         elif self._lora is not None:
@@ -187,9 +213,8 @@ class TokenStream:
         if response.error_message:
             self._finished = True
             raise from_text(response.error_message)
-        delta = tensors.token_delta(response.infer_response)
-        self._finished = delta.final
-        return delta
+        self._finished = tensors.is_final(response.infer_response)
+        return response.infer_response
 
     async def _begin(self, request: bytes) -> pb.ModelStreamInferResponse:
         """Sends the request and waits for the first response."""

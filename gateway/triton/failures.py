@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 _BUSY = "The engine's queue is full; try again shortly."
 _AWAY = "The inference server is not available; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
+_BAD_GUIDE = (
+    "The engine cannot enforce this response_format, structured_outputs or tool schema: it is "
+    "invalid or uses what the engine's grammar compiler does not know."
+)
 _FAILED = "The engine failed to process the request."
 
 _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
@@ -33,6 +37,7 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("exceeds maximum input length", ContextLengthExceeded, _TOO_LONG),
     ("greater than max input length", ContextLengthExceeded, _TOO_LONG),
     ("Incorrect sampling config", InvalidRequest, "The engine refused the sampling parameters."),
+    ("Invalid guide of type", InvalidRequest, _BAD_GUIDE),
     ("is not found", EngineUnavailable, _AWAY),
     ("is not at ready state", EngineUnavailable, _AWAY),
     ("no available versions", EngineUnavailable, _AWAY),

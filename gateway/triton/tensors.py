@@ -12,10 +12,13 @@ from array import array
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted, Dtype
-from gateway.generation import Generation, TokenDelta
+from gateway.errors import EngineError
+from gateway.generation import Generation, Sampling, TokenDelta, TokenLogprob
 from gateway.triton.dialect import Dialect
+from gateway.triton.logits import prompt_logprobs, top_logprobs
 
 _U64 = 0xFFFF_FFFF_FFFF_FFFF
+_TINY = 1e-6
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 _LORA_DATATYPES: dict[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
@@ -24,43 +27,100 @@ _PIECE = 1 << 20
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
-def generation_request(
-    dialect: Dialect, generation: Generation, *, end_id: int | None
-) -> pb.ModelInferRequest:
-    """The streaming request for one generation.
-
-    The engine is greedy when neither top-k nor top-p is given, so sampling over the whole
-    distribution is asked for with top_p 1, and greedy with top_k 1 (a temperature of 0 alone
-    samples at temperature 1 in some releases).
-    """
+def generation_request(dialect: Dialect, generation: Generation) -> pb.ModelInferRequest:
+    """The streaming request for one generation."""
     request = _request(dialect, generation.request_id)
     _add(request, "input_ids", "INT32", _int32(generation.prompt_ids), len(generation.prompt_ids))
     _add(request, "input_lengths", "INT32", _int32([len(generation.prompt_ids)]))
     _add(request, "request_output_len", "INT32", _int32([generation.max_tokens]))
-    if end_id is not None:
-        _add(request, "end_id", "INT32", _int32([end_id]))
-        _add(request, "pad_id", "INT32", _int32([end_id]))
-    if generation.stop_ids:
-        words = word_list(generation.stop_ids)
-        _add(request, "stop_words_list", "INT32", _int32(words), 2, len(words) // 2)
+    if generation.end_id is not None:
+        _add(request, "end_id", "INT32", _int32([generation.end_id]))
+        _add(request, "pad_id", "INT32", _int32([generation.end_id]))
+    for name, sequences in (
+        ("stop_words_list", generation.stop_ids),
+        ("bad_words_list", generation.bad_ids),
+    ):
+        if sequences:
+            words = word_list(sequences)
+            _add(request, name, "INT32", _int32(words), 2, len(words) // 2)
     _add(request, "streaming", "BOOL", b"\x01")
-    sampling = generation.sampling
+    _add_sampling(request, dialect, generation.sampling, logprobs=generation.logprobs is not None)
+    if generation.guide is not None:
+        _add(request, "guided_decoding_guide_type", "BYTES", _bytes(generation.guide.type))
+        if generation.guide.text is not None:
+            _add(request, "guided_decoding_guide", "BYTES", _bytes(generation.guide.text))
+    if generation.lora is not None:
+        _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
+    request.outputs.add(name="output_ids")
+    request.outputs.add(name="sequence_length")
+    if generation.logprobs is not None:
+        _add(request, "return_log_probs", "BOOL", b"\x01")
+        request.outputs.add(name="output_log_probs")
+        if generation.logprobs:
+            _add(request, "return_generation_logits", "BOOL", b"\x01")
+            request.outputs.add(name="generation_logits")
+    # Another output costs a microsecond for each token.
+    if generation.usage and dialect.kv_stats is not None:
+        _add(request, dialect.kv_stats, "BOOL", b"\x01")
+        request.outputs.add(name="kv_cache_reused_blocks")
+    return request
+
+
+def context_request(dialect: Dialect, generation: Generation) -> pb.ModelInferRequest:
+    """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
+    request = _request(dialect, f"{generation.request_id}-context")
+    _add(request, "input_ids", "INT32", _int32(generation.prompt_ids), len(generation.prompt_ids))
+    _add(request, "input_lengths", "INT32", _int32([len(generation.prompt_ids)]))
+    _add(request, "request_output_len", "INT32", _int32([1]))
+    _add(request, "return_context_logits", "BOOL", b"\x01")
+    if generation.lora is not None:
+        _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
+    for name in ("output_ids", "sequence_length", "context_logits"):
+        request.outputs.add(name=name)
+    return request
+
+
+def context_logprobs(response: pb.ModelInferResponse, generation: Generation) -> list[TokenLogprob]:
+    """Log probabilities of the prompt's tokens. Takes time: to be called in a thread."""
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.name == "context_logits":
+            count = generation.logprobs or 0
+            return prompt_logprobs(raw, tensor.datatype, tensor.shape, generation.prompt_ids, count)
+    raise EngineError("The engine gave no logits of the prompt.")
+
+
+def _add_sampling(
+    request: pb.ModelInferRequest, dialect: Dialect, sampling: Sampling, *, logprobs: bool
+) -> None:
+    """The engine is greedy when neither top-k nor top-p is given, so one of them always is.
+
+    Top_p 1 samples over the whole distribution; greedy is top_k 1, since a temperature of 0 alone
+    samples at temperature 1 in some releases. Log probabilities are normalised within the top k
+    (so 0 for every greedy token) but not within top p: greedy is then a top p of almost nothing.
+    """
     _add(request, dialect.seed, "UINT64", struct.pack("<Q", sampling.seed & _U64))
-    if sampling.greedy:
+    if sampling.greedy and logprobs:
+        _add(request, "runtime_top_k", "INT32", _int32([0]))
+        _add(request, "runtime_top_p", "FP32", _fp32(_TINY))
+    elif sampling.greedy:
         _add(request, "runtime_top_k", "INT32", _int32([1]))
     else:
         _add(request, "runtime_top_k", "INT32", _int32([sampling.top_k]))
         _add(request, "runtime_top_p", "FP32", _fp32(sampling.top_p))
         _add(request, "temperature", "FP32", _fp32(sampling.temperature))
+    if sampling.repetition_penalty != 1.0:
+        _add(request, "repetition_penalty", "FP32", _fp32(sampling.repetition_penalty))
+    if sampling.min_tokens:
+        _add(request, dialect.min_tokens, "INT32", _int32([sampling.min_tokens]))
+    if sampling.logit_bias:
+        bias = array("f", bytes(4 * dialect.vocab_size))
+        for token_id, value in sampling.logit_bias:
+            bias[token_id] = value
+        _add(request, "embedding_bias", "FP32", bias.tobytes(), dialect.vocab_size)
     if sampling.presence_penalty:
         _add(request, "presence_penalty", "FP32", _fp32(sampling.presence_penalty))
     if sampling.frequency_penalty:
         _add(request, "frequency_penalty", "FP32", _fp32(sampling.frequency_penalty))
-    if generation.lora is not None:
-        _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
-    request.outputs.add(name="output_ids")
-    request.outputs.add(name="sequence_length")
-    return request
 
 
 def with_weights(request: pb.ModelInferRequest, lora: Converted) -> bytes:
@@ -101,17 +161,43 @@ def word_list(words: tuple[tuple[int, ...], ...]) -> list[int]:
     return ids + offsets + [-1] * (len(ids) - len(offsets))
 
 
-def token_delta(response: pb.ModelInferResponse) -> TokenDelta:
+def is_final(response: pb.ModelInferResponse) -> bool:
+    """Whether nothing more comes for this request."""
+    return response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
+
+
+def token_delta(response: pb.ModelInferResponse, generation: Generation) -> TokenDelta:
     """New ids of one streamed response with one beam; none in a flags-only final."""
-    final = response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
+    final = is_final(response)
     ids: list[int] = []
     length: int | None = None
+    reused = 0
+    values: list[float] = []
+    top: list[list[tuple[int, float]]] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "output_ids":
             ids = array("i", raw).tolist()
         elif tensor.name == "sequence_length":
             length = array("i", raw)[0]
-    return TokenDelta(ids if length is None else ids[:length], final)
+        elif tensor.name == "kv_cache_reused_blocks":
+            reused = array("i", raw)[0]
+        elif tensor.name == "output_log_probs":
+            values = array("f", raw).tolist()
+        elif tensor.name == "generation_logits" and generation.logprobs:
+            count, temperature = generation.logprobs, generation.sampling.temperature
+            top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
+    if length is not None:
+        ids = ids[:length]
+    if generation.logprobs is None:
+        return TokenDelta(ids, final, reused)
+    # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
+    new = values[len(values) - len(ids) :]
+    alternatives = top or [[]] * len(ids)
+    entries = [
+        TokenLogprob(token_id, value, tuple(others))
+        for token_id, value, others in zip(ids, new, alternatives, strict=False)
+    ]
+    return TokenDelta(ids, final, reused, entries)
 
 
 def _request(dialect: Dialect, request_id: str) -> pb.ModelInferRequest:
@@ -136,6 +222,12 @@ def _varint(value: int) -> bytes:
 
 def _int32(values: list[int]) -> bytes:
     return array("i", values).tobytes()
+
+
+def _bytes(value: str) -> bytes:
+    """One BYTES element: its length in 4 bytes, then the UTF-8 text."""
+    raw = value.encode()
+    return struct.pack("<I", len(raw)) + raw
 
 
 def _fp32(value: float) -> bytes:

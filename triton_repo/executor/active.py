@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.executor.enums import FinishReason
+from triton_repo.executor.guide import Guide
 from triton_repo.executor.kv_cache import SequenceCache
 from triton_repo.executor.lora import CachedAdapter
 from triton_repo.executor.mailbox import Queued
@@ -37,6 +39,7 @@ class Sequence:
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     cache: SequenceCache | None = None
     sampling: SamplingState | None = None
+    guide: Guide | None = None
     reported_tokens: int = 0
     reported_end: bool = False
 
@@ -65,6 +68,7 @@ class ActiveRequest:
         self.prompt = request.input_token_ids
         self.max_tokens = max_tokens
         self.end_id = -1 if request.end_id is None else request.end_id
+        self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
         self.streaming = request.streaming
         # Beams may be reordered in every step, so a delta would mean nothing.
@@ -78,6 +82,8 @@ class ActiveRequest:
         self.beams: BeamSearch | None = None
         self.stop_words: StopWords | None = None
         self.adapter: CachedAdapter | None = None
+        self.guide: Future[Guide] | None = None
+        self.failure: str | None = None
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
@@ -90,8 +96,10 @@ class ActiveRequest:
 
     @property
     def is_ready(self) -> bool:
-        """The LoRA adapter, if any, can be used."""
-        return self.adapter is None or self.adapter.is_ready
+        """The LoRA adapter and the guide, if any, can be used."""
+        return (self.adapter is None or self.adapter.is_ready) and (
+            self.guide is None or self.guide.done()
+        )
 
     @property
     def is_started(self) -> bool:
@@ -141,7 +149,9 @@ class ActiveRequest:
         return Response(self.id, text, self.client_id)
 
     def responses(self) -> list[Response]:
-        """Responses for what is new since the last call."""
+        """Responses for what is new since the last call, or the error that ends the request."""
+        if self.failure is not None:
+            return [] if self.is_done else [self.fail(self.failure)]
         if self.beam_width > 1:
             return self._beam_response()
         built = []

@@ -72,11 +72,6 @@ def _check_supported(request: Request) -> None:
         raise refuse(f"{request.request_type.name} is not supported by the CPU executor")
     if request.output_config.return_encoder_output:
         raise refuse("return_encoder_output is not supported by the CPU executor")
-    if request.guided_decoding_params is not None:
-        raise refuse(
-            "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup. "
-            "Please provide a valid GuidedDecodingConfig to setup GuidedDecoder."
-        )
 
 
 def _check_ranges(request: Request, config: EngineConfig, limits: Limits) -> None:

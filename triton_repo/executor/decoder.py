@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from triton_repo.executor.active import ActiveRequest, Sequence
 from triton_repo.executor.beam import BeamSearch
 from triton_repo.executor.enums import FinishReason
-from triton_repo.executor.sampling import Row, SamplingState, choose, process
+from triton_repo.executor.guide import GuideError
+from triton_repo.executor.sampling import LOWEST, Row, SamplingState, choose, process
 from triton_repo.executor.words import StopWords
 
 Array = NDArray[np.float32]
@@ -29,6 +30,8 @@ class Decoder:
         for sequence in request.sequences:
             index = sequence.index if request.beam_width == 1 else 0
             sequence.sampling = SamplingState(request.request, index, self._vocab_size)
+            if request.guide is not None:
+                sequence.guide = request.guide.result().fork()
         if request.beam_width > 1:
             request.beams = BeamSearch(request)
 
@@ -57,19 +60,49 @@ class Decoder:
             if request.output.return_generation_logits:
                 sequence.logits.append(logits[i].copy())
         process(logits, rows)
+        for line, (request, sequence) in zip(logits, ready, strict=True):
+            if sequence.guide is not None:
+                _mask(request, sequence, line)
         tokens, log_probs = choose(logits, states, self._normalize)
         for (request, sequence), token, log_prob in zip(ready, tokens, log_probs, strict=True):
-            if accept(request, sequence, token, log_prob):
+            if request.failure is None and accept(request, sequence, token, log_prob):
                 assert sequence.sampling is not None
                 sequence.sampling.accept(token)
+                if sequence.guide is not None:
+                    _follow(request, sequence, token)
+
+
+def _mask(request: ActiveRequest, sequence: Sequence, line: Array) -> None:
+    """Leave the ids that the guide allows.
+
+    This comes after the bans and the minimum length, and is stronger: where the guide allows
+    nothing but ids that these hold back, one of them is chosen.
+    """
+    assert sequence.guide is not None
+    assert sequence.sampling is not None
+    end_ids = sorted(request.end_ids)
+    if len(sequence.tokens) < sequence.sampling.min_tokens:
+        line[end_ids] = LOWEST
+    try:
+        sequence.guide.mask(line, end_ids)
+    except GuideError as error:
+        request.failure = f"Guided decoding failed: {error}"
+
+
+def _follow(request: ActiveRequest, sequence: Sequence, token: int) -> None:
+    assert sequence.guide is not None
+    try:
+        sequence.guide.accept(token)
+    except GuideError as error:
+        request.failure = f"Guided decoding failed: {error}"
 
 
 def accept(request: ActiveRequest, sequence: Sequence, token: int, log_prob: float) -> bool:
     """Append a chosen token and end the sequence if it must.
 
-    Returns False for ``end_id``, which ends the sequence and is never appended.
+    Returns False for an id that ends the sequence: it is never appended.
     """
-    if token == request.end_id:
+    if token in request.end_ids:
         sequence.finish = FinishReason.END_ID
         return False
     sequence.append(token, log_prob)

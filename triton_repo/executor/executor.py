@@ -132,7 +132,6 @@ def _refuse_unsupported(settings: ExecutorConfig, config: EngineConfig) -> None:
         "eagle_config": decoding is not None and decoding.eagle_config is not None,
         "lookahead_decoding_config": decoding is not None
         and decoding.lookahead_decoding_config is not None,
-        "guided_decoding_config": settings.guided_decoding_config is not None,
         "logits_post_processor_config": settings.logits_post_processor_config is not None,
         "spec_dec_config": settings.spec_dec_config is not None,
         "debug_config": settings.debug_config is not None,

@@ -215,10 +215,20 @@ class ExtendedRuntimePerfKnobConfig:
 
 
 class GuidedBackend(IntEnum):
+    """LLGUIDANCE came after v0.17."""
+
     XGRAMMAR = 0
+    LLGUIDANCE = 1
 
 
 class GuidedDecodingConfig:
+    """Sets up guided decoding for the model's tokenizer.
+
+    ``tokenizer_str`` is the text of ``tokenizer.json``. ``stop_token_ids`` end the output of a
+    guided request, beside its own ``end_id``; by default they are what the tokenizer calls EOS.
+    ``encoded_vocab`` (the tokens in order of id) is kept and read back.
+    """
+
     GuidedDecodingBackend = GuidedBackend
 
     backend = Field(GuidedBackend)

@@ -64,7 +64,13 @@ class InflightLoop(RequestLoop):
         lora = None
         if config.lora_target_modules:
             lora = LoraCache(config, model, settings.peft_cache_config)
-        super().__init__(config, settings, mailbox, limits, lora)
+        guides = None
+        if settings.guided_decoding_config is not None:
+            # Nothing else needs llguidance.
+            from triton_repo.executor.guide_compiler import GuideCompiler  # noqa: PLC0415
+
+            guides = GuideCompiler(settings.guided_decoding_config, config.vocab_size)
+        super().__init__(config, settings, mailbox, limits, lora, guides)
         self._model = model
         self._scheduler = Scheduler(
             policy, self._pool, settings.max_num_tokens or config.max_num_tokens

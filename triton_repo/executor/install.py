@@ -10,9 +10,10 @@ import importlib.util
 import logging
 import sys
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from triton_repo.executor import bindings
+from triton_repo.executor.tokenizer_info import xgrammar_tokenizer_info
 
 
 def install() -> bool:
@@ -23,7 +24,7 @@ def install() -> bool:
     levels = ("debug", "info", "warning", "error", "critical")
     logger = _module("tensorrt_llm.logger", **{name: getattr(log, name) for name in levels})
     tokenizer = _module(
-        "tensorrt_llm.llmapi.tokenizer", _xgrammar_tokenizer_info=_xgrammar_tokenizer_info
+        "tensorrt_llm.llmapi.tokenizer", _xgrammar_tokenizer_info=xgrammar_tokenizer_info
     )
     llmapi = _module("tensorrt_llm.llmapi", tokenizer=tokenizer)
     package = _module("tensorrt_llm.bindings", executor=bindings)
@@ -45,7 +46,3 @@ def _module(name: str, **attributes: Any) -> ModuleType:
     vars(module).update(attributes)
     sys.modules[name] = module
     return module
-
-
-def _xgrammar_tokenizer_info(tokenizer: object) -> NoReturn:
-    raise NotImplementedError("guided decoding is not supported by the CPU executor")

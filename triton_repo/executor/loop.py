@@ -11,9 +11,10 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from triton_repo.executor.active import ActiveRequest
-from triton_repo.executor.admission import FETCH_ERROR, Limits, RefusedError, admit
+from triton_repo.executor.admission import FETCH_ERROR, Limits, RefusedError, admit, refuse
 from triton_repo.executor.engine import EngineConfig
 from triton_repo.executor.enums import BatchingType
 from triton_repo.executor.executor_config import ExecutorConfig
@@ -27,6 +28,9 @@ from triton_repo.executor.stats import (
     StaticBatchingStats,
     timestamp,
 )
+
+if TYPE_CHECKING:
+    from triton_repo.executor.guide_compiler import GuideCompiler
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +57,13 @@ class RequestLoop(ABC):
         mailbox: Mailbox,
         limits: Limits,
         lora: LoraCache | None,
+        guides: GuideCompiler | None,
     ) -> None:
         self._config = config
         self._mailbox = mailbox
         self._limits = limits
         self._lora = lora
+        self._guides = guides
         self._static = settings.batching_type == BatchingType.STATIC
         self._active: list[ActiveRequest] = []
         self._iteration = 0
@@ -87,13 +93,15 @@ class RequestLoop(ABC):
             self._mailbox.finish()
             if self._lora is not None:
                 self._lora.close()
+            if self._guides is not None:
+                self._guides.close()
 
     def _turn(self) -> None:
         started = time.monotonic()
         stats = IterationStats()
         responses = self._end_cancelled()
         responses += self._fetch(stats)
-        responses += self._refuse_failed_adapters()
+        responses += self._refuse_unprepared()
         progress = None
         try:
             progress = self._advance()
@@ -169,6 +177,15 @@ class RequestLoop(ABC):
             # Upstream's static batching answers once, without the prompt.
             request.streaming = False
             request.output.exclude_input_from_output = True
+        guide = entry.request.guided_decoding_params
+        if guide is not None:
+            if self._guides is None:
+                raise refuse(
+                    "Request is specified with GuidedDecodingParams, but GuidedDecoder is not "
+                    "setup. Please provide a valid GuidedDecodingConfig to setup GuidedDecoder."
+                )
+            request.guide = self._guides.compile(guide)
+            request.end_ids |= self._guides.stop_ids
         lora = entry.request.lora_config
         if lora is not None:
             if self._lora is None:
@@ -180,23 +197,27 @@ class RequestLoop(ABC):
                 raise RefusedError(text) from error
         return request
 
-    def _refuse_failed_adapters(self) -> list[Response]:
+    def _refuse_unprepared(self) -> list[Response]:
+        """End the requests whose LoRA adapter or guide turned out to be unusable."""
         refused = []
         for request in self._active:
-            adapter = request.adapter
-            if adapter is None or request.is_done or request.is_started or not adapter.is_ready:
+            if request.is_done or request.is_started or not request.is_ready:
                 continue
-            error = adapter.error
-            if error is not None and self._lora is not None:
+            adapter, guide = request.adapter, request.guide
+            if adapter is not None and adapter.error is not None and self._lora is not None:
                 self._lora.forget(adapter)
-                what = f"Error storing task={adapter.task_id} in PEFT cache -- {error}"
+                what = f"Error storing task={adapter.task_id} in PEFT cache -- {adapter.error}"
                 refused.append(request.fail(FETCH_ERROR + what))
+            elif guide is not None and (error := guide.exception()) is not None:
+                refused.append(request.fail(f"{FETCH_ERROR}{error}"))
         return refused
 
     def _release(self, done: list[ActiveRequest]) -> None:
         for request in done:
             for sequence in request.sequences:
                 sequence.cache = None
+            if request.guide is not None:
+                request.guide.cancel()
             if request.adapter is not None and self._lora is not None:
                 self._lora.release(request.adapter)
 

@@ -159,7 +159,9 @@ class GuideKind(IntEnum):
 
 
 class GuidedDecodingParams:
-    """A grammar for the output. The CPU executor refuses it when the request is fetched."""
+    """What the output must match: any JSON object or array, a JSON schema, a regular expression,
+    or a grammar with the start rule ``root``. All but JSON need the text of the ``guide``.
+    """
 
     GuideType = GuideKind
 

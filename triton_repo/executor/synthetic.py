@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.executor import active
-from triton_repo.executor.admission import Limits
+from triton_repo.executor.admission import Limits, refuse
 from triton_repo.executor.decoder import accept
 from triton_repo.executor.engine import SYNTHETIC, EngineConfig
 from triton_repo.executor.enums import FinishReason
@@ -119,10 +119,12 @@ class SyntheticLoop(RequestLoop):
         lora = None
         if config.lora_target_modules:
             lora = LoraCache(config, None, settings.peft_cache_config)
-        super().__init__(config, settings, mailbox, limits, lora)
+        super().__init__(config, settings, mailbox, limits, lora, guides=None)
         self._next = 0.0
 
     def _activate(self, entry: Queued) -> active.ActiveRequest:
+        if entry.request.guided_decoding_params is not None:
+            raise refuse("guided decoding is not supported by the synthetic engine")
         request = super()._activate(entry)
         request.stop_words = StopWords(entry.request.stop_words or ())
         request.schedule()

@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
 
     torch = None
 
-__all__ = ["Row", "given", "triton_tensor", "trtllm"]
+__all__ = ["Row", "given", "tokenizer_info", "triton_tensor", "trtllm"]
 
 
 class Row:
@@ -49,6 +49,10 @@ class Row:
             raise ValueError(f"Expected a scalar tensor for tensor {name}")
         return array.item()
 
+    def text(self, name: str) -> str | None:
+        value: bytes | None = self.scalar(name)
+        return None if value is None else value.decode()
+
     def required(self, name: str) -> Any:
         value = self.scalar(name)
         if value is None:
@@ -69,6 +73,22 @@ def triton_tensor(name: str, tensor: Any) -> Any:
     if torch is None:
         return pb_utils.Tensor(name, np.asarray(tensor)[None])
     return pb_utils.Tensor.from_dlpack(name, tensor[None].contiguous())
+
+
+def tokenizer_info(folder: str) -> dict[str, Any]:
+    """What `GuidedDecodingConfig` needs to know about the tokenizer in `folder`."""
+    # It takes half a second to load, and nothing else here needs it.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if torch is None:
+        from triton_repo.executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
+
+        return xgrammar_tokenizer_info(tokenizer)
+    from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info  # noqa: PLC0415
+
+    info: dict[str, Any] = _xgrammar_tokenizer_info(tokenizer)
+    return info
 
 
 def given(**values: Any) -> dict[str, Any]:

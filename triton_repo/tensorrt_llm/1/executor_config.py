@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
-from executor_api import given, trtllm
+from executor_api import given, tokenizer_info, trtllm
 
 T = TypeVar("T")
 
-REFUSED = ("encoder_model_path", "participant_ids", "speculative_decoding_fast_logits")
+REFUSED = (
+    "encoder_model_path",
+    "participant_ids",
+    "speculative_decoding_fast_logits",
+    "xgrammar_tokenizer_info_path",
+)
 
 
 class Parameters:
@@ -96,6 +101,7 @@ def executor_config(config: Mapping[str, Any]) -> Any:
             # The same limit as Triton's own queue; 0 is "no limit" for both.
             max_queue_size=queue.get("max_queue_size"),
             extended_runtime_perf_knob_config=_perf_knobs(parameters),
+            guided_decoding_config=_guided_decoding(parameters),
         )
     )
 
@@ -201,3 +207,18 @@ def _perf_knobs(parameters: Parameters) -> Any:
     ).items():
         setattr(knobs, name, value)
     return knobs
+
+
+def _guided_decoding(parameters: Parameters) -> Any:
+    if parameters.text("guided_decoding_backend") is None:
+        return None
+    backends = trtllm.GuidedDecodingConfig.GuidedDecodingBackend.__members__
+    backend = parameters.choice(
+        "guided_decoding_backend", {name.lower(): member for name, member in backends.items()}
+    )
+    folder = parameters.text("tokenizer_dir")
+    if folder is None:
+        raise pb_utils.TritonModelException(
+            "Guided decoding requires tokenizer's information. Please provide 'tokenizer_dir'."
+        )
+    return trtllm.GuidedDecodingConfig(backend=backend, **tokenizer_info(folder))

@@ -24,6 +24,13 @@ SAMPLING = {
     "early_stopping": "early_stopping",
     "beam_search_diversity_rate": "beam_search_diversity_rate",
 }
+# The executor's GuideType by the input's value.
+GUIDE_TYPES = {
+    "json": "JSON",
+    "json_schema": "JSON_SCHEMA",
+    "regex": "REGEX",
+    "ebnf_grammar": "EBNF_GRAMMAR",
+}
 REFUSED = ("context_phase_params", "skip_cross_attn_blocks")
 
 
@@ -73,6 +80,7 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
             prompt_tuning_config=_prompt_tuning(row, len(ids)),
             lora_config=_lora(row),
             kv_cache_retention_config=_retention(row),
+            guided_decoding_params=_guide(row),
         )
     )
 
@@ -135,6 +143,23 @@ def _lora(row: Row) -> Any:
             raise ValueError("lora_task_id must be set for LoRA inference")
         return None
     return trtllm.LoraConfig(task_id=task_id, **adapter)
+
+
+def _guide(row: Row) -> Any:
+    """Upstream v0.19 ignores an unknown type; an output without its guide would be a surprise."""
+    kind = row.text("guided_decoding_guide_type")
+    guide = row.text("guided_decoding_guide")
+    if kind is None:
+        if guide is not None:
+            raise ValueError("guided_decoding_guide_type must be set with guided_decoding_guide")
+        return None
+    if kind not in GUIDE_TYPES:
+        allowed = ", ".join(GUIDE_TYPES)
+        raise ValueError(f"guided_decoding_guide_type: found {kind!r}; allowed: {allowed}")
+    if kind == "json" and guide:
+        raise ValueError("guided_decoding_guide: json takes none; use json_schema")
+    params = trtllm.GuidedDecodingParams
+    return params(**given(guide_type=getattr(params.GuideType, GUIDE_TYPES[kind]), guide=guide))
 
 
 def _retention(row: Row) -> Any:

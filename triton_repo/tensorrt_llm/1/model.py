@@ -1,5 +1,7 @@
 """The core model, token ids in and out, as tensorrt_llm of inflight_batcher_llm v0.17.
 
+Its guided decoding is that of v0.19.
+
 Written against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not
 installed, `triton_repo.executor.bindings` offers the same names on the CPU.
 

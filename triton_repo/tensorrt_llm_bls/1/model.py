@@ -1,4 +1,4 @@
-"""Text in, text out, as tensorrt_llm_bls of inflight_batcher_llm v0.17.
+"""Text in, text out, as tensorrt_llm_bls of inflight_batcher_llm v0.17 (guided decoding: v0.19).
 
 Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an
 instance serves one request at a time: bls_instance_count is the concurrency. Unlike upstream,
@@ -62,6 +62,7 @@ CORE_INPUTS = {
         *("return_kv_cache_reuse_stats", "exclude_input_in_output"),
         *("prompt_embedding_table", "prompt_vocab_size"),
         *("lora_task_id", "lora_weights", "lora_config"),
+        *("guided_decoding_guide_type", "guided_decoding_guide"),
     )
 }
 MULTIMODAL = ("image_input", "image_bytes_input", "image_url_input", "video_bytes_input")

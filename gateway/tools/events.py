@@ -1,0 +1,89 @@
+"""What a choice's text consists of, in the order in which it was generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The next piece of the message's content; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The next piece of the reasoning; never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins; `index` counts the calls of the choice from 0, `name` is whole.
+
+    Parsers know no ids; `call_id` is given by whoever makes a message of the events.
+    """
+
+    index: int
+    name: str
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next piece of call `index`'s arguments, a JSON object as text; never empty.
+
+    The pieces of a call that ended are the object as the model wrote it; those of a call that was
+    cut are its beginning.
+    """
+
+    index: int
+    text: str
+
+
+Event = Content | CallStart | CallArguments
+
+
+class Events:
+    """Collects events, merging neighbours of a kind, so that pieces do not depend on the caller."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        # Whether a call was the last thing that was generated.
+        self.in_call = False
+        self._done: list[Event] = []
+        self._pieces: list[str] = []
+
+    def content(self, text: str) -> None:
+        if self.in_call:
+            self._close_piece()
+            self.in_call = False
+        self._pieces.append(text)
+
+    def start(self, name: str) -> None:
+        self._close_piece()
+        self._done.append(CallStart(self.calls, name))
+        self.calls += 1
+        self.in_call = True
+
+    def arguments(self, text: str) -> None:
+        """Goes to the call that was started last."""
+        if not self.in_call:
+            self._close_piece()
+            self.in_call = True
+        self._pieces.append(text)
+
+    def take(self) -> list[Event]:
+        """Everything since the last time."""
+        self._close_piece()
+        done, self._done = self._done, []
+        return done
+
+    def _close_piece(self) -> None:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if not text:
+            return
+        self._done.append(CallArguments(self.calls - 1, text) if self.in_call else Content(text))

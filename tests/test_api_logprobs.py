@@ -1,0 +1,171 @@
+"""Log probabilities: the chosen tokens', alternatives, streamed and not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import openai
+import pytest
+
+QUESTION: list[Any] = [{"role": "user", "content": "Repeat: 你好 🦉 owls"}]
+CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "logprobs": True}
+
+
+def test_chosen_tokens_and_alternatives(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(top_logprobs=3, temperature=0, **CHAT)
+    [choice] = answer.choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content
+    assert content is not None
+    assert answer.usage is not None
+    assert len(content) == answer.usage.completion_tokens
+    raw = b"".join(bytes(token.bytes or []) for token in content)
+    assert raw.decode() == choice.message.content
+    for token in content:
+        assert token.logprob <= 0
+        values = [other.logprob for other in token.top_logprobs]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        # Greedy: the chosen token is the likeliest, and both sources agree on its value.
+        assert token.top_logprobs[0].token == token.token
+        assert token.top_logprobs[0].logprob == pytest.approx(token.logprob, abs=1e-3)
+        assert sum(map(math.exp, values)) <= 1.0001
+    assert any(token.token.startswith("bytes:") for token in content), "characters do split"
+
+
+def test_without_alternatives_only_the_chosen_ones_come(client: openai.OpenAI) -> None:
+    options = CHAT | {"temperature": 0}
+    plain = client.chat.completions.create(**options).choices[0].logprobs
+    rich = client.chat.completions.create(top_logprobs=1, **options).choices[0].logprobs
+    assert plain is not None
+    assert rich is not None
+    assert plain.content is not None
+    assert rich.content is not None
+    assert all(token.top_logprobs == [] for token in plain.content)
+    assert [t.logprob for t in plain.content] == pytest.approx([t.logprob for t in rich.content])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_streamed_logprobs_equal_whole_ones(client: openai.OpenAI, temperature: float) -> None:
+    options = CHAT | {"temperature": temperature, "seed": 3, "top_logprobs": 2, "max_tokens": 40}
+    whole = client.chat.completions.create(**options).choices[0].logprobs
+    assert whole is not None
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(stream=True, **options):
+        logprobs = chunk.choices[0].logprobs
+        streamed += (logprobs.content or []) if logprobs else []
+    assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.content or []]
+
+
+def test_completions_have_offsets(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="demo", prompt="The capital of France is", temperature=0, max_tokens=8, logprobs=2
+    )
+    [choice] = answer.choices
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.token_logprobs is not None
+    assert len(logprobs.token_logprobs) == len(logprobs.tokens) == len(logprobs.text_offset)
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert choice.text.startswith(token, offset) or token.startswith("<|")
+    assert logprobs.top_logprobs is not None
+    assert all(len(others) == 2 for others in logprobs.top_logprobs)
+
+
+def test_top_logprobs_alone_make_no_sense(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=QUESTION, top_logprobs=2)
+    assert caught.value.param == "top_logprobs"
+
+
+PROMPT = "The capital of France is"
+
+
+def test_echo_puts_the_prompt_first(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "temperature": 0}
+    plain = client.completions.create(max_tokens=8, **options)
+    echoed = client.completions.create(max_tokens=8, echo=True, **options)
+    assert echoed.choices[0].text == PROMPT + plain.choices[0].text
+    assert echoed.usage is not None
+    assert plain.usage is not None
+    assert echoed.usage.completion_tokens == plain.usage.completion_tokens
+    chunks = client.completions.create(max_tokens=8, echo=True, stream=True, **options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.choices[0].text
+
+
+@pytest.mark.parametrize("max_tokens", [0, 6])
+def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens: int) -> None:
+    answer = client.completions.create(
+        model="demo",
+        prompt=PROMPT,
+        temperature=0,
+        max_tokens=max_tokens,
+        echo=True,
+        logprobs=2,
+    )
+    [choice] = answer.choices
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    assert logprobs.token_logprobs is not None
+    assert answer.usage is not None
+    assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert choice.text.startswith(token, offset) or token.startswith("<|")
+    if max_tokens == 0:
+        assert choice.text == PROMPT
+        assert choice.finish_reason == "length"
+        assert answer.usage.completion_tokens == 0
+    # "Paris" scores as high when it is given as when it is generated.
+    scored = client.completions.create(
+        model="demo", prompt=PROMPT + " Paris", max_tokens=0, echo=True, logprobs=0
+    )
+    generated = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=1, temperature=0, logprobs=0
+    )
+    given, made = scored.choices[0].logprobs, generated.choices[0].logprobs
+    assert given is not None
+    assert made is not None
+    assert given.tokens is not None
+    assert made.tokens is not None
+    position = len(given.tokens) - 1 - given.tokens[::-1].index(made.tokens[0])
+    assert given.token_logprobs is not None
+    assert made.token_logprobs is not None
+    assert given.token_logprobs[position] == pytest.approx(made.token_logprobs[0], abs=1e-3)
+
+
+def test_best_of_keeps_the_likeliest(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": "I am", "max_tokens": 8, "seed": 1}
+    every = client.completions.create(n=6, logprobs=0, temperature=1.5, **options)
+    best = client.completions.create(n=2, best_of=6, temperature=1.5, **options)
+
+    def mean(choice: Any) -> float:
+        values = choice.logprobs.token_logprobs
+        return float(sum(values) / max(len(values), 1))
+
+    ranked = sorted(every.choices, key=mean, reverse=True)
+    assert [choice.text for choice in best.choices] == [choice.text for choice in ranked[:2]]
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert best.usage == every.usage
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="x", **fields)
+    assert caught.value.param == param

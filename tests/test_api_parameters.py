@@ -1,0 +1,199 @@
+"""Each extension parameter reaches the engine and does what it says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.cli import DEMO_MODEL
+
+COUNT = [{"role": "user", "content": "Count from 1 to 30"}]
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+def _chat(client: openai.OpenAI, messages: Any = COUNT, **fields: Any) -> tuple[str, str, int]:
+    extra = {key: fields.pop(key) for key in list(fields) if key in EXTENSIONS}
+    answer = client.chat.completions.create(
+        model="demo", messages=messages, temperature=0, extra_body=extra, **fields
+    )
+    assert answer.usage is not None
+    [choice] = answer.choices
+    return choice.message.content or "", choice.finish_reason, answer.usage.completion_tokens
+
+
+EXTENSIONS = {
+    "add_generation_prompt",
+    "bad_words",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "repetition_penalty",
+    "skip_special_tokens",
+    "stop_token_ids",
+    "structured_outputs",
+    "truncate_prompt_tokens",
+}
+
+
+def test_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
+    plain, _, _ = _chat(client, max_tokens=5)
+    first = TOKENIZER.encode(plain).ids[0]
+    other = TOKENIZER.token_to_id("z")
+    assert not _chat(client, max_tokens=1, logit_bias={str(first): -100})[0].startswith(plain[0])
+    assert _chat(client, max_tokens=3, logit_bias={str(other): 100})[0] == "zzz"
+
+
+def test_bad_words_never_appear(client: openai.OpenAI) -> None:
+    assert "4" in _chat(client, max_tokens=20)[0]
+    assert "4" not in _chat(client, max_tokens=20, bad_words=["4"])[0]
+
+
+def test_min_tokens_holds_the_end_back(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    _, _, tokens = _chat(client, question)
+    assert tokens < 20
+    assert _chat(client, question, min_tokens=30, max_tokens=60)[2] >= 30
+
+
+def test_ignore_eos_goes_on_to_the_limit(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    _, finish, tokens = _chat(client, question, ignore_eos=True, max_tokens=40)
+    assert (finish, tokens) == ("length", 40)
+
+
+def test_stop_token_ids(client: openai.OpenAI) -> None:
+    four = TOKENIZER.token_to_id("4")
+    text, finish, _ = _chat(client, stop_token_ids=[four])
+    assert finish == "stop"
+    assert text.startswith("1, 2, 3, ")
+    assert "5" not in text
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "1, 2, 3, "), (True, "1, 2, 3, 4, 5")])
+def test_the_stop_string_can_be_included(client: openai.OpenAI, include: bool, text: str) -> None:
+    assert _chat(client, stop="4, 5", include_stop_str_in_output=include)[:2] == (text, "stop")
+
+
+def test_special_tokens_can_be_shown(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 30}
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    assert "<|im_end|>" not in _chat(client, question, **options)[0]
+    assert "<|im_end|>" in _chat(client, question, skip_special_tokens=False, **options)[0]
+
+
+def test_repetition_penalty(client: openai.OpenAI) -> None:
+    assert (
+        _chat(client, max_tokens=40, repetition_penalty=2.0)[0] != _chat(client, max_tokens=40)[0]
+    )
+
+
+def test_truncate_prompt_tokens_keeps_the_end(client: openai.OpenAI) -> None:
+    prompt = "Nothing of this matters at all. The capital of France is"
+    size = len(TOKENIZER.encode("The capital of France is").ids)
+    answer = client.completions.create(
+        model="demo",
+        prompt=prompt,
+        temperature=0,
+        max_tokens=4,
+        extra_body={"truncate_prompt_tokens": size},
+    )
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == size
+    assert "Paris" in answer.choices[0].text
+
+
+def test_the_last_message_can_be_continued(client: openai.OpenAI) -> None:
+    messages = [*COUNT, {"role": "assistant", "content": "1, 2, 3,"}]
+    text, _, _ = _chat(client, messages, continue_final_message=True, add_generation_prompt=False)
+    assert text.startswith(" 4, 5") or text.startswith("4, 5")
+    with pytest.raises(openai.BadRequestError) as caught:
+        _chat(client, messages, continue_final_message=True, add_generation_prompt=True)
+    assert caught.value.param == "continue_final_message"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "size"],
+    "additionalProperties": False,
+}
+
+
+def test_a_schema_that_the_model_breaks_alone_is_always_met(client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": "Tell me about Paris."}]
+
+    def valid(text: str | None) -> bool:
+        try:
+            value = json.loads(text or "")
+        except ValueError:
+            return False
+        return set(value) == {"city", "size"} and 1 <= value["size"] <= 9
+
+    options: dict[str, Any] = {"model": "demo", "messages": question, "max_tokens": 200}
+    alone = client.chat.completions.create(n=20, **options)
+    assert not any(valid(choice.message.content) for choice in alone.choices)
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    guided = client.chat.completions.create(n=100, response_format=wanted, **options)
+    broken = [c.message.content for c in guided.choices if not valid(c.message.content)]
+    assert broken == []
+
+
+def test_json_object(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hello!"}],
+        response_format={"type": "json_object"},
+        max_tokens=300,
+        seed=3,
+    )
+    text, finish = answer.choices[0].message.content or "", answer.choices[0].finish_reason
+    assert finish == "length" or isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "allowed"),
+    [
+        ({"choice": ["yes", "no", "说不定"]}, {"yes", "no", "说不定"}),
+        ({"regex": "[ab]{3}"}, {a + b + c for a in "ab" for b in "ab" for c in "ab"}),
+        ({"grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
+        ({"json": {"enum": [1, 2]}}, {"1", "2"}),
+    ],
+)
+def test_structured_outputs(
+    client: openai.OpenAI, constraint: dict[str, Any], allowed: set[str]
+) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Hello!"}],
+            seed=seed,
+            extra_body={"structured_outputs": constraint},
+        )
+        assert answer.choices[0].message.content in allowed
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, None),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ],
+)
+def test_bad_values(client: openai.OpenAI, fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        _chat(client, **fields)
+    assert caught.value.param == param

@@ -1,0 +1,171 @@
+"""Tool calls and structured answers through the public door."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessage
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "Get the time in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Oslo", "Lima"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+QUESTION: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+OPTIONS: dict[str, Any] = {"model": "demo", "temperature": 0, "tools": [WEATHER, TIME]}
+
+
+def _ask(client: openai.OpenAI, **fields: Any) -> tuple[ChatCompletionMessage, str]:
+    answer = client.chat.completions.create(messages=QUESTION, **OPTIONS | fields)
+    return answer.choices[0].message, answer.choices[0].finish_reason
+
+
+def _stream(client: openai.OpenAI, **fields: Any) -> tuple[dict[str, Any], str]:
+    """The message that a client assembles from the deltas, as openai-python's helper does."""
+    with client.chat.completions.stream(messages=QUESTION, **OPTIONS | fields) as stream:
+        choice = stream.get_final_completion().choices[0]
+    return choice.message.model_dump(), choice.finish_reason
+
+
+def test_auto_calls_the_tool_and_uses_its_answer(client: openai.OpenAI) -> None:
+    message, finish = _ask(client)
+    assert finish == "tool_calls"
+    assert message.content is None
+    assert message.tool_calls is not None
+    [call] = message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert call.id.startswith("call_")
+    answered = [
+        *QUESTION,
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
+    ]
+    last = client.chat.completions.create(messages=answered, **OPTIONS).choices[0]
+    assert "21" in (last.message.content or "")
+    assert last.finish_reason == "stop"
+
+
+def test_streamed_calls_equal_whole_ones(client: openai.OpenAI) -> None:
+    whole, finish = _ask(client)
+    streamed, streamed_finish = _stream(client)
+    assert streamed_finish == finish
+    assert not streamed["content"]
+    [call] = streamed["tool_calls"]
+    assert whole.tool_calls is not None
+    assert whole.tool_calls[0].type == "function"
+    assert call["function"]["name"] == whole.tool_calls[0].function.name
+    assert call["function"]["arguments"] == whole.tool_calls[0].function.arguments
+
+
+def test_deltas_repeat_no_id_name_or_type(client: openai.OpenAI) -> None:
+    deltas = [
+        call
+        for chunk in client.chat.completions.create(messages=QUESTION, stream=True, **OPTIONS)
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    first, *rest = deltas
+    assert first.function is not None
+    assert (first.type, first.function.name, first.function.arguments) == (
+        "function",
+        "get_weather",
+        "",
+    )
+    assert len(rest) > 1, "arguments are streamed"
+    assert all(c.id is None and c.type is None and c.function for c in rest)
+    assert all(c.function and c.function.name is None for c in rest)
+
+
+def test_tools_that_are_not_needed_are_not_called(client: openai.OpenAI) -> None:
+    question: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = client.chat.completions.create(messages=question, **OPTIONS).choices[0]
+    assert "Paris" in (answer.message.content or "")
+    assert answer.message.tool_calls is None
+    assert answer.finish_reason == "stop"
+
+
+def test_none_offers_no_tools(client: openai.OpenAI) -> None:
+    message, finish = _ask(client, tool_choice="none")
+    assert message.tool_calls is None
+    assert finish == "stop"
+
+
+def test_a_call_cut_by_length_ends_with_length(client: openai.OpenAI) -> None:
+    message, finish = _ask(client, max_tokens=12)
+    assert finish == "length"
+    assert message.tool_calls is not None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_required_and_named_choices_are_enforced(client: openai.OpenAI, stream: bool) -> None:
+    ask: Any = _stream if stream else _ask
+    for seed in range(5):
+        options: dict[str, Any] = {"temperature": 1, "seed": seed}
+        # In parallel, a model that is at a loss may go on with one call after the other.
+        message, finish = ask(client, tool_choice="required", parallel_tool_calls=False, **options)
+        calls = message["tool_calls"] if stream else message.model_dump()["tool_calls"]
+        assert finish == "tool_calls"
+        for call in calls:
+            arguments = json.loads(call["function"]["arguments"])
+            assert call["function"]["name"] in {"get_weather", "get_time"}
+            assert set(arguments) == {"city"}
+        named = {"type": "function", "function": {"name": "get_time"}}
+        message, finish = ask(client, tool_choice=named, **options)
+        [call] = message["tool_calls"] if stream else message.model_dump()["tool_calls"]
+        assert finish == "stop"
+        assert call["function"]["name"] == "get_time"
+        assert json.loads(call["function"]["arguments"])["city"] in {"Oslo", "Lima"}
+
+
+def test_parallel_calls_can_be_forbidden(client: openai.OpenAI) -> None:
+    for seed in range(5):
+        message, _ = _ask(
+            client, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=seed
+        )
+        assert len(message.tool_calls or []) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        _ask(client, **fields)
+    assert caught.value.param == param

@@ -1,0 +1,219 @@
+"""Grammars in xgrammar's EBNF, rewritten as the Lark that llguidance reads.
+
+The dialect is that of xgrammar (GBNF of llama.cpp with more escapes and free line breaks): rules
+``name ::= ...`` of which ``root`` is the start, ``"strings"``, ``[classes]``, ``|``, groups and
+``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and kin) are not known here.
+
+llguidance takes the longest match for each terminal. A terminal of one character can only match in
+one way, so each character becomes a terminal of its own, and the grammar means the same as before.
+llguidance's own converter keeps strings whole, which loses words: with it ``[a-z]* "end"`` does not
+match ``endend``. It also knows fewer escapes and line breaks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_DEPTH = 100
+# llguidance takes 65,000 symbols in all, and every character is one.
+MAX_LENGTH = 200_000
+MAX_CODE_POINT = 0x10FFFF
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>   (?: \s | \#[^\n]* )+ )
+    | (?P<name>    [A-Za-z_][A-Za-z0-9_.-]* )
+    | (?P<defines> ::= )
+    | (?P<string>  " (?: [^"\\\n] | \\. )* " )
+    | (?P<class>   \[ (?: [^\]\\\n] | \\. )* \] )
+    | (?P<times>   \{ \s* \d+ \s* (?: , \s* \d* \s* )? \} )
+    | (?P<sign>    [|()?*+.] )
+    """,
+    re.VERBOSE,
+)
+_CHARACTER = re.compile(
+    r"\\x(?P<x>[0-9A-Fa-f]+) | \\u(?P<u>[0-9A-Fa-f]{4}) | \\U(?P<U>[0-9A-Fa-f]{8})"
+    r"| \\(?P<escaped>.) | (?P<plain>.)",
+    re.VERBOSE | re.DOTALL,
+)
+_CONTROLS = dict(zip("nrtbfav0e", "\n\r\t\b\f\a\v\0\x1b", strict=True))
+_LITERAL_ESCAPES = "\"'\\/?"
+_CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+
+
+def to_lark(ebnf: str) -> str:
+    """The same grammar for llguidance. Raises ``ValueError`` with line and column."""
+    return _Converter(ebnf).convert()
+
+
+class _Converter:
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise ValueError(
+                f"EBNF error: found {len(text)} characters, allowed at most {MAX_LENGTH}"
+            )
+        self._text = text
+        self._tokens = self._split()
+        self._next = 0
+        self._names: dict[str, str] = {}
+        self._bodies: dict[str, str] = {}
+        self._references: dict[str, _Token] = {}
+
+    def convert(self) -> str:
+        while self._peek().kind != "end":
+            name = self._take()
+            if name.kind != "name" or self._take().kind != "defines":
+                raise self._error("expected `name ::=`", name)
+            if name.text in self._bodies:
+                raise self._error(f'rule "{name.text}" is defined twice', name)
+            self._bodies[name.text] = self._alternatives(0)
+            if (token := self._peek()).kind not in ("name", "end"):
+                raise self._error(f"unexpected {token.text}", token)
+        for reference in self._references.values():
+            if reference.text not in self._bodies:
+                raise self._error(f'rule "{reference.text}" is not defined', reference)
+        if "root" not in self._bodies:
+            raise ValueError('EBNF error: there is no rule "root"')
+        rules = [f"{self._name(name)}: {body}" for name, body in self._bodies.items()]
+        return "\n".join([f"start: {self._name('root')}", *rules])
+
+    def _split(self) -> list[_Token]:
+        tokens = []
+        start = 0
+        while start < len(self._text):
+            match = _TOKEN.match(self._text, start)
+            if match is None:
+                found = _Token("", self._text[start], start)
+                raise self._error(f"unexpected {found.text!r}", found)
+            assert match.lastgroup is not None
+            if match.lastgroup != "space":
+                tokens.append(_Token(match.lastgroup, match.group(), start))
+            start = match.end()
+        return [*tokens, _Token("end", "end of the grammar", start)]
+
+    def _peek(self, ahead: int = 0) -> _Token:
+        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
+
+    def _take(self) -> _Token:
+        token = self._peek()
+        self._next += 1
+        return token
+
+    def _error(self, what: str, token: _Token) -> ValueError:
+        before = self._text[: token.start]
+        line, column = before.count("\n") + 1, token.start - before.rfind("\n")
+        return ValueError(f"EBNF error at line {line}, column {column}: {what}")
+
+    def _name(self, name: str) -> str:
+        # Lark tells rules from terminals by case, and has names of its own.
+        return self._names.setdefault(name, f"r{len(self._names)}")
+
+    def _alternatives(self, depth: int) -> str:
+        if depth > MAX_DEPTH:
+            raise self._error(f"groups are nested more than {MAX_DEPTH} deep", self._peek())
+        branches = [self._sequence(depth)]
+        while self._peek().text == "|":
+            self._take()
+            branches.append(self._sequence(depth))
+        return " | ".join(branches)
+
+    def _sequence(self, depth: int) -> str:
+        parts: list[str] = []
+        while (token := self._peek()).kind != "end" and token.text not in ("|", ")"):
+            # A rule may go on over several lines, up to the next definition.
+            if token.kind == "name" and self._peek(1).kind == "defines":
+                break
+            parts.append(self._repeated(self._element(depth)))
+        return " ".join(parts) or '""'
+
+    def _element(self, depth: int) -> str:
+        token = self._take()
+        if token.kind == "name":
+            self._references.setdefault(token.text, token)
+            return self._name(token.text)
+        if token.kind == "string":
+            characters = self._characters(token, _LITERAL_ESCAPES)
+            return " ".join(_terminal([(code, code)]) for code, _ in characters) or '""'
+        if token.kind == "class":
+            return self._class(token)
+        if token.text == ".":
+            return _terminal([], negated=True)
+        if token.text == "(":
+            inner = self._alternatives(depth + 1)
+            if self._take().text != ")":
+                raise self._error("this group is not closed", token)
+            return f"({inner})"
+        raise self._error(f"unexpected {token.text}", token)
+
+    def _repeated(self, element: str) -> str:
+        token = self._peek()
+        if token.kind != "times" and token.text not in ("?", "*", "+"):
+            return element
+        self._take()
+        if token.kind != "times":
+            return f"({element}){token.text}"
+        bounds = re.findall(r"\d+", token.text)
+        least, most = int(bounds[0]), bounds[-1]
+        if len(bounds) == 1 and "," in token.text:
+            return f"({element}){{{least},}}"
+        if int(most) < least:
+            raise self._error(f"{token.text}: the upper bound is below the lower one", token)
+        # Lark has no repetition that never happens.
+        return f"({element}){{{least},{int(most)}}}" if int(most) else '""'
+
+    def _class(self, token: _Token) -> str:
+        characters = self._characters(token, _CLASS_ESCAPES)
+        negated = characters[:1] == [(ord("^"), False)]
+        if negated:
+            characters = characters[1:]
+        ranges = []
+        while characters:
+            first = last = characters.pop(0)[0]
+            if len(characters) > 1 and characters[0] == (ord("-"), False):
+                last = characters[1][0]
+                del characters[:2]
+            if last < first:
+                raise self._error(f"{token.text}: a range ends before it begins", token)
+            ranges.append((first, last))
+        if not ranges and not negated:
+            raise self._error("[] matches nothing", token)
+        return _terminal(ranges, negated=negated)
+
+    def _characters(self, token: _Token, escapes: str) -> list[tuple[int, bool]]:
+        """The code points between the delimiters, and whether each was written as an escape."""
+        found = []
+        for match in _CHARACTER.finditer(token.text[1:-1]):
+            plain, escaped = match["plain"], match["escaped"]
+            if plain is not None:
+                code = ord(plain)
+            elif escaped is None:
+                code = int(match["x"] or match["u"] or match["U"], 16)
+            elif escaped in _CONTROLS:
+                code = ord(_CONTROLS[escaped])
+            elif escaped in escapes:
+                code = ord(escaped)
+            else:
+                raise self._error(f"unknown escape {match.group()} in {token.text}", token)
+            if code > MAX_CODE_POINT or 0xD800 <= code < 0xE000:
+                raise self._error(f"{match.group()} is not a character", token)
+            found.append((code, plain is None))
+        return found
+
+
+def _terminal(ranges: list[tuple[int, int]], *, negated: bool = False) -> str:
+    """A regular expression of one character; by number, since then nothing needs an escape."""
+    if not ranges:
+        return "/(?s:.)/"
+    body = "".join(
+        rf"\x{{{first:x}}}" + (rf"-\x{{{last:x}}}" if last > first else "")
+        for first, last in ranges
+    )
+    return f"/[{'^' if negated else ''}{body}]/"

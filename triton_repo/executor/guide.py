@@ -1,0 +1,64 @@
+"""The place of one sequence in the grammar that its output must follow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+NOTHING_FITS = "there is no token that it allows"
+
+
+class GuideError(Exception):
+    """The guide is not a grammar, or its grammar cannot be followed any further."""
+
+
+class Guide:
+    """Masks logits so that the sequence stays within the grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def fork(self) -> Guide:
+        """A guide at the same place that goes on by itself."""
+        return Guide(self._matcher.deep_copy())
+
+    def mask(self, logits: NDArray[np.float32], end_ids: Sequence[int]) -> None:
+        """Set to -inf what may not come next, in place on one row ``[vocab]``.
+
+        ``end_ids`` end the sequence: they may come exactly when the grammar is complete. Raises
+        ``GuideError`` if no id may come, or if a limit on the work for one step is exceeded.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        unpacked = np.unpackbits(bits, count=len(logits), bitorder="little")
+        allowed = unpacked.view(np.bool_)
+        allowed[end_ids] = self._matcher.is_accepting()
+        if not allowed.any():
+            raise GuideError(NOTHING_FITS)
+        logits[~allowed] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """Move past a chosen id that does not end the sequence."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GuideError(reason(self._matcher.get_error()))
+
+
+def reason(error: str) -> str:
+    """What llguidance says is wrong, in one line and without the drawing of where."""
+    if error.startswith("NoExtension"):
+        return NOTHING_FITS
+    if error.startswith("panic"):
+        return "it is too large"
+    text = re.split(r"\n\s*\d+ \| |<non-verbose/>", error)[0]
+    return " ".join(re.sub(r"^(at )?\d+\(\d+\): ", "", text).split())
