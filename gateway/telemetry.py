@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -133,9 +134,24 @@ class _LoraCollector(Collector):
         return ",".join(sorted({self._adapters.name_of(task_id) for task_id in task_ids}))
 
 
+request_id: ContextVar[str] = ContextVar("request_id", default="-")
+"""The id of the request that is being served, for log lines."""
+
+
+class _WithRequestId(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.request_id = request_id.get()
+        return True
+
+
 def configure_logging(level: str) -> None:
     """Lines on standard error; prompts and completions are never logged anywhere."""
+    handler = logging.StreamHandler()
+    handler.addFilter(_WithRequestId())
     logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s [%(request_id)s]: %(message)s",
+        handlers=[handler],
+        force=True,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)

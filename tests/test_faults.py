@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,24 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.server import build_server
 from gateway.settings import Settings
+from gateway.telemetry import configure_logging
 from tests.fake_triton import FakeTriton, Fault, serving
 
 TEXT = "hello"
 
 
-@pytest.fixture
-def tokenizer_dir(tmp_path: Path) -> Path:
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer.json with one token for each byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     return tmp_path
 
@@ -51,7 +58,7 @@ async def running(
         await task
 
 
-def _ids(folder: Path, text: str) -> list[int]:
+def ids_of(folder: Path, text: str) -> list[int]:
     return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
 
 
@@ -65,7 +72,7 @@ def _metric(service: Any, name: str, **labels: str) -> float:
 async def test_one_end_for_every_fault_at_every_step(
     tokenizer_dir: Path, fault: Fault, step: int, stream: bool
 ) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=fault, step=step)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=fault, step=step)
     timeout = 0.2 if fault == "stall" else 5.0
     async with (
         serving(servicer) as endpoint,
@@ -95,8 +102,27 @@ async def test_one_end_for_every_fault_at_every_step(
     assert servicer.stopped == [r.id for r in servicer.requests if fault == "stall"]
 
 
+async def test_every_log_line_names_its_request(
+    tokenizer_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="error", step=0)
+    servicer.error = "[TensorRT-LLM][ERROR] Assertion failed: secret (/src/file.cpp:1)"
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        configure_logging("info")
+        headers = {"x-request-id": "mine-1"}
+        body = {"model": "m", "prompt": "never logged"}
+        response = await client.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        logging.getLogger().handlers.clear()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "gateway." in line]
+    assert len(lines) == 2, lines
+    assert all("[mine-1]" in line for line in lines)
+    assert "never logged" not in "".join(lines)
+
+
 async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
         response = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
         assert response.json()["choices"][0] == {
@@ -109,7 +135,7 @@ async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
 
 
 async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with serving(servicer) as endpoint:
         pass
     async with running(tokenizer_dir, endpoint) as (client, _, _):
@@ -128,7 +154,7 @@ async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, stream: bool) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="stall", step=2)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, shutdown_grace=1) as (client, service, server),
@@ -149,7 +175,7 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
 
 
 async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="slow", step=0)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
@@ -168,7 +194,7 @@ async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: 
 
 
 async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault="stall", step=0)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=0)
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=0.35) as (client, _, _),
@@ -182,7 +208,7 @@ async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> Non
 
 @pytest.mark.parametrize("origins", [[], ["https://app.example"]])
 async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -> None:
-    servicer = FakeTriton(tokens=_ids(tokenizer_dir, TEXT), fault=None, step=0)
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, cors_origins=origins) as (client, _, _),

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.service import Service
+from gateway.telemetry import request_id
 
 log = logging.getLogger("gateway.requests")
 
@@ -34,7 +35,8 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        own_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(own_id)
         started = time.perf_counter()
         status = 499
 
@@ -42,7 +44,7 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message)["x-request-id"] = own_id
             await send(message)
 
         try:
@@ -53,4 +55,4 @@ class RequestLog:
             path = self._paths.get(scope.get("endpoint"), "unmatched")
             service: Service = scope["app"].state.service
             service.metrics.requests.labels(path, str(status)).inc()
-            log.info("%s %s %s %.1f ms id=%s", scope["method"], path, status, took_ms, request_id)
+            log.info("%s %s %s %.1f ms", scope["method"], path, status, took_ms)
