@@ -14,7 +14,7 @@ from starlette.responses import Response
 from adapters.errors import AdapterError, StoreError
 from gateway.api import adapters, generations, models, ops, tokens
 from gateway.api.request_log import Handler, RequestLog
-from gateway.errors import ClientDisconnected, EngineError, GatewayError, from_http_status
+from gateway.errors import ClientDisconnected, GatewayError, from_http_status
 from gateway.lora import from_adapters
 from gateway.service import running_service
 from gateway.settings import Settings
@@ -62,7 +62,6 @@ def create_app(settings: Settings) -> FastAPI:
             StoreError: _adapter_error,
             HTTPException: _http_error,
             ClientDisconnected: _disconnected,
-            Exception: _unexpected,
         },
         redirect_slashes=False,
     )
@@ -113,8 +112,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=ClientDisconnected.status)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    # Starlette logs the traceback; the client gets no more than the fact.
-    return _envelope(EngineError("The server had an unexpected error."))

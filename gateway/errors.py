@@ -107,6 +107,21 @@ class ContentTooLarge(InvalidRequest):
     default_code = "content_too_large"
 
 
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not of the kind, or not in the encoding, that the endpoint reads."""
+
+    status = 415
+    default_code = "unsupported_media_type"
+
+    def __init__(self, header: str, found: str, allowed: str) -> None:
+        super().__init__(f"{header}: found {found or 'none'}; allowed: {allowed}.")
+
+
+class HeadersTooLarge(InvalidRequest):
+    status = 431
+    default_code = "headers_too_large"
+
+
 class EngineError(GatewayError):
     """The engine failed on this request for a reason that a retry does not mend."""
 

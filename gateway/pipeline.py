@@ -28,6 +28,7 @@ from gateway.service import Service
 from gateway.text import TextStream
 
 _MAX_CHOICES = 128
+_MAX_SEED = 2**63 - 1
 
 
 async def prepare(
@@ -81,6 +82,7 @@ async def prepare(
         message=options.message,
         guide=options.guide,
     )
+    seed = options.sampling.seed
     generations: list[Generation] = []
     prompt_tokens = 0
     for prompt in prompts:
@@ -98,7 +100,7 @@ async def prepare(
                     prompt_ids=prompt_ids,
                     max_tokens=limit,
                     echo=echo,
-                    sampling=replace(options.sampling, seed=options.sampling.seed + choice),
+                    sampling=replace(options.sampling, seed=(seed + choice) & _MAX_SEED),
                 )
             )
     return Batch(
@@ -145,8 +147,9 @@ async def _fit(
         limit = min(limit, dialect.max_input_len)
     if len(prompt_ids) > limit:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {dialect.max_seq_len} tokens and the prompt "
-            f"may have at most {limit}; yours has {len(prompt_ids)}.",
+            # In these words client libraries recognise the case, besides by the code.
+            f"This model's maximum context length is {dialect.max_seq_len} tokens. Input tokens "
+            f"exceed the configured limit of {limit} tokens; your prompt has {len(prompt_ids)}.",
             param=param,
         )
     return prompt_ids, dialect.max_seq_len - len(prompt_ids)

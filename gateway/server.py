@@ -8,6 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.app import create_app
+from gateway.http_protocol import HttpProtocol
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 
@@ -33,7 +34,8 @@ def build_server(settings: Settings) -> uvicorn.Server:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=HttpProtocol,
+        ws="none",
         access_log=False,
         log_config=None,
         server_header=False,

@@ -7,9 +7,25 @@ from typing import Any
 import orjson
 
 from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
+from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
 from gateway.tools.forced import named_guide, required_guide
+
+# Keywords whose value is data, and those by which an object says what else it may hold.
+_DATA = frozenset({"const", "default", "enum", "examples"})
+_OPENERS = frozenset(
+    {
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "patternProperties",
+        "propertyNames",
+        "unevaluatedProperties",
+    }
+)
 
 
 def format_guide(wanted: ResponseFormat) -> Guide | None:
@@ -23,7 +39,7 @@ def format_guide(wanted: ResponseFormat) -> Guide | None:
             "response_format.json_schema.schema: must be given for type json_schema.",
             param="response_format",
         )
-    return Guide("json_schema", _dump(wanted.json_schema.schema_))
+    return Guide("json_schema", _dump(closed(wanted.json_schema.schema_)))
 
 
 def structured_guide(wanted: StructuredOutputs) -> Guide:
@@ -43,20 +59,38 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
         branches = " | ".join(_dump(choice) for choice in wanted.choice)
         return Guide("ebnf_grammar", f"root ::= {branches}")
     if wanted.json_ is not None:
-        text = wanted.json_ if isinstance(wanted.json_, str) else _dump(wanted.json_)
-        return Guide("json_schema", text)
+        schema = wanted.json_
+        if isinstance(schema, str):
+            schema = load(schema.encode(), "structured_outputs.json")
+        return Guide("json_schema", _dump(closed(schema)))
     return Guide("json")
 
 
 def tool_guide(tools: list[Tool], name: str, *, parallel: bool) -> Guide:
     """A call that must happen: to the function `name`, or to any of them when it is empty."""
-    functions = {tool.function.name: tool.function.parameters for tool in tools}
+    functions = {tool.function.name: closed(tool.function.parameters) for tool in tools}
     if not name:
         return Guide("json_schema", required_guide(functions, parallel=parallel))
     if name not in functions:
         known = ", ".join(functions)
         raise InvalidRequest(f"tool_choice: found {name!r}, allowed: {known}.", param="tool_choice")
     return Guide("json_schema", named_guide(functions[name]))
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects that name properties closed to others, where it does not say.
+
+    So xgrammar reads schemas, TensorRT-LLM's backend; a model that is free to invent properties
+    may do so without end. What is generated meets the schema as given, too.
+    """
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    narrowed = {key: value if key in _DATA else closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not schema.keys() & _OPENERS:
+        narrowed["additionalProperties"] = False
+    return narrowed
 
 
 def _dump(value: Any) -> str:

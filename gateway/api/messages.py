@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.errors import InvalidRequest
+from gateway.api.strict_json import load
 from gateway.tools.forms import Form
 from gateway.tools.ids import template_id
 
@@ -35,13 +34,8 @@ class ToolCall(Strict):
 
     def for_template(self, form: Form | None) -> dict[str, Any]:
         """With `arguments` as an object and an id that the form's template accepts."""
-        try:
-            arguments = orjson.loads(self.function.arguments or "{}")
-        except orjson.JSONDecodeError as error:
-            raise InvalidRequest(
-                "messages: tool_calls.function.arguments must be a string of JSON.",
-                param="messages",
-            ) from error
+        what = "messages: tool_calls.function.arguments"
+        arguments = load(self.function.arguments.encode() or b"{}", what)
         call_id = template_id(form, self.id) if form else self.id
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": call_id, "type": "function", "function": function}
@@ -51,12 +45,12 @@ class Message(Strict):
     """One chat message; the template decides which roles it accepts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     def for_template(self, form: Form | None) -> dict[str, Any]:
@@ -123,5 +117,5 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
     grammar: str | None = None

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.errors import EngineError
 from gateway.service import Service
 from gateway.telemetry import request_id
 
@@ -24,7 +25,11 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestLog:
-    """A client's own ``x-request-id`` is honoured when it is short and plain."""
+    """A client's own ``x-request-id`` is honoured when it is short and plain.
+
+    An exception that nobody handles is answered here and not by Starlette, whose handler of last
+    resort is outside of all middleware: its answer would have no request id and no count.
+    """
 
     def __init__(self, app: ASGIApp, paths: Mapping[object, str]) -> None:
         self._app = app
@@ -49,6 +54,13 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception:
+            if status != 499:
+                raise  # half an answer cannot become an error
+            log.exception("unexpected error")
+            error = EngineError("The server had an unexpected error.")
+            answer = Response(error.json(), error.status, error.headers(), "application/json")
+            await answer(scope, receive, send_with_id)
         finally:
             took_ms = (time.perf_counter() - started) * 1000
             # Unmatched paths share one label: a scanner must not fill the metrics.

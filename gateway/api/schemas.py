@@ -7,11 +7,11 @@ dropped silently. Types are strict: a number in quotes is an error, as at OpenAI
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-import orjson
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from gateway.api.guides import format_guide, structured_guide, tool_guide
@@ -23,6 +23,7 @@ from gateway.api.messages import (
     StructuredOutputs,
     Tool,
 )
+from gateway.api.strict_json import load_object
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide, Lora, Options, Sampling
 
@@ -61,6 +62,7 @@ _MAX_STOP = 16
 _MAX_CHOICES = 128
 _MAX_BAD_WORDS = 64
 _INT64 = 2**63
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
 class StreamOptions(Strict):
@@ -71,6 +73,9 @@ class StreamOptions(Strict):
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 StopString = Annotated[str, StringConstraints(max_length=1024)]
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)]
+StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_STOP)]
+BadWords = Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)]
 
 
 class GenerationRequest(Strict):
@@ -88,12 +93,18 @@ class GenerationRequest(Strict):
     min_tokens: int | None = Field(None, ge=0)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_STOP)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)] | None = (
+        None
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: Annotated[list[StopString], Field(max_length=_MAX_BAD_WORDS)] | None = None
+    bad_words: (
+        Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)] | None
+    ) = None
     truncate_prompt_tokens: int | None = Field(None, ge=1)
-    stop: StopString | Annotated[list[StopString], Field(max_length=_MAX_STOP)] | None = None
+    stop: (
+        StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_STOP)] | None
+    ) = None
     n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -157,9 +168,10 @@ class GenerationRequest(Strict):
     def _bias(self) -> tuple[tuple[int, float], ...]:
         """Token ids come as the keys of a JSON object, so as strings."""
         bias = self.logit_bias or {}
-        if wrong := [key for key in bias if not (key.isascii() and key.isdecimal())]:
+        if wrong := [key for key in bias if not _TOKEN_ID.fullmatch(key)]:
             raise InvalidRequest(
-                f"logit_bias: found the key {wrong[0]!r}; allowed: token ids.", param="logit_bias"
+                f"logit_bias: found the key {wrong[0][:40]!r}; allowed: token ids.",
+                param="logit_bias",
             )
         return tuple((int(key), value) for key, value in bias.items())
 
@@ -180,11 +192,11 @@ class GenerationRequest(Strict):
 
 
 class ChatCompletionRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
@@ -233,7 +245,7 @@ class ChatCompletionRequest(GenerationRequest):
         return "" if self.tool_choice == "required" else None
 
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 class CompletionRequest(GenerationRequest):
@@ -241,9 +253,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
     )
 
     max_tokens: int | None = Field(None, ge=0)
@@ -291,12 +303,7 @@ R = TypeVar("R", bound=GenerationRequest)
 
 def parse(model: type[R], body: bytes) -> R:
     """Validates a JSON body. Raises InvalidRequest or UnsupportedParameter naming the parameter."""
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(data, dict):
-        raise InvalidRequest("The body must be a JSON object.")
+    data = load_object(body)
     served = {
         name: value
         for name, value in data.items()

@@ -19,6 +19,8 @@ from gateway.tools.json_calls import JsonToolParser
 Schema = dict[str, Any]
 
 _MAX_DEPTH = 100
+# A model that does not know when to end a list of calls would go on to the context's end.
+_MAX_CALLS = 8
 _ROOT = "#/$defs/arguments"
 # Keywords whose value maps names to schemas, and those whose value is data.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -57,7 +59,7 @@ class NamedToolParser(JsonToolParser):
 
 
 def required_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
-    """The JSON schema of one call, or at least one if `parallel`, to any of the functions.
+    """The JSON schema of one call, or one to eight if `parallel`, to any of the functions.
 
     `functions` maps names to `parameters`, as requests have them. Raises InvalidRequest if one
     refers to another document.
@@ -75,8 +77,7 @@ def required_guide(functions: Mapping[str, Schema | None], *, parallel: bool) ->
         for index, name in enumerate(functions)
     ]
     schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        schema["maxItems"] = 1
+    schema["maxItems"] = _MAX_CALLS if parallel else 1
     # Each function's schema stands here whole, so its references only gain a prefix and the names
     # in its own `$defs` cannot clash with another's.
     schema["$defs"] = {
