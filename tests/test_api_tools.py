@@ -61,9 +61,9 @@ def test_auto_calls_the_tool_and_uses_its_answer(client: openai.OpenAI) -> None:
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
     assert call.id.startswith("call_")
-    answered = [
+    answered: list[Any] = [
         *QUESTION,
-        message.model_dump(exclude_none=True),
+        message.model_dump(),  # with its nulls
         {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
     ]
     last = client.chat.completions.create(messages=answered, **OPTIONS).choices[0]
@@ -169,3 +169,18 @@ def test_what_makes_no_sense_is_refused(
     with pytest.raises(openai.BadRequestError) as caught:
         _ask(client, **fields)
     assert caught.value.param == param
+
+
+def test_answers_are_accepted_back_as_the_sdks_make_them(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(messages=QUESTION, **OPTIONS) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert message.tool_calls is not None
+    call = message.tool_calls[0].model_dump()
+    assert "parsed_arguments" in call["function"]
+    history: list[Any] = [
+        *QUESTION,
+        message,
+        {"role": "tool", "tool_call_id": call["id"], "content": '{"temperature": 21}'},
+    ]
+    answer = client.chat.completions.create(messages=history, **OPTIONS)
+    assert "21" in (answer.choices[0].message.content or "")

@@ -23,14 +23,18 @@ class TextPart(Strict):
 
 
 class FunctionCall(Strict):
+    """`parsed_arguments` repeats `arguments` in the objects of openai-python's helpers."""
+
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None  # left over where a client put streamed pieces together
 
     def for_template(self, form: Form | None) -> dict[str, Any]:
         """With `arguments` as an object and an id that the form's template accepts."""
@@ -42,7 +46,11 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
-    """One chat message; the template decides which roles it accepts."""
+    """One chat message; the template decides which roles it accepts.
+
+    Clients hand back an answer's message as they got it, so its other fields are known when they
+    are empty, and `parsed`, which repeats `content`.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
@@ -52,6 +60,10 @@ class Message(Strict):
     reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    parsed: Any = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
 
     def for_template(self, form: Form | None) -> dict[str, Any]:
         """The dict that chat templates expect: text content, ids of the model's own form."""

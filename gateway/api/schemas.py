@@ -93,18 +93,12 @@ class GenerationRequest(Strict):
     min_tokens: int | None = Field(None, ge=0)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)] | None = (
-        None
-    )
+    stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: (
-        Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)] | None
-    ) = None
+    bad_words: BadWords | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1)
-    stop: (
-        StopString | Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_STOP)] | None
-    ) = None
+    stop: StopString | StopStrings | None = None
     n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
