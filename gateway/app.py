@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from adapters.errors import AdapterError, StoreError
-from gateway.api import adapters, generations, models, ops, tokens
+from gateway.api import adapters, generations, models, openapi, ops, tokens
 from gateway.api.request_log import Handler, RequestLog
 from gateway.errors import ClientDisconnected, GatewayError, from_http_status
 from gateway.lora import from_adapters
@@ -41,6 +42,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/health/live", ops.live),
     ("GET", "/health/ready", ops.ready),
     ("GET", "/metrics", ops.metrics),
+    ("GET", "/openapi.json", openapi.document),
 )
 
 
@@ -65,6 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
         redirect_slashes=False,
     )
+    app.state.openapi = openapi.build(ROUTES)
     for method, path, handler in ROUTES:
         app.add_route(path, handler, methods=[method])
     if settings.cors_origins:
@@ -107,7 +110,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
         from_http_status(error.status_code, texts.get(error.status_code, str(error.detail)))
     )
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(_methods(request))
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of this path; Starlette names only those of the first route that fits."""
+    fitting = [
+        route.methods or ()
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for methods in fitting for method in methods})
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:

@@ -11,6 +11,10 @@ from typing import Any, ClassVar
 
 import orjson
 
+# An error names what it found; what it found may be megabytes.
+_MAX_MESSAGE = 2000
+_MAX_PARAM = 200
+
 
 class GatewayError(Exception):
     """Base of all errors that are answered to the client.
@@ -27,8 +31,8 @@ class GatewayError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _clipped(message, _MAX_MESSAGE)
+        self.param = None if param is None else _clipped(param, _MAX_PARAM)
         self.code = code or self.default_code
 
     def body(self) -> dict[str, Any]:
@@ -161,6 +165,12 @@ class ClientDisconnected(Exception):
     """The client left. Nobody is there to answer; 499 appears in logs and metrics only."""
 
     status = 499
+
+
+def _clipped(text: str, limit: int) -> str:
+    """At most `limit` characters, fit for JSON: form fields may hold lone surrogates."""
+    text = text if len(text) <= limit else text[:limit] + "..."
+    return text.encode(errors="replace").decode()
 
 
 def from_http_status(status: int, detail: str) -> GatewayError:

@@ -64,6 +64,7 @@ class Lora:
 class Generation:
     """A request that may run: tokenized, within the engine's limits, with a unique id.
 
+    `beams` is the beam width, 0 for sampling; the request then answers for as many choices.
     `echo` is the prompt's text where the answer begins with it.
     `logprobs` is the number of alternatives wanted with each token's log probability, if any.
     `end_id` ends the sequence and is not in the output; None goes on to `max_tokens`.
@@ -85,6 +86,8 @@ class Generation:
     usage: bool = True
     logprobs: int | None = None
     echo: str | None = None
+    beams: int = 0
+    length_penalty: float = 1.0
     bad_ids: tuple[tuple[int, ...], ...] = ()
     lora: Lora | None = None
     message: MessageForm | None = None
@@ -95,6 +98,7 @@ class Generation:
 class Options:
     """What a request asks for, the same for all its prompts; `max_tokens` None is no limit.
 
+    With `beam_search` the `n` choices of a prompt are the best `n` beams of one engine request.
     `usage` says whether the answer reports it, so whether the engine need count cached tokens.
     """
 
@@ -109,6 +113,8 @@ class Options:
     usage: bool = True
     logprobs: int | None = None
     echo: bool = False
+    beam_search: bool = False
+    length_penalty: float = 1.0
     max_tokens: int | None = None
     n: int = 1
     lora: Lora | None = None
@@ -122,13 +128,15 @@ class Options:
 class Batch:
     """The generations of one request, one per choice: all of the first prompt, then the next.
 
-    `prompt_tokens` counts each prompt once. Each choice is an engine request of its own, so that
-    a stop string ends one choice alone (`num_return_sequences` shares one id and one stop).
+    Each choice is an engine request of its own, so that a stop string ends one choice alone
+    (`num_return_sequences` shares one id and one stop); only a beam search is one request for all
+    choices of its prompt. `choices` counts all, `prompt_tokens` counts each prompt once.
     """
 
     request_id: str
     generations: list[Generation]
     prompts: int
+    choices: int
     prompt_tokens: int
     fingerprint: str
     tokens_per_block: int
@@ -166,8 +174,9 @@ class TokenDelta:
 class TextDelta:
     """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
 
-    `finish` is set on the last delta and only there. Where a message is read for tool calls or
-    reasoning, `events` say what the text is, and lag behind it while that is undecided.
+    `ids` are those of this delta. `finish` is set on the last delta and only there. Where a message
+    is read for tool calls or reasoning, `events` say what the text is, and lag behind it while that
+    is undecided.
     """
 
     text: str
@@ -175,6 +184,7 @@ class TextDelta:
     finish: FinishReason | None = None
     reused_blocks: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    ids: tuple[int, ...] = ()
     events: tuple[MessageEvent, ...] | None = None
 
 

@@ -60,6 +60,12 @@ async def prepare(
             "echo with logprobs needs an engine that is built with gather_context_logits.",
             param="echo",
         )
+    if options.beam_search and options.n > dialect.max_beam_width:
+        raise UnsupportedParameter(
+            f"use_beam_search: {options.n} beams asked for; this engine allows "
+            f"{dialect.max_beam_width}.",
+            param="use_beam_search",
+        )
     if options.logprobs and not dialect.generation_logits:
         raise UnsupportedParameter(
             "top_logprobs needs an engine that is built with gather_generation_logits.",
@@ -78,6 +84,8 @@ async def prepare(
         usage=options.usage,
         logprobs=options.logprobs,
         bad_ids=service.prompts.word_ids(options.bad_words),
+        beams=options.n if options.beam_search else 0,
+        length_penalty=options.length_penalty,
         lora=options.lora,
         message=options.message,
         guide=options.guide,
@@ -92,7 +100,8 @@ async def prepare(
         echo = None
         if options.echo:
             echo = prompt if isinstance(prompt, str) else service.prompts.decode(prompt_ids)
-        for choice in range(options.n):
+        # The beams of one search are one engine request.
+        for choice in range(1 if options.beam_search else options.n):
             generations.append(
                 replace(
                     common,
@@ -107,6 +116,7 @@ async def prepare(
         request_id,
         generations,
         len(prompts),
+        len(prompts) * options.n,
         prompt_tokens,
         dialect.fingerprint,
         dialect.tokens_per_block,
@@ -169,6 +179,11 @@ async def _echo(service: Service, generation: Generation) -> TextDelta:
 
 async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
     """Deltas of all choices as they come; the first error ends all. Consume under `aclosing`."""
+    if batch.generations[0].beams:
+        for start, generation in enumerate(batch.generations):
+            for index, delta in enumerate(await _beams(service, generation)):
+                yield start * generation.beams + index, delta
+        return
     if len(batch.generations) == 1:
         async with aclosing(generate(service, batch.generations[0])) as deltas:
             async for delta in deltas:
@@ -198,6 +213,26 @@ async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta,
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _beams(service: Service, generation: Generation) -> list[TextDelta]:
+    """The beams of one search, each as its only delta; the engine cannot stream them apart."""
+    metrics = service.metrics
+    metrics.in_flight.inc()
+    try:
+        with service.engine.generate(generation) as tokens:
+            async with asyncio.timeout(service.settings.request_timeout):
+                deltas = await tokens.beams()
+    except TimeoutError:
+        limit = service.settings.request_timeout
+        raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
+    finally:
+        metrics.in_flight.dec()
+    model = generation.lora.name if generation.lora else service.settings.model_name
+    metrics.prompt_tokens.labels(model).inc(len(generation.prompt_ids))
+    texts = [TextStream(service.prompts.tokenizer, generation).push(delta) for delta in deltas]
+    metrics.completion_tokens.labels(model).inc(sum(text.tokens for text in texts))
+    return texts
 
 
 async def generate(service: Service, generation: Generation) -> AsyncGenerator[TextDelta, None]:

@@ -153,6 +153,7 @@ class TextStream:
         self._last_ids: list[int] = []
         self._tokens = 0
         self._reused = 0
+        self._ids: list[int] = []
         self._length = len(generation.echo or "")
         self._logprobs: list[TokenLogprob] = []
 
@@ -172,8 +173,10 @@ class TextStream:
 
     def _text(self, delta: TokenDelta) -> TextDelta:
         pieces = []
+        self._ids = []
         for position, token_id in enumerate(delta.ids):
             self._tokens += 1
+            self._ids.append(token_id)
             if delta.logprobs is not None and position < len(delta.logprobs):
                 entry = replace(delta.logprobs[position], text_offset=self._length)
                 self._logprobs.append(entry)
@@ -193,7 +196,8 @@ class TextStream:
 
     def _delta(self, pieces: list[str], finish: FinishReason | None = None) -> TextDelta:
         logprobs, self._logprobs = tuple(self._logprobs), []
-        return TextDelta("".join(pieces), self._tokens, finish, self._reused, logprobs)
+        text, ids = "".join(pieces), tuple(self._ids)
+        return TextDelta(text, self._tokens, finish, self._reused, logprobs, ids)
 
     def _finish_reason(self) -> FinishReason:
         # The engine gives no finish reason: an end id is not in its output, a matched stop word is.

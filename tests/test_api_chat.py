@@ -173,19 +173,19 @@ def test_top_k_1_and_top_p_0_are_greedy(client: openai.OpenAI) -> None:
 
 
 def test_penalties_reach_the_engine(client: openai.OpenAI) -> None:
-    def text(**penalty: float) -> str:
-        answer = client.completions.create(
+    def tokens(**penalty: float) -> tuple[int, ...]:
+        answer: Any = client.completions.create(
             model="demo",
             prompt=UNHEARD_OF,
             temperature=0,
             max_tokens=80,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "return_token_ids": True},
             **penalty,
         )
-        return answer.choices[0].text
+        return tuple(answer.choices[0].token_ids)
 
-    # At a loss, the greedy model repeats itself until a penalty makes it choose another word.
-    assert len({text(), text(presence_penalty=2), text(frequency_penalty=1)}) == 3
+    # At a loss, the greedy model repeats itself until a penalty makes it choose another token.
+    assert len({tokens(), tokens(presence_penalty=2), tokens(frequency_penalty=1)}) == 3
 
 
 def test_a_conversation_with_all_roles_and_text_parts(client: openai.OpenAI) -> None:

@@ -26,6 +26,9 @@ def _chat(client: openai.OpenAI, messages: Any = COUNT, **fields: Any) -> tuple[
 
 
 EXTENSIONS = {
+    "length_penalty",
+    "return_token_ids",
+    "use_beam_search",
     "add_generation_prompt",
     "bad_words",
     "chat_template_kwargs",
@@ -199,3 +202,57 @@ def test_bad_values(client: openai.OpenAI, fields: dict[str, Any], param: str | 
     with pytest.raises(openai.BadRequestError) as caught:
         _chat(client, **fields)
     assert caught.value.param == param
+
+
+def test_beam_search_finds_the_likeliest(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "demo", "prompt": "The capital of", "max_tokens": 6}
+    options["extra_body"] = {"use_beam_search": True}
+    answer = client.completions.create(n=3, **options)
+    texts = [choice.text for choice in answer.choices]
+    assert len(set(texts)) == 3
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert client.completions.create(n=3, **options).choices[0].text == texts[0]
+    assert answer.usage is not None
+    assert 3 <= answer.usage.completion_tokens <= 18
+    both = client.completions.create(
+        model="demo",
+        prompt=["The capital of", "1, 2, 3,"],
+        n=2,
+        max_tokens=6,
+        extra_body={"use_beam_search": True},
+    )
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.choices[0].text == client.completions.create(n=2, **options).choices[0].text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 5, "extra_body": {"use_beam_search": True}}, "use_beam_search"),
+        ({"stream": True, "extra_body": {"use_beam_search": True}}, "stream"),
+        ({"logprobs": 1, "extra_body": {"use_beam_search": True}}, "logprobs"),
+        ({"extra_body": {"length_penalty": 2.0}}, "length_penalty"),
+    ],
+)
+def test_what_beams_cannot_do(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="demo", prompt="x", max_tokens=2, **fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_token_ids_can_be_returned(client: openai.OpenAI, stream: bool) -> None:
+    prompt = "The capital of France is"
+    answer: Any = client.completions.create(
+        model="demo",
+        prompt=prompt,
+        temperature=0,
+        max_tokens=8,
+        stream=stream,
+        extra_body={"return_token_ids": True},
+    )
+    choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+    given = [choice.prompt_token_ids for choice in choices if hasattr(choice, "prompt_token_ids")]
+    ids = [i for choice in choices for i in getattr(choice, "token_ids", None) or []]
+    assert given == [TOKENIZER.encode(prompt).ids]
+    assert TOKENIZER.decode(ids) == "".join(choice.text for choice in choices)

@@ -21,13 +21,14 @@ from starlette.types import Message
 
 from adapters import npy, peft
 from adapters.record import Record, Version
-from gateway.api.body import read_json
+from gateway.api.body import media_type, read_json, refuse_encoding
 from gateway.errors import (
     ClientDisconnected,
     ContentTooLarge,
     Forbidden,
     InvalidRequest,
     Unauthorized,
+    UnsupportedMediaType,
 )
 from gateway.service import Service
 
@@ -163,8 +164,9 @@ async def _upload(request: Request, max_bytes: int) -> FormData:
             raise ContentTooLarge(f"The upload is larger than {max_bytes} bytes.")
         return message
 
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise InvalidRequest("The body must be multipart/form-data.")
+    if (given := media_type(request)) != "multipart/form-data":
+        raise UnsupportedMediaType("content-type", given, "multipart/form-data")
+    refuse_encoding(request)
     try:
         upload = Request(request.scope, limited)
         return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)

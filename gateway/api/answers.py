@@ -61,10 +61,18 @@ class _Frames:
     """The fixed bytes around the text of one choice, made once per request."""
 
     def __init__(
-        self, shape: _Shape, head: bytes, index: int, usage: bytes, logprobs: Logprobs | None
+        self,
+        shape: _Shape,
+        head: bytes,
+        index: int,
+        usage: bytes,
+        logprobs: Logprobs | None,
+        prompt_ids: list[int] | None,
     ) -> None:
+        """`prompt_ids`, unless None, go with the first frame, and each frame's ids with it."""
         self._logprobs = logprobs
         self._pending: list[TokenLogprob] = []
+        self._ids: list[int] | None = None if prompt_ids is None else []
         before = b"data: " + head + b',"choices":[{"index":%d,' % index
         self._before = before
         self._usage = usage
@@ -75,11 +83,18 @@ class _Frames:
         self._opening = b""
         if shape.opening:
             self._opening = before + shape.opening + _NO_LOGPROBS + self._after
+        if prompt_ids is not None:
+            prompt = b'"prompt_token_ids":' + orjson.dumps(prompt_ids) + b","
+            self._opening = (before + prompt + b"%s" % (shape.opening or shape.closing)) + (
+                _NO_LOGPROBS + self._after
+            )
 
     def of(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
         frames, self._opening = self._opening, b""
         self._pending += delta.logprobs
+        if self._ids is not None:
+            self._ids += delta.ids
         if delta.events is not None:
             frames += b"".join([self._event(event) for event in delta.events])
         elif delta.text:
@@ -96,11 +111,15 @@ class _Frames:
         return self._before + b'"delta":' + delta + self._taken() + self._after
 
     def _taken(self) -> bytes:
-        """The log probabilities of the tokens since the last frame; text may lag behind them."""
+        """What is told of the tokens since the last frame; text may lag behind them."""
+        ids = b""
+        if self._ids:
+            ids = b',"token_ids":' + orjson.dumps(self._ids)
+            self._ids = []
         if self._logprobs is None or not self._pending:
-            return _NO_LOGPROBS
+            return ids + _NO_LOGPROBS
         entries, self._pending = self._pending, []
-        return b',"logprobs":' + orjson.dumps(self._logprobs(entries))
+        return ids + b',"logprobs":' + orjson.dumps(self._logprobs(entries))
 
 
 def _event_delta(event: MessageEvent) -> dict[str, Any]:
@@ -160,13 +179,20 @@ class Answer:
     """
 
     def __init__(
-        self, kind: Kind, model: str, batch: Batch, logprobs: Logprobs | None = None
+        self,
+        kind: Kind,
+        model: str,
+        batch: Batch,
+        logprobs: Logprobs | None = None,
+        *,
+        token_ids: bool = False,
     ) -> None:
         self._kind = kind
         self._logprobs = logprobs
         self._shape = _SHAPES[kind]
         self._prompt_tokens = batch.prompt_tokens
-        self._choices = len(batch.generations)
+        self._choices = batch.choices
+        self._prompt_ids = [g.prompt_ids for g in batch.generations] if token_ids else None
         self._prompts = batch.prompts
         self._tokens_per_block = batch.tokens_per_block
         self._fingerprint = batch.fingerprint
@@ -181,7 +207,7 @@ class Answer:
         head = self._head(self._shape.chunk_object)
         usage = b',"usage":null' if include_usage else b""
         choices = [
-            _Frames(self._shape, head, index, usage, self._logprobs)
+            _Frames(self._shape, head, index, usage, self._logprobs, self._prompt(index))
             for index in range(self._choices)
         ]
         finished: list[TextDelta] = []
@@ -225,7 +251,16 @@ class Answer:
         logprobs = None
         if self._logprobs is not None:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])
+        if (prompt_ids := self._prompt(index)) is not None:
+            choice["prompt_token_ids"] = prompt_ids
+            choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
         return choice | {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
+
+    def _prompt(self, index: int) -> list[int] | None:
+        """The token ids of a choice's prompt, if ids are wanted."""
+        if self._prompt_ids is None:
+            return None
+        return self._prompt_ids[index * len(self._prompt_ids) // self._choices]
 
     def _head(self, object_name: str) -> bytes:
         """The object's first members, without its closing brace."""

@@ -98,7 +98,8 @@ async def _answer(
     if wanted.alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
         logprobs = partial(form, prompts=service.prompts)
-    answer = Answer(kind, wanted.model, batch, logprobs)
+    token_ids = bool(wanted.return_token_ids)
+    answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
     deltas = choices(service, batch)
     headers = {"x-adapter-version": route.version} if route.version else {}
     if wanted.stream:

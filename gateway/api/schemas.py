@@ -47,10 +47,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty_decay": (),
     "function_call": (),
     "functions": (),
-    "length_penalty": (1, 1.0),
     "min_p": (0, 0.0),
-    "return_token_ids": (False,),
-    "use_beam_search": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "suffix": ("",),
@@ -98,6 +95,9 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool | None = None
     bad_words: BadWords | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1)
+    return_token_ids: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=0, le=10, allow_inf_nan=False)
     stop: StopString | StopStrings | None = None
     n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
     response_format: ResponseFormat | None = None
@@ -129,6 +129,7 @@ class GenerationRequest(Strict):
         An empty stop string stops nothing, and some clients send it for "none".
         """
         guide, param = self.guide()
+        self._check_beams(guide)
         sampling = Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -154,10 +155,28 @@ class GenerationRequest(Strict):
             truncate_prompt=self.truncate_prompt_tokens,
             max_tokens=self.output_limit,
             n=self.n or 1,
+            beam_search=bool(self.use_beam_search),
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             lora=lora,
             guide=guide,
             guide_param=param,
         )
+
+    def _check_beams(self, guide: Guide | None) -> None:
+        if not self.use_beam_search:
+            if self.length_penalty not in (None, 1.0):
+                raise InvalidRequest(
+                    "length_penalty is of use with use_beam_search only.", param="length_penalty"
+                )
+            return
+        excluded = {
+            "stream": self.stream,
+            "logprobs": self.alternatives is not None,
+            "response_format": guide,
+        }
+        for name, given in excluded.items():
+            if given:
+                raise InvalidRequest(f"use_beam_search excludes {name}.", param=name)
 
     def _bias(self) -> tuple[tuple[int, float], ...]:
         """Token ids come as the keys of a JSON object, so as strings."""

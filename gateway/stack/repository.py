@@ -11,12 +11,17 @@ from gateway.stack.errors import StackError
 
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
+MAX_BEAM_WIDTH = 4
 
 # One instance is one process of about 100 MB; a bigger machine can raise the counts.
 PARAMETERS = {
     "triton_backend": "python",
     "triton_max_batch_size": str(MAX_BATCH_SIZE),
     "decoupled_mode": "true",
+    "max_beam_width": str(MAX_BEAM_WIDTH),
+    # Half of what 64 full contexts would take, so that the cache stays below 400 MB.
+    "max_tokens_in_paged_kv_cache": "65536",
+    "enable_kv_cache_reuse": "true",
     "batching_strategy": "inflight_fused_batching",
     "logits_datatype": "TYPE_FP32",
     "encoder_input_features_data_type": "TYPE_FP16",
@@ -59,6 +64,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 max_batch_size=MAX_BATCH_SIZE,
                 lora_target_modules=engine.LLAMA_LORA_MODULES,
                 # They cost nothing until a request asks for logits.
+                max_beam_width=MAX_BEAM_WIDTH,
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )

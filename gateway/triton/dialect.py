@@ -49,6 +49,7 @@ class Dialect:
     lora_dtype: Dtype | None
     lora_host_bytes: int
     guided: bool
+    max_beam_width: int
     generation_logits: bool
     context_logits: bool
     kv_stats: str | None
@@ -100,6 +101,7 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
         lora_dtype=_lora_dtype(config),
         guided="guided_decoding_guide_type" in inputs
         and bool(_parameter(config, "guided_decoding_backend")),
+        max_beam_width=_beam_width(config, build),
         context_logits=build.get("gather_context_logits") is True,
         generation_logits=build.get("gather_generation_logits") is True,
         kv_stats=next((name for name in _KV_STATS if name in inputs), None),
@@ -114,6 +116,13 @@ def _parameter(config: Any, name: str) -> str:
     """A string parameter of the model; both backends take an unfilled `${...}` as unset."""
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
+
+
+def _beam_width(config: Any, build: dict[str, Any]) -> int:
+    """The smaller of the engine's limit and the model's; 1 unless both allow more."""
+    allowed = _parameter(config, "max_beam_width")
+    model = int(allowed) if allowed.isdecimal() else 1
+    return min(model, _first_int(build.get("max_beam_width")) or model)
 
 
 def _lora_dtype(config: Any) -> Dtype | None:

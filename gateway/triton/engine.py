@@ -202,6 +202,13 @@ class TokenStream:
             raise StopAsyncIteration
         return tensors.token_delta(await self.response(), self._generation)
 
+    async def beams(self) -> list[TokenDelta]:
+        """All beams of a beam search, best first. Raises GatewayError."""
+        deltas: list[TokenDelta] = []
+        while not self._finished:
+            deltas += tensors.beam_deltas(await self.response())
+        return deltas
+
     async def response(self) -> pb.ModelInferResponse:
         """The next response as it came. Raises GatewayError when it is an error."""
         if self._stream is not None:

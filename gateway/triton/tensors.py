@@ -43,7 +43,13 @@ def generation_request(dialect: Dialect, generation: Generation) -> pb.ModelInfe
         if sequences:
             words = word_list(sequences)
             _add(request, name, "INT32", _int32(words), 2, len(words) // 2)
-    _add(request, "streaming", "BOOL", b"\x01")
+    if generation.beams:
+        _add(request, "beam_width", "INT32", _int32([generation.beams]))
+        _add(request, "num_return_sequences", "INT32", _int32([generation.beams]))
+        _add(request, "len_penalty", "FP32", _fp32(generation.length_penalty))
+        _add(request, "exclude_input_in_output", "BOOL", b"\x01")
+    else:
+        _add(request, "streaming", "BOOL", b"\x01")
     _add_sampling(request, dialect, generation.sampling, logprobs=generation.logprobs is not None)
     if generation.guide is not None:
         _add(request, "guided_decoding_guide_type", "BYTES", _bytes(generation.guide.type))
@@ -64,6 +70,21 @@ def generation_request(dialect: Dialect, generation: Generation) -> pb.ModelInfe
         _add(request, dialect.kv_stats, "BOOL", b"\x01")
         request.outputs.add(name="kv_cache_reused_blocks")
     return request
+
+
+def beam_deltas(response: pb.ModelInferResponse) -> list[TokenDelta]:
+    """The ids of each beam, best first, from the one response of a beam search."""
+    ids, lengths = array("i"), array("i")
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.name == "output_ids":
+            ids.frombytes(raw)
+        elif tensor.name == "sequence_length":
+            lengths.frombytes(raw)
+    width = len(ids) // max(len(lengths), 1)
+    return [
+        TokenDelta(ids[beam * width : beam * width + length].tolist(), True)
+        for beam, length in enumerate(lengths)
+    ]
 
 
 def context_request(dialect: Dialect, generation: Generation) -> pb.ModelInferRequest:
