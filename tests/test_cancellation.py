@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
+from collections.abc import Callable
 
 import httpx
 import psutil
@@ -45,41 +47,60 @@ def _wait_until_idle(stack: Stack, within_s: float) -> float:
 
 
 def _wait_until_busy(stack: Stack) -> None:
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + 3
     while _active(stack) == 0:
         assert time.monotonic() < deadline, "the engine reports no request"
         time.sleep(0.01)
 
 
-def _body(*, stream: bool, tokens: int = 1500) -> dict[str, object]:
+def _body(*, stream: bool, tokens: int = 2000) -> dict[str, object]:
     return {
         "model": "demo",
         "messages": [{"role": "user", "content": COUNT}],
         "max_tokens": tokens,
         "temperature": 0,
         "stream": stream,
+        "ignore_eos": True,
     }
+
+
+def _seconds_to_idle(stack: Stack, leave: Callable[[], None]) -> float:
+    """From a client's leaving to the engine's own report that nothing runs; the median of five.
+
+    A busy machine may delay the client, the metrics page or the test itself now and then.
+    """
+    times = []
+    for _ in range(5):
+        leave()
+        times.append(_wait_until_idle(stack, 2))
+    return statistics.median(times)
 
 
 def test_while_streaming(stack: Stack) -> None:
     before = _stops(stack, "disconnect")
-    with httpx.stream(
-        "POST", stack.gateway + "/v1/chat/completions", json=_body(stream=True)
-    ) as response:
-        lines = response.iter_lines()
-        for _ in range(20):
-            next(lines)
-        _wait_until_busy(stack)
-    assert _wait_until_idle(stack, 2) <= STOPPED_WITHIN_S
-    assert _stops(stack, "disconnect") == before + 1
+
+    def leave() -> None:
+        url = stack.gateway + "/v1/chat/completions"
+        with httpx.stream("POST", url, json=_body(stream=True)) as response:
+            lines = response.iter_lines()
+            for _ in range(20):
+                next(lines)
+            _wait_until_busy(stack)
+
+    assert _seconds_to_idle(stack, leave) <= STOPPED_WITHIN_S
+    assert _stops(stack, "disconnect") == before + 5
 
 
 def test_a_request_that_does_not_stream(stack: Stack) -> None:
     before = _stops(stack, "disconnect")
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(stack.gateway + "/v1/chat/completions", json=_body(stream=False), timeout=0.25)
-    assert _wait_until_idle(stack, 2) <= STOPPED_WITHIN_S
-    assert _stops(stack, "disconnect") == before + 1
+
+    def leave() -> None:
+        url = stack.gateway + "/v1/chat/completions"
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json=_body(stream=False), timeout=0.25)
+
+    assert _seconds_to_idle(stack, leave) <= STOPPED_WITHIN_S
+    assert _stops(stack, "disconnect") == before + 5
 
 
 async def test_while_queued_and_before_the_first_token(stack: Stack) -> None:
