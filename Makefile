@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/gateway up
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -21,6 +21,7 @@ lint: setup
 
 bench: setup
 	$(BIN)/python bench/run.py
+	$(BIN)/python bench/lora.py
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
