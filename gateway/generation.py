@@ -42,10 +42,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the text must match, as the engine's guided decoding takes it; `json` has no text."""
+    """What the text must match, as the engine's guided decoding takes it."""
 
-    type: Literal["json", "json_schema", "regex", "ebnf_grammar"]
-    text: str | None = None
+    type: Literal["json_schema", "regex", "ebnf_grammar"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ def test_values_arrive_and_what_is_not_given_is_empty(tmp_path: Path) -> None:
     assert values["medusa_choices"] == "{0, 0}, {0, 1}"
     assert values["enable_kv_cache_reuse"] == "true"
     assert values["max_beam_width"] == ""
+    assert values["guided_decoding_backend"] == ""
+    assert values["tokenizer_dir"] == "/models/tokenizer"
     assert configs[BLS].parameters["accumulate_tokens"].string_value == "true"
 
 
@@ -134,6 +136,8 @@ def test_rendering_again_replaces_and_a_subset_needs_only_its_own(tmp_path: Path
         for entry in PARAMETERS
         if entry.mandatory and CORE in entry.models
     }
+    # Without guided decoding, the core model needs no tokenizer.
+    assert "tokenizer_dir" not in own
     render(tmp_path, own | {"triton_max_batch_size": 4}, models=[CORE])
     render(tmp_path, own, models=[CORE])
     assert [path.name for path in tmp_path.iterdir()] == [CORE]
@@ -160,6 +164,7 @@ def test_a_missing_mandatory_parameter_is_named(tmp_path: Path, name: str) -> No
         ("logits_datatype", "FP32", "one of TYPE_FP32, TYPE_FP16, TYPE_BF16"),
         ("kv_cache_free_gpu_mem_fraction", 1.5, "a number above 0 and up to 1"),
         ("kv_cache_free_gpu_mem_fraction", "nan", "a number above 0 and up to 1"),
+        ("guided_decoding_backend", "outlines", "one of xgrammar, llguidance"),
         ("engine_dir", "${engine_dir}", "a printable, non-empty string without ${"),
         ("engine_dir", "a\nb", "a printable, non-empty string without ${"),
         ("gpu_device_ids", "0,1;", "GPU numbers, "),

@@ -125,6 +125,20 @@ def test_wild_bodies_are_parsed_or_refused_with_a_reason(body: dict[str, Any]) -
             parse(model, json.dumps(body).encode())
 
 
+def test_the_part_that_is_not_text_is_named() -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[{"role": "user", "content": parts}])
+    assert caught.value.message.startswith("messages.0.content.1.type: ")
+    assert "Only text is accepted" in caught.value.message
+
+
+def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": '}}
+    [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert message.for_template(None)["tool_calls"][0]["function"]["arguments"] == '{"x": '
+
+
 def test_messages_for_the_template() -> None:
     request = chat(
         messages=[

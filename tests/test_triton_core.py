@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +60,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         max_queue_size=QUEUE,
         max_beam_width=2,
         enable_kv_cache_reuse=True,
+        guided_decoding_backend="xgrammar",
         cancellation_check_period_ms=1,
     ) as server:
         yield server
@@ -204,6 +206,32 @@ def test_flat_lists_over_http(triton: Server, prompt: list[int]) -> None:
             "retention_token_range_ends must be provided, and have the same length as",
         ),
         ({"skip_cross_attn_blocks": as_tensor(True)}, "skip_cross_attn_blocks is not supported"),
+        (
+            {"guided_decoding_guide_type": as_tensor("lark")},
+            "found 'lark'; allowed: json, json_schema, regex, ebnf_grammar",
+        ),
+        (
+            {"guided_decoding_guide_type": as_tensor("regex")},
+            "The guide string must be provided unless using GuideType.JSON",
+        ),
+        (
+            {
+                "guided_decoding_guide_type": as_tensor("json"),
+                "guided_decoding_guide": as_tensor("{}"),
+            },
+            "guided_decoding_guide: json takes none; use json_schema",
+        ),
+        (
+            {"guided_decoding_guide": as_tensor("a")},
+            "guided_decoding_guide_type must be set with guided_decoding_guide",
+        ),
+        (
+            {
+                "guided_decoding_guide_type": as_tensor("json"),
+                "beam_width": as_tensor(2),
+            },
+            "Guided decoding does not support with beam search.",
+        ),
     ],
 )
 def test_wrong_inputs_are_told(triton: Server, inputs: dict[str, Any], text: str) -> None:
@@ -221,8 +249,62 @@ def test_the_engine_s_own_errors_pass_through(triton: Server) -> None:
     assert error_of(triton.ask(core_inputs([5, 6], 3, lora_task_id=task))) == (
         "LoRA task 99 not found in cache. Please send LoRA weights with request"
     )
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}
+    assert error_of(triton.ask(core_inputs([5, 6], 3, **guide))).startswith(
+        "Encountered an error when fetching new request: Invalid guide of type regex: "
+    )
     too_long = error_of(triton.ask(core_inputs([5] * 3000, 3)))
     assert "Prompt length (3000) exceeds maximum input length" in too_long
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "pattern"),
+    [
+        ("json", None, r"[\[{]"),
+        ("json_schema", '{"type": "integer", "minimum": 10, "maximum": 99}', r"\d\d"),
+        ("regex", r"(no )?[A-F]{3}", r"(no )?[A-F]{3}"),
+        ("ebnf_grammar", 'root ::= "x" | "y" "é"', "x|yé"),
+    ],
+)
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_guide_is_followed(
+    triton: Server,
+    prompt: list[int],
+    tokenizer: Tokenizer,
+    kind: str,
+    guide: str | None,
+    pattern: str,
+    streaming: bool,
+) -> None:
+    inputs = core_inputs(
+        prompt,
+        20 if guide else 1,
+        **{"streaming": streaming, "exclude_input_in_output": True, "runtime_top_p": 1.0},
+        **{"end_id": tokenizer.token_to_id("<|im_end|>"), "guided_decoding_guide_type": kind},
+        **({"guided_decoding_guide": guide} if guide else {}),
+    )
+    text = tokenizer.decode(new_ids(triton.ask(inputs)))
+    assert re.fullmatch(pattern, text if guide else text[0]), text
+
+
+def test_each_row_follows_its_own_guide(
+    triton: Server, prompt: list[int], tokenizer: Tokenizer
+) -> None:
+    guides = [[b"[a-z]{5}"], [b"[0-9]{7}"]]
+    one_row = core_inputs(
+        prompt,
+        10,
+        exclude_input_in_output=True,
+        end_id=tokenizer.token_to_id("<|im_end|>"),
+        guided_decoding_guide_type="regex",
+    )
+    inputs = {name: np.concatenate([array, array]) for name, array in one_row.items()}
+    replies = triton.ask(inputs | {"guided_decoding_guide": np.array(guides, np.object_)})
+    for reply in replies:
+        if reply.outputs:
+            (guide,) = guides[reply.outputs["batch_index"].item()]
+            assert re.fullmatch(guide.decode(), tokenizer.decode(new_ids([reply])))
+    assert sum(bool(reply.outputs) for reply in replies) == 2
 
 
 def test_a_bad_request_does_not_harm_its_neighbours(triton: Server, prompt: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
@@ -38,7 +39,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("text")
     engine.build(MODEL, folder / "engine", max_beam_width=2)
     add_accumulating_bls(folder)
-    with running(folder, max_beam_width=2) as server:
+    with running(folder, max_beam_width=2, guided_decoding_backend="xgrammar") as server:
         yield server
 
 
@@ -132,6 +133,17 @@ def test_several_prompts_are_told_apart_by_batch_index(triton: Server, model: st
     assert found.keys() == {0, 1}
     for index, text in enumerate(texts[:, 0]):
         assert found[index].startswith(text.decode())
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_a_guide_is_passed_on(triton: Server, model: str) -> None:
+    guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[A-Z]{3}-[0-9]{2}"}
+    ask = {"text_input": PROMPT, "max_tokens": 20, "exclude_input_in_output": True, **EMPTY_WORDS}
+    _, body = triton.generate(model, **ask, **guide)
+    assert re.fullmatch("[A-Z]{3}-[0-9]{2}", body["text_output"])
+    status, body = triton.generate(model, **ask, **guide | {"guided_decoding_guide": "("})
+    assert status == 400
+    assert "Invalid guide of type regex" in body["error"]
 
 
 def test_stop_words_end_the_text_and_bad_words_stay_out(triton: Server) -> None:
@@ -263,6 +275,11 @@ def test_unary_calls_work_without_decoupled_mode(unary_triton: Server) -> None:
         text.tolist()
         == unary_triton.unary("tensorrt_llm_bls", text_inputs(PROMPT, 5))["text_output"].tolist()
     )
+
+
+def test_a_guide_needs_the_backend_parameter(unary_triton: Server) -> None:
+    inputs = core_inputs([5, 6, 7], 5, guided_decoding_guide_type="json")
+    assert "but GuidedDecoder is not setup" in error_of(unary_triton.ask(inputs))
 
 
 @pytest.mark.parametrize(

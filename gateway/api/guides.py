@@ -12,6 +12,8 @@ from gateway.errors import InvalidRequest
 from gateway.generation import Guide
 from gateway.tools.forced import named_guide, required_guide
 
+# The guide type `json` alone would allow an array as well.
+_OBJECT = Guide("json_schema", '{"type":"object"}')
 # Keywords whose value is data, and those by which an object says what else it may hold.
 _DATA = frozenset({"const", "default", "enum", "examples"})
 _OPENERS = frozenset(
@@ -33,7 +35,7 @@ def format_guide(wanted: ResponseFormat) -> Guide | None:
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Guide("json")
+        return _OBJECT
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise InvalidRequest(
             "response_format.json_schema.schema: must be given for type json_schema.",
@@ -63,7 +65,7 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
         if isinstance(schema, str):
             schema = load(schema.encode(), "structured_outputs.json")
         return Guide("json_schema", _dump(closed(schema)))
-    return Guide("json")
+    return _OBJECT
 
 
 def tool_guide(tools: list[Tool], name: str, *, parallel: bool) -> Guide:

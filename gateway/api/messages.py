@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.strict_json import load
@@ -38,8 +39,13 @@ class ToolCall(Strict):
 
     def for_template(self, form: Form | None) -> dict[str, Any]:
         """With `arguments` as an object and an id that the form's template accepts."""
-        what = "messages: tool_calls.function.arguments"
-        arguments = load(self.function.arguments.encode() or b"{}", what)
+        arguments: Any = self.function.arguments or "{}"
+        try:
+            orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            pass  # a call that was cut or malformed goes back as it is, for the model to mend
+        else:
+            arguments = load(arguments.encode(), "messages: tool_calls.function.arguments")
         call_id = template_id(form, self.id) if form else self.id
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": call_id, "type": "function", "function": function}

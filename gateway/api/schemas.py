@@ -350,7 +350,9 @@ def _is_served(model: type[GenerationRequest], name: str, value: Any) -> bool:
 
 def _invalid(error: ValidationError) -> InvalidRequest:
     """The first problem, in words that name the parameter and what was wrong with it."""
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of the branches of a union, the one that got furthest says what was meant.
+    problem = max(problems, key=lambda found: len(found["loc"]))
     location = [part for part in problem["loc"] if not _is_union_branch(part)]
     param = str(location[0]) if location else None
     where = ".".join(map(str, location))

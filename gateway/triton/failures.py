@@ -38,6 +38,7 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("greater than max input length", ContextLengthExceeded, _TOO_LONG),
     ("Incorrect sampling config", InvalidRequest, "The engine refused the sampling parameters."),
     ("Invalid guide of type", InvalidRequest, _BAD_GUIDE),
+    ("Guided decoding failed", InvalidRequest, _BAD_GUIDE),
     ("is not found", EngineUnavailable, _AWAY),
     ("is not at ready state", EngineUnavailable, _AWAY),
     ("no available versions", EngineUnavailable, _AWAY),

@@ -53,8 +53,7 @@ def generation_request(dialect: Dialect, generation: Generation) -> pb.ModelInfe
     _add_sampling(request, dialect, generation.sampling, logprobs=generation.logprobs is not None)
     if generation.guide is not None:
         _add(request, "guided_decoding_guide_type", "BYTES", _bytes(generation.guide.type))
-        if generation.guide.text is not None:
-            _add(request, "guided_decoding_guide", "BYTES", _bytes(generation.guide.text))
+        _add(request, "guided_decoding_guide", "BYTES", _bytes(generation.guide.text))
     if generation.lora is not None:
         _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
     request.outputs.add(name="output_ids")

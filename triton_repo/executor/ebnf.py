@@ -2,7 +2,7 @@
 
 The dialect is that of xgrammar (GBNF of llama.cpp with more escapes and free line breaks): rules
 ``name ::= ...`` of which ``root`` is the start, ``"strings"``, ``[classes]``, ``|``, groups and
-``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and kin) are not known here.
+``? * + {n} {n,m} {n,}``. Its macros (``TagDispatch``, ``Token`` and kin) are refused.
 
 llguidance takes the longest match for each terminal. A terminal of one character can only match in
 one way, so each character becomes a terminal of its own, and the grammar means the same as before.
@@ -23,6 +23,7 @@ MAX_CODE_POINT = 0x10FFFF
 _TOKEN = re.compile(
     r"""
       (?P<space>   (?: \s | \#[^\n]* )+ )
+    | (?P<macro>   (?: TagDispatch | TokenTagDispatch | Token | ExcludeToken ) (?= \s* \( ) )
     | (?P<name>    [A-Za-z_][A-Za-z0-9_.-]* )
     | (?P<defines> ::= )
     | (?P<string>  " (?: [^"\\\n] | \\. )* " )
@@ -94,6 +95,9 @@ class _Converter:
                 found = _Token("", self._text[start], start)
                 raise self._error(f"unexpected {found.text!r}", found)
             assert match.lastgroup is not None
+            if match.lastgroup == "macro":
+                macro = _Token("macro", match.group(), start)
+                raise self._error(f"the macro {macro.text} is not supported", macro)
             if match.lastgroup != "space":
                 tokens.append(_Token(match.lastgroup, match.group(), start))
             start = match.end()
