@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from adapters import peft, registry, sizes
 from adapters.adapter import Converted
@@ -51,10 +52,14 @@ class Adapters:
     def __init__(self, settings: Settings, dialect: Callable[[], Dialect]) -> None:
         self._settings = settings
         self._dialect = dialect
+        # Each base model has its own adapters: another may have their shapes, never their weights.
+        home = quote(settings.model_name, safe="")
         redis = None
         if settings.redis_url is not None:
-            redis = RedisTier(RedisSettings(settings.redis_url, ttl_s=settings.redis_ttl))
-        disk = Disk(settings.store_dir)
+            redis = RedisTier(
+                RedisSettings(settings.redis_url, prefix=f"lora:{home}", ttl_s=settings.redis_ttl)
+            )
+        disk = Disk(settings.store_dir / home)
         self.store = TieredStore(disk, redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
@@ -73,7 +78,12 @@ class Adapters:
     @property
     def records(self) -> list[Record]:
         """All names now served, sorted."""
-        return sorted(self._registry.snapshot.records.values(), key=lambda record: record.name)
+        records = self._registry.snapshot.records.values()
+        own = [record for record in records if self._is_own(record.version)]
+        return sorted(own, key=lambda record: record.name)
+
+    def _is_own(self, version: Version) -> bool:
+        return version.base == self._settings.model_name
 
     def record(self, name: str) -> Record:
         return self._registry.snapshot.record(name)
@@ -86,7 +96,9 @@ class Adapters:
         try:
             version = self._registry.snapshot.resolve(model)
         except AdapterError:
-            raise ModelNotFound(f"The model `{model}` does not exist.", param="model") from None
+            version = None
+        if version is None or not self._is_own(version):
+            raise ModelNotFound(f"The model `{model}` does not exist.", param="model")
         wanted = self._dialect().lora_dtype
         if version.dtype != wanted:
             raise EngineError(
@@ -163,14 +175,12 @@ class Adapters:
 
     def cache_fit(self) -> sizes.CacheFit | None:
         """How the served versions fit the engine's caches; None while that is unknown."""
-        try:
-            dialect = self._dialect()
-            base = self._base_model()
-        except (GatewayError, AdapterError):
-            return None
         served = [record.version.modules for record in self.records]
-        settings = sizes.CacheSettings(host_bytes=dialect.lora_host_bytes)
-        return sizes.cache_fit(base, served, settings)
+        try:
+            settings = sizes.CacheSettings(host_bytes=self._dialect().lora_host_bytes)
+            return sizes.cache_fit(self._base_model(), served, settings)
+        except (GatewayError, AdapterError):
+            return None  # without the engine's config.json its cache pages are unknown
 
     def name_of(self, task_id: int) -> str:
         """The name that a version with this task id is served under, for metrics."""

@@ -25,7 +25,7 @@ from gateway.generation import (
     TokenLogprob,
 )
 from gateway.service import Service
-from gateway.text import TextStream
+from gateway.text import TextStream, text_offsets
 
 _MAX_CHOICES = 128
 _MAX_SEED = 2**63 - 1
@@ -99,7 +99,8 @@ async def prepare(
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
         echo = None
         if options.echo:
-            echo = prompt if isinstance(prompt, str) else service.prompts.decode(prompt_ids)
+            whole = isinstance(prompt, str) and options.truncate_prompt is None
+            echo = str(prompt) if whole else service.prompts.decode(prompt_ids)
         # The beams of one search are one engine request.
         for choice in range(1 if options.beam_search else options.n):
             generations.append(
@@ -169,10 +170,10 @@ async def _echo(service: Service, generation: Generation) -> TextDelta:
     """The prompt as the first delta; the last one too when nothing is to be generated."""
     logprobs: list[TokenLogprob] = []
     if generation.logprobs is not None:
-        offset = 0
-        for entry in await service.engine.prompt_logprobs(generation):
-            logprobs.append(replace(entry, text_offset=offset))
-            offset += len(service.prompts.decode([entry.token_id]))
+        timeout_s = service.settings.request_timeout
+        entries = await service.engine.prompt_logprobs(generation, timeout_s)
+        offsets = text_offsets(service.prompts.tokenizer, generation.prompt_ids)
+        logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
@@ -220,9 +221,8 @@ async def _beams(service: Service, generation: Generation) -> list[TextDelta]:
     metrics = service.metrics
     metrics.in_flight.inc()
     try:
-        with service.engine.generate(generation) as tokens:
-            async with asyncio.timeout(service.settings.request_timeout):
-                deltas = await tokens.beams()
+        with service.engine.generate(generation, service.settings.request_timeout) as tokens:
+            deltas = await tokens.beams()
     except TimeoutError:
         limit = service.settings.request_timeout
         raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
@@ -250,22 +250,19 @@ async def generate(service: Service, generation: Generation) -> AsyncGenerator[T
     metrics.prompt_tokens.labels(model).inc(len(generation.prompt_ids))
     try:
         if generation.echo is not None:
-            async with asyncio.timeout(service.settings.request_timeout):
-                echo = await _echo(service, generation)
-            yield echo
+            yield await _echo(service, generation)
             if not generation.max_tokens:
                 return
-        with service.engine.generate(generation) as tokens:
-            async with asyncio.timeout(service.settings.request_timeout):
-                async for token_delta in tokens:
-                    if not tokens_seen and token_delta.ids:
-                        first = time.perf_counter() - started
-                        metrics.time_to_first_token.labels(model).observe(first)
-                    delta = text.push(token_delta)
-                    tokens_seen = delta.tokens
-                    yield delta
-                    if delta.finish is not None:
-                        return
+        with service.engine.generate(generation, service.settings.request_timeout) as tokens:
+            async for token_delta in tokens:
+                if not tokens_seen and token_delta.ids:
+                    first = time.perf_counter() - started
+                    metrics.time_to_first_token.labels(model).observe(first)
+                delta = text.push(token_delta)
+                tokens_seen = delta.tokens
+                yield delta
+                if delta.finish is not None:
+                    return
     except TimeoutError:
         limit = service.settings.request_timeout
         raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None

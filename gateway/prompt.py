@@ -27,6 +27,8 @@ from gateway.tools.forms import guess as guess_form
 # `encode` holds the GIL at about 1 us per token; `encode_batch_fast` releases it, at the price of
 # a thread hop of some 0.3 ms. Text longer than this goes to the thread.
 _INLINE_CHARS = 4096
+# Private-use characters, which no message should hold.
+_MARK = "\uf8ff\uf8fe\uf8ff"
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -117,6 +119,8 @@ class Prompts:
             )
         try:
             variables = {**(extra or {}), **self._special}
+            if go_on:
+                messages = _marked(messages)
             variables |= {"messages": messages, "tools": tools}
             variables["add_generation_prompt"] = open_turn and not go_on
             text = self._template.render(variables)
@@ -124,7 +128,7 @@ class Prompts:
             raise InvalidRequest(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
-        return _up_to(messages[-1]["content"].strip(), text) if go_on else text
+        return _up_to_mark(text) if go_on else text
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; long text is encoded in a thread without holding the GIL."""
@@ -147,7 +151,10 @@ class Prompts:
         The stop strings as they tokenize alone, the stop ids, and all end-of-sequence ids but the
         first.
         """
-        words = self.word_ids(options.stop)
+        words: tuple[tuple[int, ...], ...] = ()
+        if not options.sampling.min_tokens:
+            # The engine holds only its end id back until then; the text decides on these.
+            words = self.word_ids(options.stop)
         words += tuple((token_id,) for token_id in options.stop_token_ids)
         if not options.ignore_eos:
             words += tuple((token_id,) for token_id in self.eos_ids[1:])
@@ -226,15 +233,21 @@ def _tojson(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _up_to(content: str, text: str) -> str:
-    """The rendered chat up to the end of its last message's content."""
-    end = text.rfind(content)
-    if end < 0 or not content:
+def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark behind the last one's content, which is to be continued."""
+    *before, last = messages
+    return [*before, last | {"content": last["content"].rstrip() + _MARK}]
+
+
+def _up_to_mark(text: str) -> str:
+    """The rendered chat up to where its last message's content ends."""
+    open_chat, found, _ = text.rpartition(_MARK)
+    if not found:
         raise InvalidRequest(
-            "continue_final_message: the last message is empty or not in the rendered chat.",
+            "continue_final_message: the last message is not in the rendered chat.",
             param="continue_final_message",
         )
-    return text[: end + len(content)]
+    return open_chat
 
 
 def _raise_exception(message: str) -> NoReturn:

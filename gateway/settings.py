@@ -10,13 +10,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.tools.forms import Form
 
+AdminKey = Annotated[SecretStr, Field(min_length=8)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
     """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", env_ignore_empty=True, frozen=True)
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -56,7 +57,7 @@ class Settings(BaseSettings):
         description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
         "guessed from the chat template.",
     )
-    admin_key: SecretStr | None = Field(
+    admin_key: AdminKey | None = Field(
         None, description="Key for the adapter endpoints; without one they answer 403."
     )
     store_dir: Path = Field(

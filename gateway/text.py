@@ -93,6 +93,16 @@ class Detokenizer:
         self._stream = DecodeStream(self._context, skip_special_tokens=self._skip_special)
 
 
+def text_offsets(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """Where the text of each token begins, in characters; those of a split character share one."""
+    detokenizer = Detokenizer(tokenizer, [], skip_special=False)
+    offsets, length = [], 0
+    for token_id in ids:
+        offsets.append(length)
+        length += len(detokenizer.push(token_id))
+    return offsets
+
+
 class StopStrings:
     """Finds the first stop string in streamed text, also when it is cut anywhere.
 
@@ -149,6 +159,7 @@ class TextStream:
         self._stop = StopStrings(generation.stop, include=generation.include_stop)
         self._stop_ids = generation.stop_ids
         self._max_tokens = generation.max_tokens
+        self._min_tokens = generation.sampling.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
         self._last_ids: list[int] = []
         self._tokens = 0
@@ -182,6 +193,9 @@ class TextStream:
                 self._logprobs.append(entry)
             decoded = self._detokenizer.push(token_id)
             self._length += len(decoded)
+            if self._tokens <= self._min_tokens:
+                pieces.append(decoded)
+                continue
             text, stopped = self._stop.push(decoded)
             pieces.append(text)
             if stopped:

@@ -14,7 +14,14 @@ from tritonclient.grpc import service_pb2 as pb
 
 Fault = Literal["error", "abort", "truncate", "stall", "slow"]
 
-INPUTS = ("input_ids", "input_lengths", "request_output_len", "random_seed", "stop")
+INPUTS = (
+    "input_ids",
+    "input_lengths",
+    "request_output_len",
+    "random_seed",
+    "stop",
+    "guided_decoding_guide_type",
+)
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -34,6 +41,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
         config = model_config_pb2.ModelConfig(name=request.name)
         config.model_transaction_policy.decoupled = True
+        config.parameters["guided_decoding_backend"].string_value = "xgrammar"
         for name in INPUTS:
             config.input.add(name=name)
         return pb.ModelConfigResponse(config=config)

@@ -140,6 +140,21 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
     assert given.token_logprobs[position] == pytest.approx(made.token_logprobs[0], abs=1e-3)
 
 
+def test_offsets_count_characters_of_any_script(client: openai.OpenAI) -> None:
+    prompt = "美国的首都在哪里? 😀🎉 end"
+    answer = client.completions.create(
+        model="demo", prompt=prompt, max_tokens=4, temperature=0, echo=True, logprobs=0
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    offsets = logprobs.text_offset or []
+    assert offsets == sorted(offsets)
+    assert offsets[-1] <= len(answer.choices[0].text)
+    for token, offset in zip(logprobs.tokens or [], offsets, strict=True):
+        known = token.startswith(("bytes:", "<|"))
+        assert known or answer.choices[0].text.startswith(token, offset)
+
+
 def test_best_of_keeps_the_likeliest(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "prompt": "I am", "max_tokens": 8, "seed": 1}
     every = client.completions.create(n=6, logprobs=0, temperature=1.5, **options)

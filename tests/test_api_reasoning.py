@@ -52,3 +52,18 @@ async def test_thoughts_are_apart(thinking: Path, stream: bool) -> None:
     assert (thought, content) == ("two and two", "4")
     [request] = servicer.requests
     assert request.raw_input_contents, "the history went to the engine"
+
+
+async def test_a_guided_answer_is_content_whatever_the_template_opens(thinking: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(thinking, '{"a":1}'), fault=None, step=0)
+    config = {"eos_token": "!", "chat_template": TEMPLATE + "<think>"}
+    (thinking / "tokenizer_config.json").write_text(json.dumps(config))
+    async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "2+2"}],
+            "response_format": {"type": "json_object"},
+        }
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == '{"a":1}'
+    assert "reasoning_content" not in answer["choices"][0]["message"]

@@ -16,6 +16,9 @@ import pytest
 import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from gateway.errors import RequestTimeout
+from gateway.generation import Options, Sampling
+from gateway.pipeline import choices, prepare
 from gateway.server import build_server
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
@@ -62,7 +65,7 @@ def ids_of(folder: Path, text: str) -> list[int]:
     return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
 
 
-def _metric(service: Any, name: str, **labels: str) -> float:
+def metric_of(service: Any, name: str, **labels: str) -> float:
     return service.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
@@ -95,11 +98,47 @@ async def test_one_end_for_every_fault_at_every_step(
         assert set(body["error"]) == {"message", "type", "param", "code"}
         assert "reset" not in body["error"]["message"]
         assert "Maximum queue" not in body["error"]["message"]
-        assert _metric(service, "gateway_generations_in_flight") == 0
-        stops = _metric(service, "gateway_stops_total", reason="timeout")
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+        stops = metric_of(service, "gateway_stops_total", reason="timeout")
         assert stops == (1 if fault == "stall" else 0)
     # The stop outlives its request: it has arrived by the time the gateway is closed.
     assert servicer.stopped == [r.id for r in servicer.requests if fault == "stall"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream: bool) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=0.3) as (client, service, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream, "n": 3}
+        response = await client.post("/v1/completions", json=body)
+        assert '"code":"timeout"' in response.text
+        assert response.status_code == (200 if stream else 504)
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+
+
+async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -> None:
+    """It ends the request, not whatever the consumer is doing just then."""
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=4)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=0.3) as (_, service, _),
+    ):
+        batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
+        texts = []
+
+        async def consume() -> None:
+            async with contextlib.aclosing(choices(service, batch)) as deltas:
+                async for _, delta in deltas:
+                    texts.append(delta.text)
+                    await asyncio.sleep(0.2)
+
+        with pytest.raises(RequestTimeout):
+            await consume()
+        assert "".join(texts) == TEXT[: len(texts)]
+        assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
 
 
 async def test_every_log_line_names_its_request(
@@ -171,7 +210,7 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
         async with asyncio.timeout(5):
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
-        assert _metric(service, "gateway_stops_total", reason="shutdown") == 1
+        assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
 
 
 async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:

@@ -5,6 +5,7 @@ Every call needs ``Authorization: Bearer <GATEWAY_ADMIN_KEY>``.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -115,10 +116,17 @@ async def load(request: Request) -> Response:
             "replace it.",
             param="lora_name",
         )
+    folder = root / wanted.lora_path
+    # isdir is false for whatever cannot be a path as well: NUL characters, names too long.
+    if not await run_in_threadpool(os.path.isdir, folder):
+        raise InvalidRequest(
+            f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
+            param="lora_path",
+        )
     await service.adapters.add(
         wanted.lora_name,
         wanted.base_model_name or service.settings.model_name,
-        root / wanted.lora_path,
+        folder,
         source="load_lora_adapter",
         within=root,
     )

@@ -141,7 +141,9 @@ def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[
     """Of each `of` choices the `keep` with the highest log probability per token."""
 
     def mean(deltas: list[TextDelta]) -> float:
-        values = [e.logprob for d in deltas for e in d.logprobs if e.logprob]
+        # An echoed prompt is the same for all; its delta has counted no token yet.
+        own = [entry for delta in deltas if delta.tokens for entry in delta.logprobs]
+        values = [entry.logprob for entry in own if entry.logprob is not None]
         return sum(values) / max(len(values), 1)
 
     kept: list[list[TextDelta]] = []

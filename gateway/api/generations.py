@@ -70,7 +70,9 @@ def _message_form(
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
-    reasoning = prompts.reasoning_tags
+    # A guide holds from the first token on: there is no room for thoughts before the answer.
+    guided = wanted.guide()[0] is not None
+    reasoning = None if guided else prompts.reasoning_tags
     if tools is None and reasoning is None and wanted.forced is None:
         return None
     return MessageForm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -14,19 +15,17 @@ from gateway.tools.forced import named_guide, required_guide
 
 # The guide type `json` alone would allow an array as well.
 _OBJECT = Guide("json_schema", '{"type":"object"}')
-# Keywords whose value is data, and those by which an object says what else it may hold.
-_DATA = frozenset({"const", "default", "enum", "examples"})
+# Keywords that hold schemas by name, in a list, or one.
+_MAPS = frozenset({"$defs", "definitions", "patternProperties", "properties"})
+_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
+_SCHEMAS = frozenset({"additionalProperties", "contains", "items"})
+# Keywords under which several schemas hold for one object.
+_COMBINERS = frozenset(
+    {"allOf", "dependentSchemas", "else", "if", "not", "then", "unevaluatedProperties"}
+)
+# Keywords by which an object says itself what else it may hold.
 _OPENERS = frozenset(
-    {
-        "$ref",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "patternProperties",
-        "propertyNames",
-        "unevaluatedProperties",
-    }
+    {"$ref", "additionalProperties", "anyOf", "oneOf", "patternProperties", "propertyNames"}
 )
 
 
@@ -83,16 +82,48 @@ def closed(schema: Any) -> Any:
     """The schema with objects that name properties closed to others, where it does not say.
 
     So xgrammar reads schemas, TensorRT-LLM's backend; a model that is free to invent properties
-    may do so without end. What is generated meets the schema as given, too.
+    may do so without end. What is generated meets the schema as given, too. Schemas whose parts
+    hold together for one object are left alone: closing a part would forbid the others' properties.
     """
-    if isinstance(schema, list):
-        return [closed(item) for item in schema]
+    return schema if _combines(schema) else _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    narrowed = {key: value if key in _DATA else closed(value) for key, value in schema.items()}
-    if isinstance(schema.get("properties"), dict) and not schema.keys() & _OPENERS:
+    narrowed = {key: _mapped(key, value, _closed) for key, value in schema.items()}
+    properties = schema.get("properties")
+    if (
+        isinstance(properties, dict)
+        and not schema.keys() & _OPENERS
+        and properties.keys() >= {name for name in schema.get("required", ()) if name}
+    ):
         narrowed["additionalProperties"] = False
     return narrowed
+
+
+def _combines(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    found = bool(schema.keys() & _COMBINERS)
+
+    def note(part: Any) -> Any:
+        nonlocal found
+        found = found or _combines(part)
+        return part
+
+    for key, value in schema.items():
+        _mapped(key, value, note)
+    return found
+
+
+def _mapped(keyword: str, value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value of a keyword with the schemas in it changed; data and names are no schemas."""
+    if keyword in _MAPS and isinstance(value, dict):
+        return {name: change(part) for name, part in value.items()}
+    if keyword in _LISTS and isinstance(value, list):
+        return [change(part) for part in value]
+    return change(value) if keyword in _SCHEMAS else value
 
 
 def _dump(value: Any) -> str:

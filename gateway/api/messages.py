@@ -106,6 +106,10 @@ class Tool(Strict):
     function: FunctionDefinition
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+
+
 class FunctionChoice(Strict):
     name: str
 

@@ -16,12 +16,12 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from gateway.api.guides import format_guide, structured_guide, tool_guide
 from gateway.api.messages import (
-    Message,
+    Messages,
     NamedChoice,
     ResponseFormat,
     Strict,
     StructuredOutputs,
-    Tool,
+    Tools,
 )
 from gateway.api.strict_json import load_object
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -55,6 +55,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
+MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
 _MAX_CHOICES = 128
 _MAX_BAD_WORDS = 64
@@ -130,6 +131,8 @@ class GenerationRequest(Strict):
         """
         guide, param = self.guide()
         self._check_beams(guide)
+        if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
+            raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
         sampling = Sampling(
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -205,11 +208,11 @@ class GenerationRequest(Strict):
 
 
 class ChatCompletionRequest(GenerationRequest):
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
+    messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
@@ -258,7 +261,7 @@ class ChatCompletionRequest(GenerationRequest):
         return "" if self.tool_choice == "required" else None
 
 
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]
 
 
 class CompletionRequest(GenerationRequest):

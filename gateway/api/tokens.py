@@ -9,8 +9,8 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from gateway.api.body import read_json
-from gateway.api.messages import Message, Strict, Tool
-from gateway.api.schemas import TokenId
+from gateway.api.messages import Messages, Strict, Tools
+from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
 from gateway.service import Service
 
@@ -20,8 +20,8 @@ class TokenizeRequest(Strict):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -31,7 +31,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
 async def tokenize(request: Request) -> Response:
@@ -44,13 +44,15 @@ async def tokenize(request: Request) -> Response:
     if special is None:
         special = wanted.messages is None  # a chat template writes its own
     ids = await service.prompts.encode(text, add_special_tokens=special)
-    strings = [service.prompts.tokenizer.id_to_token(token_id) for token_id in ids]
+    strings = None
+    if wanted.return_token_strs:
+        strings = [service.prompts.tokenizer.id_to_token(token_id) for token_id in ids]
     return JSONResponse(
         {
             "count": len(ids),
             "max_model_len": service.engine.dialect.max_seq_len,
             "tokens": ids,
-            "token_strs": strings if wanted.return_token_strs else None,
+            "token_strs": strings,
         }
     )
 

@@ -70,12 +70,17 @@ class TritonClient:
         return _GrpcStream(call)
 
     async def model_ready(self, model: str) -> bool:
-        """Whether the server serves `model` now; False also when it cannot be reached."""
+        """Whether the server serves `model` now; False also when it cannot be reached.
+
+        Raises TimeoutError when it does not answer in time.
+        """
         try:
             reply = await self._stub.ModelReady(
                 pb.ModelReadyRequest(name=model), timeout=_UNARY_TIMEOUT_S
             )
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from error
             return False
         return bool(reply.ready)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, GatewayError, Overloaded
 from gateway.generation import (
     ColdSend,
     Generation,
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 2.0
 _POLL_S = 1.0
-_OVERFLOW_PAUSE_S = 0.05
+_MISSES = 3
+# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
+_OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 
 
 class Engine:
@@ -55,6 +57,7 @@ class Engine:
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
         self._dialect: Dialect | None = None
+        self._missed = 0
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops: set[asyncio.Task[None]] = set()
@@ -84,12 +87,25 @@ class Engine:
     async def watch(self) -> None:
         """Keeps `ready` and `dialect` true; runs until cancelled."""
         while True:
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # whatever Triton answered, this must go on looking
+                log.exception("looking at the engine failed")
             await asyncio.sleep(_POLL_S)
 
     async def refresh(self) -> None:
-        """Looks once whether the model is served and, after an absence, reads its config anew."""
-        if not await self._client.model_ready(self._model):
+        """Looks once whether the model is served and, after an absence, reads its config anew.
+
+        A server that is only slow to answer is lost after a few looks: it may just be busy.
+        """
+        try:
+            ready = await self._client.model_ready(self._model)
+        except TimeoutError:
+            self._missed += 1
+            ready = self.ready and self._missed < _MISSES
+        else:
+            self._missed = 0
+        if not ready:
             self._lost(f"Triton at {self._client.endpoint} does not serve {self._model!r}")
         elif self._dialect is None:
             try:
@@ -113,30 +129,34 @@ class Engine:
         self.residency.restarted()
         self._why = why
 
-    def generate(self, generation: Generation) -> TokenStream:
-        """Token deltas of one generation, as a context manager that stops what is left early."""
-        request = tensors.generation_request(self.dialect, generation)
-        return TokenStream(self, request, generation)
+    def generate(self, generation: Generation, timeout_s: float) -> TokenStream:
+        """Token deltas of one generation, as a context manager that stops what is left early.
 
-    async def prompt_logprobs(self, generation: Generation) -> list[TokenLogprob]:
-        """Log probabilities of the prompt's tokens, from one run over it."""
-        request = tensors.context_request(self.dialect, generation)
-        with TokenStream(self, request, generation) as stream:
+        Iterating raises TimeoutError once `timeout_s` seconds have passed.
+        """
+        dialect = self.dialect
+        request = tensors.generation_request(dialect, generation)
+        return TokenStream(self, dialect, request, generation, timeout_s)
+
+    async def prompt_logprobs(self, generation: Generation, timeout_s: float) -> list[TokenLogprob]:
+        """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
+        dialect = self.dialect
+        request = tensors.context_request(dialect, generation)
+        with TokenStream(self, dialect, request, generation, timeout_s) as stream:
             response = await stream.response()
             return await asyncio.to_thread(tensors.context_logprobs, response, generation)
 
-    def stop(self, request_id: str, reason: StopReason) -> None:
+    def stop(self, request: pb.ModelInferRequest, reason: StopReason) -> None:
         """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
         self._on_stop(reason)
-        task = asyncio.get_running_loop().create_task(self._stop(request_id))
+        task = asyncio.get_running_loop().create_task(self._stop(request.SerializeToString()))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
-    async def _stop(self, request_id: str) -> None:
+    async def _stop(self, request: bytes) -> None:
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                stop = tensors.stop_request(self.dialect, request_id).SerializeToString()
-                stream = await self._client.infer(stop)
+                stream = await self._client.infer(request)
                 while await stream.read() is not None:
                     pass
         except (GatewayError, TimeoutError) as error:
@@ -161,9 +181,16 @@ class TokenStream:
     """
 
     def __init__(
-        self, engine: Engine, request: pb.ModelInferRequest, generation: Generation
+        self,
+        engine: Engine,
+        dialect: Dialect,
+        request: pb.ModelInferRequest,
+        generation: Generation,
+        timeout_s: float,
     ) -> None:
+        loop = asyncio.get_running_loop()
         self._engine = engine
+        self._dialect = dialect
         self._request = request
         self._generation = generation
         self._lora = generation.lora
@@ -171,6 +198,10 @@ class TokenStream:
         self._sent = False
         self._finished = False
         self._entered = False
+        self._expired = False
+        # One timer for the request; a timeout around each read would cost as much as parsing it.
+        self._deadline = loop.time() + timeout_s
+        self._timer = loop.call_at(self._deadline, self._expire)
 
     def __enter__(self) -> TokenStream:
         return self
@@ -181,11 +212,19 @@ class TokenStream:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._timer.cancel()
         if self._stream is not None:
             self._stream.cancel()
         self._leave()
         if self._sent and not self._finished:
-            self._engine.stop(self._request.id, self._reason(error_type))
+            stop = tensors.stop_request(self._dialect, self._request.id)
+            self._engine.stop(stop, self._reason(error_type))
+
+    def _expire(self) -> None:
+        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
+        self._expired = True
+        if self._stream is not None:
+            self._stream.cancel()
 
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
@@ -213,10 +252,12 @@ class TokenStream:
         """The next response as it came. Raises GatewayError when it is an error."""
         if self._stream is not None:
             response = await self._read(self._stream)
-        elif self._lora is not None:
-            response = await self._begin_with_lora(self._lora)
         else:
-            response = await self._begin(self._request.SerializeToString())
+            async with asyncio.timeout_at(self._deadline):
+                if self._lora is not None:
+                    response = await self._begin_with_lora(self._lora)
+                else:
+                    response = await self._begin(self._request.SerializeToString())
         if response.error_message:
             self._finished = True
             raise from_text(response.error_message)
@@ -236,6 +277,11 @@ class TokenStream:
     async def _read(self, stream: ResponseStream) -> pb.ModelStreamInferResponse:
         try:
             response = await stream.read()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._expired and (task is None or not task.cancelling()):
+                raise TimeoutError from None
+            raise
         except EngineUnavailable:
             # The line is gone and with it the request; there is nobody to send a stop to.
             self._finished = True
@@ -254,17 +300,20 @@ class TokenStream:
         residency = self._engine.residency
         await residency.enter(lora.task_id)
         self._entered = True
-        while True:
-            if await residency.must_carry(lora.task_id):
+        for pause_s in _OVERFLOW_PAUSES_S:
+            carries = await residency.must_carry(lora.task_id)
+            if carries:
                 response = await self._begin_with_weights(lora)
             else:
                 response = await self._begin(self._request.SerializeToString())
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
+                if carries:
+                    return response  # it does not know what it was just given
             elif lora_cache_full(response.error_message):
                 residency.overflow()
                 self._leave()
-                await asyncio.sleep(_OVERFLOW_PAUSE_S)
+                await asyncio.sleep(pause_s)
                 await residency.enter(lora.task_id)
                 self._entered = True
             else:
@@ -272,6 +321,8 @@ class TokenStream:
             # That attempt has ended; nothing is running until the next one is sent.
             self._sent = False
             self._stream = None
+        self._finished = True
+        raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
     async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
         residency = self._engine.residency

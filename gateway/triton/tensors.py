@@ -204,7 +204,10 @@ def token_delta(response: pb.ModelInferResponse, generation: Generation) -> Toke
         elif tensor.name == "output_log_probs":
             values = array("f", raw).tolist()
         elif tensor.name == "generation_logits" and generation.logprobs:
-            count, temperature = generation.logprobs, generation.sampling.temperature
+            sampling = generation.sampling
+            count, temperature = generation.logprobs, sampling.temperature
+            if sampling.greedy:
+                temperature = 1.0  # none was sent
             top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
     if length is not None:
         ids = ids[:length]
