@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Stack
 from tests.local_stack import Up
 
-SECONDS = 1.5  # with the upload; the server takes a third of it for the slowest
+SECONDS = 1.0  # with the upload; an idle machine takes a third of it for the slowest
 MEGABYTES = 8 * 1024 * 1024
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GOOD = {
@@ -97,7 +97,7 @@ def test_a_form_that_is_broken(stack: Stack, up: Up, body: bytes, boundary: str)
 
 def _fields(**fields: bytes) -> bytes:
     members = b"".join(b', "%s": %s' % (name.encode(), value) for name, value in fields.items())
-    return b'{"model": "demo", "prompt": "x", "max_tokens": 1' + members + b"}"
+    return b'{"model": "demo", "prompt": "x"' + members + b"}"
 
 
 @pytest.mark.parametrize(
