@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from adapters.adapter import Converted
-from adapters.errors import BaseMismatch, TaskIdClash, UnknownAdapter, UnknownVersion
+from adapters.errors import BaseMismatch, InvalidName, TaskIdClash, UnknownAdapter, UnknownVersion
 from adapters.record import Record, Version, check_name, split_selector
 
 Change = Callable[[Record | None], Record]
@@ -136,6 +136,10 @@ class Registry:
         return await self._change(name, remove)
 
     async def _change(self, name: str, change: Change) -> Record:
+        try:
+            check_name(name)
+        except InvalidName:
+            raise UnknownAdapter("adapter", "name", name, "a registered adapter") from None
         record = await self._store.change(name, change)
         await self.load()
         return record

@@ -290,19 +290,22 @@ def random_kind(rng: random.Random) -> Kind:
 def use(rng: random.Random, kind: Kind) -> Use:
     """A schema of this kind, a question for it and the right call (sometimes several).
 
-    Parameters that the question does not name are optional in the schema, or absent.
+    Parameters that the question does not name are optional in the schema, or absent; what the
+    schema has no parameter for is left out of the call.
     """
     name = rng.choice(kind.names)
     question = rng.choice(kind.questions)
     named = sum(f"{{{i}}}" in question for i in range(len(kind.params)))
     offered = kind.params[: named if rng.random() < 0.5 else None]
+    if len(offered) > 1 and rng.random() < 0.1:
+        offered = offered[:-1]
     params = [(rng.choice(param.names), param) for param in offered]
     needed = [i for i in range(len(params)) if all(f"{{{i}}}" in q for q in kind.questions)]
     tool = _schema(rng, name, rng.choice(kind.descriptions), params, needed)
     times = 1
     if question.endswith("{0}?") and "{1}" not in question and rng.random() < 0.18:
         times = rng.choice((2, 2, 3))
-    draws = [[VALUES[param.kind](rng) for _, param in params] for _ in range(times)]
+    draws = [[VALUES[param.kind](rng) for param in kind.params] for _ in range(times)]
     asked = question.format(*draws[0])
     if times > 1:
         more = [str(values[0]) for values in draws[1:]]
@@ -310,11 +313,11 @@ def use(rng: random.Random, kind: Kind) -> Use:
         asked = "".join([asked.removesuffix("?"), *(f", {value}" for value in more), last, "?"])
     if rng.random() < 0.1:
         asked = rng.choice(("Please ", "Hello! ", "Can you help me? ")) + asked
-    calls = [
-        {"function": {"name": name, "arguments": {
-            params[i][0]: value for i, value in enumerate(values) if f"{{{i}}}" in question}}}
+    given = [(i, key) for i, (key, _) in enumerate(params) if f"{{{i}}}" in question]
+    calls: list[Message] = [
+        {"function": {"name": name, "arguments": {key: values[i] for i, key in given}}}
         for values in draws
-    ]  # fmt: skip
+    ]
     return Use(tool, asked, calls)
 
 

@@ -13,6 +13,8 @@ from adapters.adapter import Converted
 from gateway.message import MessageEvent, MessageForm
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+_LEAST = 1e-6
+
 ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown"]
 
@@ -37,7 +39,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
+        # On the wire these are float32, in which a tiny value is 0, and 0 means "not set".
+        return self.temperature < _LEAST or self.top_p < _LEAST or self.top_k == 1
 
 
 @dataclass(frozen=True, slots=True)

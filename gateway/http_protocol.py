@@ -18,7 +18,7 @@ class HttpProtocol(HttpToolsProtocol):
     """httptools sets no limit by itself: a header that never ends would fill the memory."""
 
     _pending = 0
-    """Bytes received since something was complete."""
+    """Bytes of the reads since something was complete, without the read that held its end."""
     _too_large = False
     _refused = False
 

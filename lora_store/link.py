@@ -43,7 +43,7 @@ class Link:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except OSError as error:
-            raise StoreError(f"the adapter folder fails: {error}") from error
+            raise StoreError(f"the adapter folder fails: {error.strerror}") from error
 
     async def call(self, work: Callable[[RedisTier], _T]) -> _T:
         """`work` with Redis in a thread. Raises `StoreUnavailable` at once while it is away."""

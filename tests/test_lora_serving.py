@@ -211,7 +211,7 @@ async def test_nothing_is_lost_when_redis_loses_everything(many: Many) -> None:
     assert await _load(many, 200, seed=4) == {"right": 200}
     async with _client(many.stack.gateway) as client:
         listed = (await client.get("/v1/adapters", headers=many.admin)).json()["data"]
-    assert {record["name"] for record in listed} == set(many.folders)
+    assert {record["name"] for record in listed} >= set(many.folders)
 
 
 async def _wait_ready(many: Many) -> None:
@@ -233,7 +233,7 @@ def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
         "GATEWAY_REDIS_URL": stack.redis,
         "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
         "GATEWAY_STORE_DIR": str(tmp_path / "adapters"),
-        "GATEWAY_ADMIN_KEY": "second",
+        "GATEWAY_ADMIN_KEY": "second-gateway",
     }
     log = tmp_path / "log"
     with log.open("wb") as file:

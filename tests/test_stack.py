@@ -142,6 +142,7 @@ def test_wrong_arguments(tmp_path: Path, arguments: list[str], message: str) -> 
 def test_a_signal_during_the_start(tmp_path: Path) -> None:
     with Up(tmp_path, "--port", "0") as up:
         up.wait_for("triton: started")
+        time.sleep(0.2)  # its process has become tritonserver by now
         up.remember_processes()
         up.send(signal.SIGTERM)
         assert up.wait() == 0

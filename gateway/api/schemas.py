@@ -87,7 +87,7 @@ class GenerationRequest(Strict):
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(None, gt=0, le=2, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
     min_tokens: int | None = Field(None, ge=0)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
