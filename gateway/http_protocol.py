@@ -43,9 +43,6 @@ class HttpProtocol(HttpToolsProtocol):
             raise ValueError  # ends the parser; uvicorn then calls send_400_response
         super().on_headers_complete()
 
-    def on_chunk_header(self) -> None:
-        self._pending = 0
-
     def on_body(self, body: bytes) -> None:
         self._pending = 0
         super().on_body(body)

@@ -85,12 +85,15 @@ def _adapters(admin: httpx.Client) -> dict[str, str]:
 )
 def test_every_answer_is_documented(case: schemathesis.Case, admin: httpx.Client) -> None:
     _make_answerable(case)
-    case.call_and_validate(
+    response = case.call_and_validate(
         base_url=str(admin.base_url).rstrip("/"),
         headers={"Authorization": admin.headers["authorization"]},
         excluded_checks=EXCLUDED,
         timeout=SECONDS,
     )
+    # schemathesis itself lets some pass: 415 for a content type that it made up on purpose.
+    documented = DOCUMENT["paths"][case.path][case.operation.method]["responses"]
+    assert str(response.status_code) in documented or response.status_code == 405
 
 
 def _make_answerable(case: schemathesis.Case) -> None:
