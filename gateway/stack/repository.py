@@ -18,9 +18,6 @@ PARAMETERS = {
     "triton_backend": "python",
     "triton_max_batch_size": str(MAX_BATCH_SIZE),
     "decoupled_mode": "true",
-    "max_beam_width": str(MAX_BEAM_WIDTH),
-    # Half of what 64 full contexts would take, so that the cache stays below 400 MB.
-    "max_tokens_in_paged_kv_cache": "65536",
     "enable_kv_cache_reuse": "true",
     "batching_strategy": "inflight_fused_batching",
     "logits_datatype": "TYPE_FP32",
@@ -30,6 +27,12 @@ PARAMETERS = {
     "postprocessing_instance_count": "1",
     "bls_instance_count": "1",
     "guided_decoding_backend": "xgrammar",
+}
+# What only the engines that are built here are known to allow.
+BUILT_HERE = {
+    "max_beam_width": str(MAX_BEAM_WIDTH),
+    # Half of what 64 full contexts would take, so that the cache stays below 400 MB.
+    "max_tokens_in_paged_kv_cache": "65536",
 }
 
 
@@ -56,19 +59,20 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
         shutil.rmtree(folder, ignore_errors=True)
     try:
         if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
-            engine_dir = model
+            engine_dir, own = model, {}
         else:
+            own = BUILT_HERE
             engine.build(
                 model,
                 engine_dir,
                 max_batch_size=MAX_BATCH_SIZE,
+                max_beam_width=MAX_BEAM_WIDTH,
                 lora_target_modules=engine.LLAMA_LORA_MODULES,
                 # They cost nothing until a request asks for logits.
-                max_beam_width=MAX_BEAM_WIDTH,
                 gather_context_logits=True,
                 gather_generation_logits=True,
             )
         places = {"engine_dir": str(engine_dir.absolute()), "tokenizer_dir": str(model.absolute())}
-        render(repository, PARAMETERS | places | dict(parameters))
+        render(repository, PARAMETERS | own | places | dict(parameters))
     except (RenderError, ValueError) as error:
         raise StackError(f"the model repository of {model} cannot be made: {error}") from error
