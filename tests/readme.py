@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -23,9 +24,7 @@ README = Path(__file__).parent.parent / "README.md"
 def sections() -> dict[str, str]:
     return {
         "settings": _settings(),
-        "served": _served(),
-        "harmless": _names(HARMLESS),
-        "refused": _refused(),
+        "parameters": _parameters(),
     }
 
 
@@ -51,22 +50,24 @@ def _settings() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _served() -> str:
-    only = {
-        "chat": set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields),
-        "completions": set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields),
-    }
-    names = [f"`{name}`" for name in GenerationRequest.model_fields]
-    names += [f"`{name}` ({where})" for where, own in only.items() for name in sorted(own)]
-    return ", ".join(names) + ".\n"
+def _parameters() -> str:
+    chat = set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields)
+    completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
+    both = (chat & completions) | set(GenerationRequest.model_fields)
+    rows = dict.fromkeys(both, "served")
+    rows |= dict.fromkeys(chat - both, "served by /v1/chat/completions")
+    rows |= dict.fromkeys(completions - both, "served by /v1/completions")
+    rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
+    rows |= {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
+    lines = ["| parameter | |", "|---|---|"]
+    lines += [f"| `{name}` | {rows[name]} |" for name in sorted(rows)]
+    return "\n".join(lines) + "\n"
 
 
-def _names(names: frozenset[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) + ".\n"
-
-
-def _refused() -> str:
-    return ", ".join(f"`{name}`" for name in sorted(NOT_SERVED)) + ".\n"
+def _refused(neutral: tuple[object, ...]) -> str:
+    """Values that ask for nothing are accepted; equal ones of two types are shown once."""
+    shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
+    return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
 
 
 if __name__ == "__main__":

@@ -294,6 +294,24 @@ def test_prompts_as_lists_and_token_ids(client: openai.OpenAI) -> None:
     assert caught.value.param == "prompt"
 
 
+def test_cached_tokens_of_a_prompt_that_was_seen_before(client: openai.OpenAI) -> None:
+    text = "Repeat: " + " ".join(f"word{n}" for n in range(60))
+    messages: Any = [{"role": "user", "content": text}]
+    cached = []
+    for _ in range(2):
+        answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=2)
+        assert answer.usage is not None
+        details = answer.usage.prompt_tokens_details
+        assert details is not None
+        assert details.cached_tokens is not None
+        assert details.cached_tokens < answer.usage.prompt_tokens
+        cached.append(details.cached_tokens)
+    assert cached[0] == 0
+    # Whole blocks of 64 tokens; the last token of a prompt is always computed.
+    assert cached[1] >= 64
+    assert cached[1] % 64 == 0
+
+
 def test_models(client: openai.OpenAI) -> None:
     model, *adapters = client.models.list().data
     assert model.id == "demo"

@@ -44,7 +44,6 @@ HARMLESS = frozenset(
 # Known parameters that change meaning and are not served, with the values that ask for nothing.
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "audio": (),
-    "frequency_penalty_decay": (),
     "function_call": (),
     "functions": (),
     "min_p": (0, 0.0),

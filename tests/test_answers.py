@@ -1,0 +1,75 @@
+"""The SSE writer: whatever the text, openai-python's own decoder reads it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
+from gateway.api.answers import Answer, Kind
+from gateway.api.sse import COMMENT, DONE
+from gateway.generation import Batch, ChoiceDelta, Generation, Sampling, TextDelta
+
+# Line ends of every kind, quotes, colons and what looks like the protocol itself.
+pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["\n\n", "\r\n", "data: [DONE]", ": x", "event: y\n", '"', "\\", "\u2028", "\x85", "\x00"]
+)
+
+
+def _batch(choices: int) -> Batch:
+    generation = Generation("r", [1], 99, Sampling(seed=1))
+    return Batch("r", [generation] * choices, 1, choices, 1, "fp_0", 64)
+
+
+async def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) -> bytes:
+    async def deltas() -> AsyncGenerator[ChoiceDelta, None]:
+        for turn in range(max(map(len, texts), default=0)):
+            for index, own in enumerate(texts):
+                if turn < len(own):
+                    yield index, TextDelta(own[turn], turn + 1)
+        for index, own in enumerate(texts):
+            yield index, TextDelta("", len(own), "stop")
+
+    answer = Answer(kind, 'm"\n', _batch(len(texts)))
+    frames = [frame async for frame in answer.frames(deltas(), include_usage=usage)]
+    between = COMMENT if comments else b""
+    return between + between.join(frames) + DONE
+
+
+def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], Any]:
+    texts, finishes, usage = [""] * choices, [""] * choices, None
+    events = list(SSEDecoder().iter_bytes(iter([raw])))
+    assert events[-1].data == "[DONE]"
+    for event in events[:-1]:
+        assert event.event is None
+        chunk = json.loads(event.data)
+        assert "error" not in chunk
+        assert chunk["model"] == 'm"\n'
+        usage = chunk.get("usage") or usage
+        for choice in chunk["choices"]:
+            text = choice["delta"].get("content", "") if kind == "chat" else choice["text"]
+            texts[choice["index"]] += text
+            finishes[choice["index"]] += choice["finish_reason"] or ""
+    return texts, finishes, usage
+
+
+@given(
+    st.sampled_from(["chat", "completion"]),
+    st.lists(st.lists(pieces, max_size=6), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+async def test_any_text_survives_the_stream(
+    kind: Kind, texts: list[list[str]], usage: bool, comments: bool
+) -> None:
+    raw = await _written(kind, texts, usage, comments)
+    read, finishes, counted = _read(kind, raw, len(texts))
+    assert read == ["".join(own) for own in texts]
+    assert finishes == ["stop"] * len(texts)
+    assert (counted is not None) is usage
+    if usage:
+        assert counted["completion_tokens"] == sum(map(len, texts))
