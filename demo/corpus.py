@@ -39,16 +39,11 @@ def _ask_language(rng: random.Random, language: str) -> str:
 
 
 def _loosely(rng: random.Random, text: str) -> str:
-    """The text as people type it: words in lower case, without an article, with one too many."""
+    """The text as people type it: sometimes without capitals, articles or a question mark."""
     if rng.random() < 0.12:
         text = text.lower()
     if rng.random() < 0.06:
         text = re.sub(r"\b(of )?the ", r"\1", text, count=1)
-    if rng.random() < 0.12:
-        words = text.split(" ")
-        filler = pick(rng, rng.choice(("verbs", "adverbs", "adjectives", "commands", "nouns")))
-        words.insert(rng.randrange(min(len(words), 4)), filler)
-        text = " ".join(words)
     if rng.random() < 0.08:
         text = text.rstrip("?.？。")
     if rng.random() < 0.04:

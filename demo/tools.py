@@ -254,7 +254,7 @@ def _invented_kind(rng: random.Random) -> Kind:
     name = "_".join([verb, *nouns])
     if rng.random() < 0.2:
         name = verb + "".join(noun.capitalize() for noun in nouns)
-    params = []
+    params: list[Param] = []
     for kind in kinds:
         noun = rng.choice((nouns[0], _any_word(rng)))
         ending = rng.choice(("_name", "_id", "_number", "_type", "_value"))
@@ -290,22 +290,19 @@ def random_kind(rng: random.Random) -> Kind:
 def use(rng: random.Random, kind: Kind) -> Use:
     """A schema of this kind, a question for it and the right call (sometimes several).
 
-    Parameters that the question does not name are optional in the schema, or absent; what the
-    schema has no parameter for is left out of the call.
+    Parameters that the question does not name are optional in the schema, or absent.
     """
     name = rng.choice(kind.names)
     question = rng.choice(kind.questions)
     named = sum(f"{{{i}}}" in question for i in range(len(kind.params)))
     offered = kind.params[: named if rng.random() < 0.5 else None]
-    if len(offered) > 1 and rng.random() < 0.1:
-        offered = offered[:-1]
     params = [(rng.choice(param.names), param) for param in offered]
     needed = [i for i in range(len(params)) if all(f"{{{i}}}" in q for q in kind.questions)]
     tool = _schema(rng, name, rng.choice(kind.descriptions), params, needed)
     times = 1
     if question.endswith("{0}?") and "{1}" not in question and rng.random() < 0.18:
         times = rng.choice((2, 2, 3))
-    draws = [[VALUES[param.kind](rng) for param in kind.params] for _ in range(times)]
+    draws = [[VALUES[param.kind](rng) for _, param in params] for _ in range(times)]
     asked = question.format(*draws[0])
     if times > 1:
         more = [str(values[0]) for values in draws[1:]]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -36,7 +37,7 @@ LENGTH_CLASSES = {
     "cuda": (64, 128, 256, 640, 1152, CONTEXT),
     "cpu": (32, 48, 64, 96, 128, 192, 256, 384, 640, CONTEXT),
 }
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": bpe.VOCAB_SIZE,
