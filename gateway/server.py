@@ -12,6 +12,10 @@ from gateway.http_protocol import HttpProtocol
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 
+# Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
+# closes first must not be the server, or a request that is just being sent is lost.
+_KEEP_ALIVE_S = 75
+
 
 class _Server(uvicorn.Server):
     """Marks the engine as draining before running requests are asked to end."""
@@ -40,6 +44,7 @@ def build_server(settings: Settings) -> uvicorn.Server:
         log_config=None,
         server_header=False,
         date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
     )
     return _Server(config, app)

@@ -245,6 +245,18 @@ async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> Non
         assert response.text.endswith("data: [DONE]\n\n")
 
 
+async def test_idle_connections_outlive_those_of_clients(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        for pause_s in (6, 0):  # httpx gives a connection up after 5 seconds
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b'"ok"}'), 5)
+            assert head.startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(pause_s)
+        writer.close()
+
+
 @pytest.mark.parametrize("origins", [[], ["https://app.example"]])
 async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
