@@ -1,8 +1,8 @@
 """Every error a client can see, and the only place that knows HTTP statuses.
 
-Code below raises these with facts (which parameter, which limit); `body` is
-OpenAI's envelope ``{"error": {"message", "type", "param", "code"}}``. Texts of the engine never
-reach a client: they hold backtraces, paths and addresses.
+Code below raises these with facts (which parameter, which limit); `body` is OpenAI's
+envelope ``{"error": {"message", "type", "param", "code"}}``. Texts of the engine never reach a
+client: they hold backtraces, paths and addresses.
 """
 
 from __future__ import annotations

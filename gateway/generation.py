@@ -14,6 +14,8 @@ from gateway.message import MessageEvent, MessageForm
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _LEAST = 1e-6
+MAX_CHOICES = 128
+"""In one request, over all its prompts."""
 
 ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
 StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown"]

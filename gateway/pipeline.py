@@ -16,6 +16,7 @@ from gateway.errors import (
     UnsupportedParameter,
 )
 from gateway.generation import (
+    MAX_CHOICES,
     Batch,
     ChoiceDelta,
     FinishReason,
@@ -27,7 +28,6 @@ from gateway.generation import (
 from gateway.service import Service
 from gateway.text import TextStream, text_offsets
 
-_MAX_CHOICES = 128
 _MAX_SEED = 2**63 - 1
 
 
@@ -39,10 +39,10 @@ async def prepare(
     Raises ContextLengthExceeded when a prompt leaves no room for a single token, and
     InvalidRequest for a token id that is not in the vocabulary.
     """
-    if len(prompts) * options.n > _MAX_CHOICES:
+    if len(prompts) * options.n > MAX_CHOICES:
         found = len(prompts) * options.n
         raise InvalidRequest(
-            f"prompt: {found} choices asked for; allowed: {_MAX_CHOICES} in one request.",
+            f"prompt: {found} choices asked for; allowed: {MAX_CHOICES} in one request.",
             param="prompt",
         )
     _check_ids(service, options)

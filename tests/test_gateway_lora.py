@@ -22,7 +22,6 @@ from tests.redis_server import running_redis
 
 DIALECT = Dialect(
     model="tensorrt_llm",
-    decoupled=True,
     seed="random_seed",
     min_tokens="min_length",
     max_seq_len=64,

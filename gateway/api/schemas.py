@@ -25,7 +25,7 @@ from gateway.api.messages import (
 )
 from gateway.api.strict_json import load_object
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide, Lora, Options, Sampling
+from gateway.generation import MAX_CHOICES, Guide, Lora, Options, Sampling
 
 # No effect on the answer's meaning: bookkeeping, routing and caching hints of OpenAI's platform.
 HARMLESS = frozenset(
@@ -56,7 +56,6 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
-_MAX_CHOICES = 128
 _MAX_BAD_WORDS = 64
 _INT64 = 2**63
 _TOKEN_ID = re.compile("[0-9]{1,10}")
@@ -99,7 +98,7 @@ class GenerationRequest(Strict):
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=0, le=10, allow_inf_nan=False)
     stop: StopString | StopStrings | None = None
-    n: int | None = Field(None, ge=1, le=_MAX_CHOICES)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
@@ -268,9 +267,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         str
-        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=_MAX_CHOICES)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
 
     max_tokens: int | None = Field(None, ge=0)

@@ -40,7 +40,6 @@ class Dialect:
     """
 
     model: str
-    decoupled: bool
     seed: str
     min_tokens: str
     max_seq_len: int
@@ -70,8 +69,7 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
     seed = next((name for name in ("random_seed", "seed") if name in inputs), None)
     if seed is None or "input_ids" not in inputs:
         raise EngineUnavailable(f"Triton model {model!r} has no input_ids or random_seed input.")
-    decoupled = bool(config.model_transaction_policy.decoupled)
-    if not decoupled:
+    if not config.model_transaction_policy.decoupled:
         raise EngineUnavailable(
             f"Triton model {model!r} must be rendered with decoupled_mode:true."
         )
@@ -92,7 +90,6 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
     host_bytes = _parameter(config, "lora_cache_host_memory_bytes")
     return Dialect(
         model=model,
-        decoupled=decoupled,
         seed=seed,
         min_tokens="min_tokens" if "min_tokens" in inputs else "min_length",
         max_seq_len=limit,
