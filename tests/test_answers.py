@@ -42,6 +42,7 @@ async def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bo
 
 def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], Any]:
     texts, finishes, usage = [""] * choices, [""] * choices, None
+    roles = 0
     events = list(SSEDecoder().iter_bytes(iter([raw])))
     assert events[-1].data == "[DONE]"
     for event in events[:-1]:
@@ -51,9 +52,11 @@ def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], A
         assert chunk["model"] == 'm"\n'
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:
+            roles += "role" in choice.get("delta", {})
             text = choice["delta"].get("content", "") if kind == "chat" else choice["text"]
             texts[choice["index"]] += text
             finishes[choice["index"]] += choice["finish_reason"] or ""
+    assert roles == (choices if kind == "chat" else 0)
     return texts, finishes, usage
 
 

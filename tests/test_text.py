@@ -182,6 +182,11 @@ def test_a_stop_string_ends_the_stream_and_counts_its_tokens() -> None:
     assert out[-1].tokens == len(out) < len(ids)
 
 
+def test_a_stop_string_can_be_included() -> None:
+    matcher = StopStrings(("END", "EN"), include=True)
+    assert matcher.push("the ENDx") == ("the END", True)
+
+
 def test_held_back_text_is_sent_when_the_stream_ends() -> None:
     stream = TextStream(BYTES, _generation(stop=("END",)))
     text = "".join(stream.push(TokenDelta([i], False)).text for i in _encode("the EN"))
