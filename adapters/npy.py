@@ -32,6 +32,7 @@ from adapters.errors import (
 from adapters.modules import module_sizes
 from adapters.peft import MAX_ADAPTER_BYTES, checked_path
 from adapters.plan import Piece, Row, check_runtime, complete
+from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
 WEIGHTS = "model.lora_weights.npy"
 CONFIG = "model.lora_config.npy"
@@ -126,7 +127,11 @@ def _header(raw: bytes, name: str) -> tuple[str, tuple[int, ...]]:
         raise UnsupportedFeature(name, "dtype", descr, ", ".join(_DESCRS))
     if order is not False:
         raise UnsupportedFeature(name, "fortran_order", order, False)
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape)
+    ):
         raise CorruptFile(name, "shape", shape, "a tuple of whole numbers")
     return descr, shape
 

@@ -202,9 +202,14 @@ def _rank(field: str, value: Any) -> int:
 
 
 def _alpha(field: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _refuse(CorruptFile, field, value, "a finite number")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    raise _refuse(CorruptFile, field, value, "a finite number")
 
 
 def _patterns(
@@ -227,7 +232,7 @@ def _compile(field: str, key: str) -> re.Pattern[str]:
         raise _refuse(UnsupportedFeature, field, key, allowed)
     try:
         return re.compile(rf"(.*\.)?({key})$")
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise _refuse(CorruptFile, field, key, f"a regular expression: {error}") from error
 
 

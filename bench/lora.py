@@ -1,23 +1,19 @@
 """Adapters: a warm one against the base model, a cold one against sending the same bytes plainly.
 
-    python bench/lora.py [--json FILE]
-
-Starts `gateway up` on the synthetic engine with the shapes of an 8B Llama model, adds adapters of
-about 13 and 132 MB and measures, in one run and by turns: requests to the base model and to a warm
-adapter; the first request of an adapter through the gateway against tritonclient sending the same
-tensors itself; and how long the gateway's event loop answered nobody while it sent.
+On `gateway up` with the synthetic engine and the shapes of an 8B Llama model: adapters of about 13
+and 132 MB, by turns: requests to the base model and to a warm adapter; the first request of an
+adapter through the gateway against tritonclient sending the same tensors itself; and how long the
+gateway's event loop answered nobody while it sent.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,8 +25,9 @@ import psutil
 import tritonclient.grpc.aio as triton
 
 from adapters.adapter import MODULE_IDS
+from bench.machine import pin_family
+from bench.servers import MODEL, Bench, Unmeasured, environment
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
 HIDDEN, INNER, KV, LAYERS = 4096, 14336, 1024, 32
 SIZES = {
     "attn_q": HIDDEN + HIDDEN,
@@ -43,8 +40,8 @@ SIZES = {
 }
 # Rank and modules of each adapter size.
 KINDS = {"13 MB": (11, ["mlp_4h_to_h"]), "132 MB": (16, list(SIZES))}
-WARM_REQUESTS = 300
-COLD_ADAPTERS = 4
+BLOCKS = 10
+FULL, QUICK = {"requests": 300, "adapters": 4}, {"requests": 100, "adapters": 2}
 Tensors = tuple[npt.NDArray[np.float16], npt.NDArray[np.int32]]
 
 
@@ -52,8 +49,8 @@ def make_engine(folder: Path) -> Path:
     """An engine folder of the synthetic engine that answers at once, with the demo tokenizer."""
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copyfile(DEMO / name, folder / name)
-    vocab = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+        shutil.copyfile(MODEL / name, folder / name)
+    vocab = json.loads((MODEL / "config.json").read_text())["vocab_size"]
     config = {
         "version": "0.17.0",
         "pretrained_config": {
@@ -108,25 +105,25 @@ async def ask(client: httpx.AsyncClient, model: str) -> float:
     return seconds
 
 
-async def warm(client: httpx.AsyncClient, pid: int) -> dict[str, float]:
-    """Base and warm adapter by turns: latency in ms and the gateway's CPU in us per request."""
+async def warm(client: httpx.AsyncClient, pid: int, requests: int) -> dict[str, float]:
+    """Base and warm adapter by turns, `requests` of each: ms and the gateway's CPU in us."""
     process = psutil.Process(pid)
     seconds: dict[str, list[float]] = {"demo": [], "warm": []}
     cpu = {"demo": 0.0, "warm": 0.0}
     for model in seconds:
         await ask(client, model)
     # Blocks, because the operating system's clock for CPU time ticks every 10 ms.
-    for block in range(10):
+    for block in range(BLOCKS):
         for model in sorted(seconds, reverse=bool(block % 2)):
             before = sum(process.cpu_times()[:2])
-            for _ in range(WARM_REQUESTS // 10):
+            for _ in range(requests // BLOCKS):
                 seconds[model].append(await ask(client, model))
             cpu[model] += sum(process.cpu_times()[:2]) - before
     return {
         "base_ms": 1e3 * statistics.median(seconds["demo"]),
         "warm_ms": 1e3 * statistics.median(seconds["warm"]),
-        "base_cpu_us": 1e6 * cpu["demo"] / WARM_REQUESTS,
-        "warm_cpu_us": 1e6 * cpu["warm"] / WARM_REQUESTS,
+        "base_cpu_us": 1e6 * cpu["demo"] / requests,
+        "warm_cpu_us": 1e6 * cpu["warm"] / requests,
     }
 
 
@@ -198,10 +195,12 @@ async def add(client: httpx.AsyncClient, name: str, tensors: Tensors, folder: Pa
     for _, (_, opened) in files:
         opened.close()
     if response.is_error:
-        raise SystemExit(response.text)
+        raise Unmeasured(response.text)
 
 
-async def measure(state: dict[str, Any], key: str, folder: Path) -> dict[str, Any]:
+async def measure(
+    state: dict[str, Any], key: str, folder: Path, *, requests: int, adapters: int
+) -> dict[str, Any]:
     url = state["gateway"]
     headers = {"authorization": f"Bearer {key}"}
     results: dict[str, Any] = {}
@@ -210,10 +209,10 @@ async def measure(state: dict[str, Any], key: str, folder: Path) -> dict[str, An
         triton.InferenceServerClient(state["triton_grpc"]) as server,
     ):
         await add(client, "warm", make_tensors("13 MB", seed=0), folder)
-        results["warm"] = await warm(client, state["pids"]["gateway"])
+        results["warm"] = await warm(client, state["pids"]["gateway"], requests)
         for kind in KINDS:
             gateway, plain, stalls = [], [], []
-            for n in range(COLD_ADAPTERS):
+            for n in range(adapters):
                 tensors = make_tensors(kind, seed=n + 1)
                 name = f"cold-{kind.split()[0]}-{n}"
                 await add(client, name, tensors, folder)
@@ -231,33 +230,51 @@ async def measure(state: dict[str, Any], key: str, folder: Path) -> dict[str, An
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="also write the results to this file")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gateway-bench-") as name:
-        folder = Path(name)
-        engine = make_engine(folder / "engine-demo")
-        command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--model", str(engine)]
-        command += ["--state-dir", str(folder / "state")]
-        command += ["--parameter", f"lora_cache_host_memory_bytes={4 * 1024**3}"]
-        command += ["--parameter", "lora_cache_max_adapter_size=16"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("ready:"):
-                raise SystemExit(f"gateway up ended with code {process.wait()}")
-            state = json.loads((folder / "state" / "state.json").read_text())
-            key = (folder / "state" / "admin_key").read_text()
-            results = asyncio.run(measure(state, key, folder))
-        finally:
-            process.terminate()
-            process.wait()
-    for title, figures in results.items():
-        print(f"{title}: " + ", ".join(f"{k} {v:,.2f}" for k, v in figures.items()))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row for the base model, one for a warm adapter, one for each size of a cold one."""
+    base = results["warm"]
+    empty = {"plain client ms": None, "ratio": None, "stall ms": None}
+    found: list[dict[str, Any]] = [
+        {"request": name, "ms": base[f"{key}_ms"], "CPU us": base[f"{key}_cpu_us"], **empty}
+        for name, key in (("base model, 1 token", "base"), ("warm adapter, 1 token", "warm"))
+    ]
+    for kind in KINDS:
+        cold = results[kind]
+        found.append(
+            {
+                "request": f"cold adapter, {kind}",
+                "ms": cold["gateway_ms"],
+                "CPU us": None,
+                "plain client ms": cold["plain_ms"],
+                "ratio": cold["ratio"],
+                "stall ms": cold["stall_ms"],
+            }
+        )
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def lora(bench: Bench) -> list[dict[str, Any]]:
+    """Warm and cold adapters on the whole local stack."""
+    folder = bench.folder / "lora"
+    folder.mkdir()
+    engine = make_engine(folder / "engine-demo")
+    command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--model", str(engine)]
+    command += ["--state-dir", str(folder / "state")]
+    command += ["--parameter", f"lora_cache_host_memory_bytes={4 * 1024**3}"]
+    command += ["--parameter", "lora_cache_max_adapter_size=16"]
+    with (bench.folder / "up.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment({})
+        )
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready:"):
+            raise Unmeasured(f"gateway up ended with code {process.wait()}")
+        state = json.loads((folder / "state" / "state.json").read_text())
+        key = (folder / "state" / "admin_key").read_text()
+        pin_family(state["pids"]["gateway"], bench.cores.gateway)
+        pin_family(state["pids"]["triton"], bench.cores.upstream)
+        return rows(asyncio.run(measure(state, key, folder, **(QUICK if bench.quick else FULL))))
+    finally:
+        process.terminate()
+        process.wait()

@@ -7,6 +7,7 @@ client: they hold backtraces, paths and addresses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import orjson
@@ -101,6 +102,11 @@ class ModelNotFound(InvalidRequest):
     status = 404
     default_code = "model_not_found"
 
+    @classmethod
+    def named(cls, model: str) -> ModelNotFound:
+        """The same words whether it does not exist or must not be known of."""
+        return cls(f"The model `{model}` does not exist.", param="model")
+
 
 class MethodNotAllowed(InvalidRequest):
     status = 405
@@ -121,9 +127,45 @@ class UnsupportedMediaType(InvalidRequest):
         super().__init__(f"{header}: found {found or 'none'}; allowed: {allowed}.")
 
 
+class SlowRequest(InvalidRequest):
+    """The request did not arrive in time."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
 class HeadersTooLarge(InvalidRequest):
     status = 431
     default_code = "headers_too_large"
+
+
+class RateLimited(GatewayError):
+    """A limit of the tenant is reached. `type` is that of OpenAI: `requests` or `tokens`."""
+
+    status = 429
+    default_code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, kind: str, wait_ms: int | None, headers: Mapping[str, str]
+    ) -> None:
+        """`wait_ms` is when a retry can succeed; None says never. `headers` tell of the limits."""
+        super().__init__(message)
+        self._kind = kind
+        self._wait_ms = wait_ms
+        self._headers = headers
+
+    def body(self) -> dict[str, Any]:
+        body = super().body()
+        body["error"]["type"] = self._kind
+        return body
+
+    def headers(self) -> dict[str, str]:
+        headers = {**self._headers, "x-should-retry": "false"}
+        if self._wait_ms is not None:
+            headers["x-should-retry"] = "true"
+            headers["retry-after"] = str(-(-self._wait_ms // 1000))
+            headers["retry-after-ms"] = str(self._wait_ms)
+        return headers
 
 
 class EngineError(GatewayError):
@@ -152,6 +194,12 @@ class Overloaded(GatewayError):
     default_code = "overloaded"
     retry = True
     retry_after_s = 1
+
+
+class LimitsUnavailable(Overloaded):
+    """A limit of the tenant cannot be counted now, and the configuration wants it counted."""
+
+    default_code = "limits_unavailable"
 
 
 class RequestTimeout(GatewayError):

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from adapters import peft, registry, sizes
 from adapters.adapter import Converted
-from adapters.base_model import BaseModel, read_base_model
+from adapters.base_model import BaseModel, read_base_model, short_name
 from adapters.errors import (
     AdapterError,
     BaseMismatch,
@@ -35,6 +35,7 @@ from gateway.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
+    UnsupportedParameter,
 )
 from gateway.generation import Lora
 from gateway.settings import Settings
@@ -98,12 +99,18 @@ class Adapters:
         except AdapterError:
             version = None
         if version is None or not self._is_own(version):
-            raise ModelNotFound(f"The model `{model}` does not exist.", param="model")
+            raise ModelNotFound.named(model)
         wanted = self._dialect().lora_dtype
+        if wanted is None:
+            raise UnsupportedParameter(
+                f"The model `{model}` is a LoRA adapter, which {self._dialect().model!r} of this "
+                "server does not take.",
+                param="model",
+            )
         if version.dtype != wanted:
             raise EngineError(
-                f"The adapter holds {version.dtype} weights and the engine takes "
-                f"{wanted or 'none'}; add the adapter again."
+                f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
+                "the adapter again."
             )
         name = model.partition("@")[0]
         return Lora(name, version.task_id, lambda: self._weights(version)), version
@@ -196,7 +203,9 @@ class Adapters:
         # The engine's folder may be on another host; the tokenizer's then gives the shapes.
         folders = (dialect.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
-        return read_base_model(folder, (self._settings.model_name,), dtype=dialect.lora_dtype)
+        # Adapters name what they were trained on, which is often the tokenizer's folder.
+        names = (self._settings.model_name, short_name(str(self._settings.tokenizer_dir.resolve())))
+        return read_base_model(folder, names, dtype=dialect.lora_dtype)
 
     async def _convert(self, folder: Path, *, within: Path | None) -> Converted:
         base = self._base_model()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from gateway.errors import (
     ContextLengthExceeded,
@@ -23,10 +25,17 @@ from gateway.generation import (
     Generation,
     Options,
     TextDelta,
+    TokenDelta,
     TokenLogprob,
 )
+from gateway.replicas.attempts import TokenDeltas, whole
+from gateway.replicas.replicas import Lease
+from gateway.served import check_served
 from gateway.service import Service
-from gateway.text import TextStream, text_offsets
+from gateway.text import TextStream
+from gateway.text_pieces import PieceStream
+from gateway.text_prompt import fit_text, text_prompt
+from gateway.triton.dialect import TextModel
 
 _MAX_SEED = 2**63 - 1
 
@@ -39,6 +48,7 @@ async def prepare(
     Raises ContextLengthExceeded when a prompt leaves no room for a single token, and
     InvalidRequest for a token id that is not in the vocabulary.
     """
+    started = asyncio.get_running_loop().time()
     if len(prompts) * options.n > MAX_CHOICES:
         found = len(prompts) * options.n
         raise InvalidRequest(
@@ -48,34 +58,11 @@ async def prepare(
     _check_ids(service, options)
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = uuid.uuid4().hex
-    if options.guide is not None and not service.engine.dialect.guided:
-        raise UnsupportedParameter(
-            "Guided decoding is not set up in this engine, so response_format, structured_outputs "
-            "and a required tool cannot be enforced.",
-            param=options.guide_param,
-        )
-    dialect = service.engine.dialect
-    if options.echo and options.logprobs is not None and not dialect.context_logits:
-        raise UnsupportedParameter(
-            "echo with logprobs needs an engine that is built with gather_context_logits.",
-            param="echo",
-        )
-    if options.beam_search and options.n > dialect.max_beam_width:
-        raise UnsupportedParameter(
-            f"use_beam_search: {options.n} beams asked for; this engine allows "
-            f"{dialect.max_beam_width}.",
-            param="use_beam_search",
-        )
-    if options.logprobs and not dialect.generation_logits:
-        raise UnsupportedParameter(
-            "top_logprobs needs an engine that is built with gather_generation_logits.",
-            param="top_logprobs" if chat else "logprobs",
-        )
-    common = Generation(
-        request_id=request_id,
-        prompt_ids=[],
-        max_tokens=0,
-        sampling=options.sampling,
+    dialect = service.replicas.dialect
+    check_served(dialect, options, chat=chat)
+    # Building a Generation whole takes a third of the time of `dataclasses.replace`.
+    generation_of = partial(
+        Generation,
         stop=options.stop,
         stop_ids=service.prompts.stop_ids(options),
         include_stop=options.include_stop,
@@ -94,7 +81,13 @@ async def prepare(
     generations: list[Generation] = []
     prompt_tokens = 0
     for prompt in prompts:
-        prompt_ids, room = await _fit(service, prompt, options.truncate_prompt, chat=chat)
+        sent, fitted = "", prompt
+        if dialect.text is not None:
+            sent, fitted = await _as_text(service, prompt, dialect.text, chat=chat)
+        prompt_ids, room = await _fit(service, fitted, options.truncate_prompt, chat=chat)
+        text = None
+        if dialect.text is not None:
+            text = text_prompt(service.prompts, sent, prompt_ids, dialect.text, options)
         prompt_tokens += len(prompt_ids)
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
         echo = None
@@ -104,15 +97,18 @@ async def prepare(
         # The beams of one search are one engine request.
         for choice in range(1 if options.beam_search else options.n):
             generations.append(
-                replace(
-                    common,
+                generation_of(
                     request_id=f"{request_id}-{len(generations)}",
                     prompt_ids=prompt_ids,
                     max_tokens=limit,
                     echo=echo,
-                    sampling=replace(options.sampling, seed=(seed + choice) & _MAX_SEED),
+                    text=text,
+                    sampling=options.sampling
+                    if not choice
+                    else replace(options.sampling, seed=(seed + choice) & _MAX_SEED),
                 )
             )
+    timeout_s = min(options.timeout_s or math.inf, service.settings.request_timeout)
     return Batch(
         request_id,
         generations,
@@ -121,6 +117,10 @@ async def prepare(
         prompt_tokens,
         dialect.fingerprint,
         dialect.tokens_per_block,
+        options.tenant,
+        options.priority,
+        timeout_s,
+        started + timeout_s,
     )
 
 
@@ -135,11 +135,24 @@ def _check_ids(service: Service, options: Options) -> None:
             raise InvalidRequest(f"{param}: token ids must be 0 to {size - 1}.", param=param)
 
 
+async def _as_text(
+    service: Service, prompt: str | list[int], model: TextModel, *, chat: bool
+) -> tuple[str, list[int]]:
+    """The text to send for a prompt and the ids that it is. Raises UnsupportedParameter for ids."""
+    if isinstance(prompt, list):
+        raise UnsupportedParameter(
+            f"prompt: token ids are not served through the model "
+            f"{service.replicas.dialect.model!r}, which takes text.",
+            param="prompt",
+        )
+    return await fit_text(service.prompts, prompt, model, chat=chat)
+
+
 async def _fit(
     service: Service, prompt: str | list[int], truncate: int | None, *, chat: bool
 ) -> tuple[list[int], int]:
     """Token ids of a prompt, at most its last `truncate`, and what the context leaves for more."""
-    dialect = service.engine.dialect
+    dialect = service.replicas.dialect
     param = "messages" if chat else "prompt"
     if isinstance(prompt, str):
         # A chat template writes its own special tokens.
@@ -166,27 +179,50 @@ async def _fit(
     return prompt_ids, dialect.max_seq_len - len(prompt_ids)
 
 
-async def _echo(service: Service, generation: Generation) -> TextDelta:
+async def _echo(service: Service, generation: Generation, deadline: float) -> TextDelta:
     """The prompt as the first delta; the last one too when nothing is to be generated."""
     logprobs: list[TokenLogprob] = []
     if generation.logprobs is not None:
-        timeout_s = service.settings.request_timeout
-        entries = await service.engine.prompt_logprobs(generation, timeout_s)
-        offsets = text_offsets(service.prompts.tokenizer, generation.prompt_ids)
+        entries = await whole(
+            service.replicas,
+            generation,
+            deadline,
+            lambda lease, left: lease.engine.prompt_logprobs(generation, left, lease.metadata),
+        )
+        offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
         logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
 
 async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
-    """Deltas of all choices as they come; the first error ends all. Consume under `aclosing`."""
+    """Deltas of all choices as they come; the first error ends all. Consume under `aclosing`.
+
+    Raises Overloaded when it is not this request's turn in time, RequestTimeout at its deadline.
+    """
+    left = batch.deadline - asyncio.get_running_loop().time()
+    turn = service.admission.permit(
+        batch.tenant, batch.priority, cost=batch.places, wait_s=max(left, 0)
+    )
+    try:
+        async with turn, aclosing(_choices(service, batch)) as deltas:
+            async for delta in deltas:
+                yield delta
+    except TimeoutError:
+        limit = batch.timeout_s
+        raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
+
+
+async def _choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
+    """Deltas of all choices, each of which has its place."""
+    batch.meter.began = True
     if batch.generations[0].beams:
         for start, generation in enumerate(batch.generations):
-            for index, delta in enumerate(await _beams(service, generation)):
+            for index, delta in enumerate(await _beams(service, generation, batch)):
                 yield start * generation.beams + index, delta
         return
     if len(batch.generations) == 1:
-        async with aclosing(generate(service, batch.generations[0])) as deltas:
+        async with aclosing(generate(service, batch.generations[0], batch)) as deltas:
             async for delta in deltas:
                 yield 0, delta
         return
@@ -195,7 +231,7 @@ async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta,
 
     async def run(index: int, generation: Generation) -> None:
         try:
-            async with aclosing(generate(service, generation)) as deltas:
+            async with aclosing(generate(service, generation, batch)) as deltas:
                 async for delta in deltas:
                     await queue.put((index, delta))
         except Exception as error:
@@ -216,57 +252,70 @@ async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta,
         await asyncio.wait(tasks)
 
 
-async def _beams(service: Service, generation: Generation) -> list[TextDelta]:
+def _text_stream(service: Service, generation: Generation) -> TextStream | PieceStream:
+    if generation.text is None:
+        return TextStream(service.prompts.vocabulary, generation)
+    return PieceStream(service.prompts.tokenizer, generation)
+
+
+async def _beams(service: Service, generation: Generation, batch: Batch) -> list[TextDelta]:
     """The beams of one search, each as its only delta; the engine cannot stream them apart."""
     metrics = service.metrics
+
+    async def ask(lease: Lease, left: float) -> list[TokenDelta]:
+        with lease.engine.generate(generation, left, lease.metadata) as tokens:
+            return await tokens.beams()
+
     metrics.in_flight.inc()
     try:
-        with service.engine.generate(generation, service.settings.request_timeout) as tokens:
-            deltas = await tokens.beams()
-    except TimeoutError:
-        limit = service.settings.request_timeout
-        raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
+        deltas = await whole(service.replicas, generation, batch.deadline, ask)
     finally:
         metrics.in_flight.dec()
-    model = generation.lora.name if generation.lora else service.settings.model_name
-    metrics.prompt_tokens.labels(model).inc(len(generation.prompt_ids))
-    texts = [TextStream(service.prompts.tokenizer, generation).push(delta) for delta in deltas]
-    metrics.completion_tokens.labels(model).inc(sum(text.tokens for text in texts))
+    of_model = metrics.of(generation.lora.name if generation.lora else service.settings.model_name)
+    of_model.prompt_tokens.inc(len(generation.prompt_ids))
+    texts = [_text_stream(service, generation).push(delta) for delta in deltas]
+    of_model.completion_tokens.inc(sum(text.tokens for text in texts))
+    for text in texts:
+        batch.meter.add(text)
     return texts
 
 
-async def generate(service: Service, generation: Generation) -> AsyncGenerator[TextDelta, None]:
+async def generate(
+    service: Service, generation: Generation, batch: Batch
+) -> AsyncGenerator[TextDelta, None]:
     """Text deltas of one generation; the last one carries the finish reason.
 
     Leaving early (the client went away, a stop string, the deadline) stops the engine. Consume
-    it under `contextlib.aclosing`, from one task.
+    it under `contextlib.aclosing`, from one task. Raises TimeoutError at the deadline.
     """
     metrics = service.metrics
     model = generation.lora.name if generation.lora else service.settings.model_name
-    text = TextStream(service.prompts.tokenizer, generation)
+    text = _text_stream(service, generation)
     started = time.perf_counter()
-    tokens_seen = 0
+    delta = TextDelta("", 0)
+    of_model = metrics.of(model)
     metrics.in_flight.inc()
-    metrics.prompt_tokens.labels(model).inc(len(generation.prompt_ids))
+    of_model.prompt_tokens.inc(len(generation.prompt_ids))
     try:
         if generation.echo is not None:
-            yield await _echo(service, generation)
+            echoed = await _echo(service, generation, batch.deadline)
+            if not generation.max_tokens:
+                delta = echoed
+            yield echoed
             if not generation.max_tokens:
                 return
-        with service.engine.generate(generation, service.settings.request_timeout) as tokens:
+        with TokenDeltas(service.replicas, generation, batch.deadline) as tokens:
             async for token_delta in tokens:
-                if not tokens_seen and token_delta.ids:
-                    first = time.perf_counter() - started
-                    metrics.time_to_first_token.labels(model).observe(first)
+                if not delta.tokens and (token_delta.ids or token_delta.text):
+                    now = time.perf_counter()
+                    of_model.time_to_first_token.observe(now - started)
+                    batch.meter.first_token = batch.meter.first_token or now
                 delta = text.push(token_delta)
-                tokens_seen = delta.tokens
                 yield delta
                 if delta.finish is not None:
                     return
-    except TimeoutError:
-        limit = service.settings.request_timeout
-        raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
     finally:
         metrics.in_flight.dec()
-        metrics.completion_tokens.labels(model).inc(tokens_seen)
-        metrics.duration.labels(model).observe(time.perf_counter() - started)
+        of_model.completion_tokens.inc(delta.tokens)
+        batch.meter.add(delta)
+        of_model.duration.observe(time.perf_counter() - started)

@@ -10,6 +10,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,23 +24,26 @@ from gateway.generation import Options
 from gateway.reasoning import guess as guess_tags
 from gateway.tools.forms import Form
 from gateway.tools.forms import guess as guess_form
+from gateway.vocabulary import Vocabulary
 
-# `encode` holds the GIL at about 1 us per token; `encode_batch_fast` releases it, at the price of
-# a thread hop of some 0.3 ms. Text longer than this goes to the thread.
+# `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the GIL,
+# so text longer than this goes to a thread; the hop costs some 0.3 ms, more than short text takes.
 _INLINE_CHARS = 4096
 # Private-use characters, which no message should hold.
 _MARK = "\uf8ff\uf8fe\uf8ff"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py), inverted."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    stand_ins = {chr(byte): byte for byte in plain}
-    return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+# What a request may not set through `chat_template_kwargs`: it has parameters of their own for
+# these, or they are those of transformers' `apply_chat_template` and no variables.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "messages",
+        "tokenize",
+        "tools",
+    }
+)
 
 
 class Prompts:
@@ -55,8 +59,8 @@ class Prompts:
         """`tool_form` None is guessed from the chat template, and may still be None then."""
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
+        self.vocabulary = Vocabulary(tokenizer)
         self._vocab_size = tokenizer.get_vocab_size()
-        self._byte_level = '"ByteLevel"' in tokenizer.to_str()
         self._special = {
             name: token["content"] if isinstance(token, dict) else token
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -64,6 +68,9 @@ class Prompts:
         }
         source = _template_source(config.get("chat_template"))
         self._template = _compile(source) if source is not None else None
+        self._reserved = _RESERVED | self._special.keys()
+        if self._template is not None:
+            self._reserved |= self._template.globals.keys()
         self.tool_form = tool_form or guess_form(source or "")
         self.reasoning_tags = guess_tags(source or "")
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
@@ -81,17 +88,6 @@ class Prompts:
         tokenizer = _load_tokenizer(folder)
         return cls(tokenizer, config, _eos_ids(folder, tokenizer, config), tool_form)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; those of a special token are its name's."""
-        token = self.tokenizer.id_to_token(token_id) or ""
-        if self._byte_level:
-            # Byte-level vocabularies write each byte as one printable character.
-            known = [_BYTE_OF.get(char) for char in token]
-            return token.encode() if None in known else bytes(b for b in known if b is not None)
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("\u2581", " ").encode()
-
     @property
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
@@ -108,6 +104,8 @@ class Prompts:
     ) -> str:
         """Applies the chat template; `extra` are variables of its own.
 
+        What `messages`, `tools` and `extra` hold is data to the template and never compiled.
+
         `open_turn` begins the assistant's turn; `go_on` leaves the last message open instead, to
         be continued.
 
@@ -116,6 +114,11 @@ class Prompts:
         if self._template is None:
             raise InvalidRequest(
                 "This model has no chat template; use /v1/completions.", param="messages"
+            )
+        for name in self._reserved.intersection(extra or ()):
+            raise InvalidRequest(
+                f"chat_template_kwargs: {name} is not for a request to set.",
+                param=f"chat_template_kwargs.{name}",
             )
         try:
             variables = {**(extra or {}), **self._special}
@@ -132,14 +135,22 @@ class Prompts:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; long text is encoded in a thread without holding the GIL."""
-        if len(text) <= _INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        loop = asyncio.get_running_loop()
-        [encoding] = await loop.run_in_executor(
-            self._pool,
-            lambda: self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens),
+        encode = partial(
+            self.tokenizer.encode_batch_fast, [text], add_special_tokens=add_special_tokens
         )
+        if len(text) <= _INLINE_CHARS:
+            [encoding] = encode()
+        else:
+            loop = asyncio.get_running_loop()
+            [encoding] = await loop.run_in_executor(self._pool, encode)
         return encoding.ids
+
+    def opening(self) -> str:
+        """The special tokens that the tokenizer puts before a text, as text."""
+        before: str = self.tokenizer.decode(
+            self.tokenizer.encode("").ids, skip_special_tokens=False
+        )
+        return before
 
     def end_id(self, *, ignore_eos: bool) -> int | None:
         """The id that ends a sequence; further ones are stop words, as the engine takes but one."""
@@ -226,7 +237,10 @@ def _compile(source: str) -> Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    # Jinja chains mappings here, which it copies at each rendering; a dict is copied 10 us faster.
+    template.globals = dict(template.globals)
+    return template
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

@@ -2,43 +2,129 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import socket
+from collections.abc import Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.access import configuration_file
 from gateway.app import create_app
-from gateway.http_protocol import HttpProtocol
+from gateway.http_protocol import ConnectionLimits, HttpProtocol
+from gateway.logs import configure_logging
+from gateway.server_tls import check_tls, uvicorn_options
 from gateway.settings import Settings
-from gateway.telemetry import configure_logging
+from gateway.trace_setup import tracer_class
+from gateway.workers import Worker, Workers
 
 # Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
 # closes first must not be the server, or a request that is just being sent is lost.
 _KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+_TICK_S = 0.1
 
 
 class _Server(uvicorn.Server):
-    """Marks the engine as draining before running requests are asked to end."""
+    """Ends in steps: readiness off, no new connections, no new requests, then cancellation.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    With a port for admins it listens there too, with the same application. A worker listens on
+    what its parent gave it, and ends with its parent.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, settings: Settings, worker: Worker | None
+    ) -> None:
         super().__init__(config)
         self._app = app
+        self._admin_port = settings.admin_port
+        self._drain_s = settings.drain_seconds
+        self._worker = worker
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        own: socket.socket | None = None
+        if self._worker is not None:
+            *sockets, own = self._worker.sockets()
+            asyncio.get_running_loop().add_reader(self._worker.parent, self._orphaned)
+        elif self._admin_port is not None:
+            sockets = sockets or listen(self.config.host, [self.config.port, self._admin_port])
+        if self._admin_port is not None:
+            assert sockets is not None
+            self._app.state.admin_port = sockets[1].getsockname()[1]
+        await super().startup(sockets)
+        if own is not None:
+            # The other workers know no certificates.
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(self._internal_protocol, sock=own))
+
+    def _internal_protocol(self) -> asyncio.Protocol:
+        return HttpProtocol(
+            self.config, self.server_state, self.lifespan.state, limits=ConnectionLimits()
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second until it shuts down."""
+        if counter % 10 == 0:
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, HttpProtocol)
+                connection.check()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if (service := getattr(self._app.state, "service", None)) is not None:
-            service.engine.draining = True
+            service.replicas.draining = True
+            await self._drain()
         await super().shutdown(sockets)
 
+    async def _drain(self) -> None:
+        """Still answers, so that no connection is closed on a request that is on its way."""
+        for _ in range(math.ceil(self._drain_s / _TICK_S)):
+            if self.force_exit:
+                return
+            await asyncio.sleep(_TICK_S)
 
-def build_server(settings: Settings) -> uvicorn.Server:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience."""
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
+
+    def _orphaned(self) -> None:
+        assert self._worker is not None
+        asyncio.get_running_loop().remove_reader(self._worker.parent)
+        self.should_exit = True
+
+
+def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
+    """Raises SystemExit when a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners = []
+    for port in ports:
+        try:
+            listeners.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
+        except OSError as error:
+            raise SystemExit(f"{host}:{port}: {error.strerror}") from error
+    return listeners
+
+
+def build_server(settings: Settings, worker: Worker | None = None) -> uvicorn.Server:
     """A server that has not begun to listen; its application is `config.app`."""
-    app = create_app(settings)
+    app = create_app(settings, worker)
+    limits = ConnectionLimits(
+        head=settings.header_timeout,
+        body=settings.body_timeout,
+        write=settings.write_timeout,
+        connections=settings.max_connections,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=HttpProtocol,
+        http=cast(Any, partial(HttpProtocol, limits=limits)),  # uvicorn only calls it
         ws="none",
         access_log=False,
         log_config=None,
@@ -46,11 +132,27 @@ def build_server(settings: Settings) -> uvicorn.Server:
         date_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
+        **uvicorn_options(settings),
     )
-    return _Server(config, app)
+    return _Server(config, app, settings, worker)
 
 
-def serve(settings: Settings) -> None:
-    """Blocks. Raises SystemExit when the port is taken."""
-    configure_logging(settings.log_level)
-    build_server(settings).run()
+def serve(settings: Settings) -> int:
+    """Blocks; returns the exit code. Raises SystemExit for a taken port, and ConfigurationError."""
+    configure_logging(settings.log_level, settings.log_format)
+    configuration_file(settings)  # what is wrong with it is told before anything starts
+    check_tls(settings)
+    tracer_class(settings)
+    worker = Worker.from_environment()
+    if settings.workers > 1 and worker is None:
+        ports = (
+            [settings.port]
+            if settings.admin_port is None
+            else [
+                settings.port,
+                settings.admin_port,
+            ]
+        )
+        return Workers(settings.workers, listen(settings.host, ports)).run()
+    build_server(settings, worker).run()
+    return 0

@@ -3,65 +3,149 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
+from gateway.access import Access, configuration_file, warn_if_open
+from gateway.accounting import Accounting
+from gateway.admission import Admission
+from gateway.configuration import Configuration, ConfigurationFile
+from gateway.errors import GatewayError
+from gateway.limits.limits import Limits
+from gateway.limits.redis import SharedLimits
 from gateway.lora import Adapters
 from gateway.prompt import Prompts
+from gateway.replicas.replicas import Replicas
 from gateway.routing import Router
 from gateway.settings import Settings
 from gateway.telemetry import Metrics
+from gateway.trace_setup import tracer_class
+from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
+from gateway.triton.transport import Wire
+from gateway.usage import Usage, UsageLog
+
+if TYPE_CHECKING:
+    from gateway.tracing import Tracer
+
+log = logging.getLogger(__name__)
+
+# For requests that outlived the grace of a shutdown and were cancelled a moment ago.
+_ENDING_S = 2.0
+_TICK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
     settings: Settings
     prompts: Prompts
-    engine: Engine
+    replicas: Replicas
+    admission: Admission
     adapters: Adapters
     router: Router
     metrics: Metrics
+    configuration: ConfigurationFile
+    access: Access
+    accounting: Accounting
     created: int
     """Unix time for `/v1/models`: when the tokenizer was written, equal on every replica."""
+    tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
 
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
-        watch = asyncio.create_task(self.engine.watch())
+        watch = asyncio.create_task(self._look_after_replicas())
+        reload = asyncio.create_task(self.configuration.watch())
         try:
-            await self.engine.wait_ready()
-            await self.adapters.register_configured()
-            self.started.set()
+            await self.replicas.wait_ready()
+            while not self.started.is_set():
+                try:
+                    await self.adapters.register_configured()
+                except GatewayError as error:  # Triton went away in between
+                    log.warning("adapters are not registered yet: %s", error.message)
+                    await asyncio.sleep(_TICK_S)
+                else:
+                    self.started.set()
             await watch
         finally:
             watch.cancel()
+            reload.cancel()
+
+    async def _look_after_replicas(self) -> None:
+        """Makes them what the configuration says, and hands out places that have come free."""
+        while True:
+            try:
+                endpoints = _endpoints(self.settings, self.configuration.current)
+                if endpoints != self.replicas.configured:
+                    await self.replicas.configure(endpoints)
+            except Exception:  # whatever is wrong with one of them, this must go on looking
+                log.exception("the replicas could not be changed")
+            self.admission.fill()
+            await asyncio.sleep(_TICK_S)
 
 
 @asynccontextmanager
 async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open."""
+    """A service that is at work while the context is open. Raises ConfigurationError."""
     metrics = Metrics()
+    configuration = configuration_file(settings)
+    configuration.on_reload = metrics.count_reload
+    access = Access(settings)
+    configuration.subscribe(access.update)
+    warn_if_open(settings, configuration.current)
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
     prompts = Prompts.load(settings.tokenizer_dir, settings.tool_form)
-    engine = Engine(
-        settings.triton_grpc,
-        settings.triton_model,
-        vocab_size=prompts.vocab_size,
-        max_seq_len=settings.max_seq_len,
-        on_stop=metrics.count_stop,
-        on_cold_send=metrics.count_cold_send,
+    make_tracer = tracer_class(settings)
+    tracer = None
+    if make_tracer is not None and settings.otlp_endpoint is not None:
+        tracer = make_tracer(settings.otlp_endpoint)
+    replicas = Replicas(
+        partial(
+            Engine,
+            model=settings.triton_model,
+            vocab_size=prompts.vocab_size,
+            max_seq_len=settings.max_seq_len,
+            on_stop=metrics.count_stop,
+            on_cold_send=metrics.count_cold_send,
+            wire=_wire(settings),
+            mode=settings.triton_mode,
+            text_model=settings.triton_text_model,
+        ),
+        partial(_places, settings),
     )
     try:
-        async with Adapters(settings, lambda: engine.dialect) as adapters:
+        async with (
+            Adapters(settings, lambda: replicas.dialect) as adapters,
+            _accounting(settings, configuration, metrics) as accounting,
+        ):
             router = Router(settings.model_name, adapters)
-            metrics.export_lora(adapters, engine.residency)
-            service = Service(settings, prompts, engine, adapters, router, metrics, created)
+            metrics.export_lora(adapters, replicas)
+            admission = _admission(settings, configuration, replicas)
+            metrics.export_load(admission, replicas)
+            service = Service(
+                settings,
+                prompts,
+                replicas,
+                admission,
+                adapters,
+                router,
+                metrics,
+                configuration,
+                access,
+                accounting,
+                created,
+                tracer,
+            )
             # One look before the port opens: with Triton up, the first request is served.
-            await engine.refresh()
+            await replicas.configure(_endpoints(settings, configuration.current))
             work = asyncio.create_task(service.run())
             try:
                 yield service
@@ -69,5 +153,88 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
                 work.cancel()
                 await asyncio.wait([work])
     finally:
-        await engine.close()
+        await replicas.close()
+        if tracer is not None:
+            await tracer.close()
         prompts.close()
+
+
+@asynccontextmanager
+async def _accounting(
+    settings: Settings, configuration: ConfigurationFile, metrics: Metrics
+) -> AsyncIterator[Accounting]:
+    """Limits and usage; on SIGHUP the configuration is read and the usage log opened again."""
+    log = None
+    if settings.usage_log is not None:
+        log = UsageLog(settings.usage_log, on_failure=metrics.usage_lost.inc)
+
+    def hung_up() -> None:
+        configuration.reload_now()
+        if log is not None:
+            log.reopen()
+
+    def record(usage: Usage) -> None:
+        metrics.count_usage(usage)
+        if log is not None:
+            log.write(usage)
+
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        if log is not None:
+            stack.callback(log.close)
+        # Signals reach the main thread alone; elsewhere the file is still looked at.
+        with suppress(ValueError, RuntimeError):
+            loop.add_signal_handler(signal.SIGHUP, hung_up)
+            stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+        shared = None
+        if settings.config is not None and settings.redis_url is not None:
+            shared = SharedLimits(settings.redis_url, metrics.limits_shared.set)
+            await stack.enter_async_context(shared)
+        limits = Limits(shared, metrics.count_refusal)
+        configuration.subscribe(limits.update)
+        accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
+        yield accounting
+        await accounting.close(_ENDING_S)
+
+
+def _endpoints(settings: Settings, configuration: Configuration) -> list[str]:
+    if configuration.replicas is not None:
+        return list(configuration.replicas)
+    return settings.triton_endpoints
+
+
+def _places(settings: Settings, dialect: Dialect) -> int | None:
+    """How many requests a replica gets at once.
+
+    A few more than it runs: the next ones are at hand when some end.
+    """
+    if settings.replica_in_flight is not None or dialect.max_batch_size is None:
+        return settings.replica_in_flight
+    return math.ceil(1.25 * dialect.max_batch_size)
+
+
+def _admission(
+    settings: Settings, configuration: ConfigurationFile, replicas: Replicas
+) -> Admission:
+    def limit() -> int:
+        places = replicas.places
+        return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
+
+    return Admission(
+        limit,
+        lambda: settings.tenant_share if configuration.current.tenants else 1.0,
+        queue=settings.queue_size,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _wire(settings: Settings) -> Wire:
+    return Wire(
+        transport=settings.triton_transport,
+        tls_ca=settings.triton_tls_ca,
+        tls_cert=settings.triton_tls_cert,
+        tls_key=settings.triton_tls_key,
+        metadata={
+            name: value.get_secret_value() for name, value in settings.triton_metadata.items()
+        },
+    )

@@ -1,23 +1,33 @@
-"""Prometheus metrics of one gateway process and the log format."""
+"""Prometheus metrics of one gateway process."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator
-from contextvars import ContextVar
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.admission import Admission
 from gateway.generation import ColdSend, StopReason
 from gateway.lora import Adapters
-from gateway.triton.residency import Residency
+from gateway.replicas.replicas import Replica
+from gateway.usage import Usage
 
 _STATES = {"redis_up", "memory_bytes", "unsent"}
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The metrics of one model name: finding a labelled child takes longer than counting on it."""
+
+    prompt_tokens: Counter
+    completion_tokens: Counter
+    time_to_first_token: Histogram
+    duration: Histogram
 
 
 class Metrics:
@@ -87,9 +97,85 @@ class Metrics:
             "gateway_engine_ready", "1 while Triton serves the core model.", registry=self.registry
         )
 
-    def export_lora(self, adapters: Adapters, residency: Residency) -> None:
+        self.rate_limited = Counter(
+            "gateway_rate_limited_total",
+            "Requests refused with 429, by tenant and limit.",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self.tenant_requests = Counter(
+            "gateway_tenant_requests_total",
+            "Requests that were let in, by tenant, model, adapter and status (499: the client "
+            "left).",
+            ["tenant", "model", "adapter", "status"],
+            registry=self.registry,
+        )
+        self.tenant_tokens = Counter(
+            "gateway_tenant_tokens_total",
+            "Tokens as in the usage log, by tenant, model, adapter and kind; cached ones are among "
+            "those of the prompt.",
+            ["tenant", "model", "adapter", "kind"],
+            registry=self.registry,
+        )
+        self.usage_lost = Counter(
+            "gateway_usage_records_lost_total",
+            "Usage records that could not be written.",
+            registry=self.registry,
+        )
+        self.limits_shared = Gauge(
+            "gateway_limits_shared",
+            "1 while limits are counted in Redis with the other gateways.",
+            registry=self.registry,
+        )
+        self.reloads = Counter(
+            "gateway_configuration_reloads_total",
+            "Times that the configuration file was read again, by outcome.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.configuration_refused = Gauge(
+            "gateway_configuration_refused",
+            "1 while the configuration file is wrong and an older one is in force.",
+            registry=self.registry,
+        )
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of `model`, the base model's name or an adapter's."""
+        metrics = self._models.get(model)
+        if metrics is None:
+            metrics = self._models[model] = ModelMetrics(
+                self.prompt_tokens.labels(model),
+                self.completion_tokens.labels(model),
+                self.time_to_first_token.labels(model),
+                self.duration.labels(model),
+            )
+        return metrics
+
+    def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
         """Adds what is read at scrape time: the store's counts and the adapters in use."""
-        self.registry.register(_LoraCollector(adapters, residency))
+        self.registry.register(_LoraCollector(adapters, replicas))
+
+    def export_load(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+        """Adds who waits, and the state of each replica, read at scrape time."""
+        self.registry.register(_LoadCollector(admission, replicas))
+
+    def count_reload(self, applied: bool) -> None:
+        self.reloads.labels("applied" if applied else "refused").inc()
+        self.configuration_refused.set(not applied)
+
+    def count_refusal(self, tenant: str, limit: str) -> None:
+        self.rate_limited.labels(tenant, limit).inc()
+
+    def count_usage(self, usage: Usage) -> None:
+        """Of a tenant; what no tenant uses is in the metrics of the models."""
+        if usage.tenant is None:
+            return
+        labels = usage.tenant, usage.model, usage.adapter or ""
+        self.tenant_requests.labels(*labels, str(usage.status)).inc()
+        self.tenant_tokens.labels(*labels, "prompt").inc(usage.prompt_tokens)
+        self.tenant_tokens.labels(*labels, "cached").inc(usage.cached_tokens)
+        self.tenant_tokens.labels(*labels, "completion").inc(usage.completion_tokens)
 
     def count_stop(self, reason: StopReason) -> None:
         self.stops.labels(reason).inc()
@@ -103,9 +189,9 @@ class Metrics:
 class _LoraCollector(Collector):
     """`lora_requests_info` as the Gateway API inference scheduler reads it, and the store."""
 
-    def __init__(self, adapters: Adapters, residency: Residency) -> None:
+    def __init__(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
         self._adapters = adapters
-        self._residency = residency
+        self._replicas = replicas
 
     def collect(self) -> Iterator[Metric]:
         fit = self._adapters.cache_fit()
@@ -114,9 +200,10 @@ class _LoraCollector(Collector):
             "Adapters with running and waiting requests; the value is the time of the reading.",
             labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
         )
+        residencies = [replica.engine.residency for replica in self._replicas]
         labels = [
-            self._names(self._residency.active),
-            self._names(self._residency.waiting),
+            self._names(residency.active for residency in residencies),
+            self._names(residency.waiting for residency in residencies),
             str(fit.host_adapters if fit else 0),
         ]
         info.add_metric(labels, time.time())
@@ -130,28 +217,38 @@ class _LoraCollector(Collector):
             else:
                 yield CounterMetricFamily(name, "Events in the adapter store.", value)
 
-    def _names(self, task_ids: frozenset[int]) -> str:
-        return ",".join(sorted({self._adapters.name_of(task_id) for task_id in task_ids}))
+    def _names(self, task_ids: Iterable[frozenset[int]]) -> str:
+        ids = frozenset[int]().union(*task_ids)
+        return ",".join(sorted({self._adapters.name_of(task_id) for task_id in ids}))
 
 
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
-"""The id of the request that is being served, for log lines."""
+class _LoadCollector(Collector):
+    def __init__(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+        self._admission = admission
+        self._replicas = replicas
 
-
-class _WithRequestId(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.request_id = request_id.get()
-        return True
-
-
-def configure_logging(level: str) -> None:
-    """Lines on standard error; prompts and completions are never logged anywhere."""
-    handler = logging.StreamHandler()
-    handler.addFilter(_WithRequestId())
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s [%(request_id)s]: %(message)s",
-        handlers=[handler],
-        force=True,
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "gateway_places_taken", "Places of the engines in use.", self._admission.in_flight
+        )
+        yield GaugeMetricFamily(
+            "gateway_requests_waiting",
+            "Requests that wait for their turn.",
+            self._admission.waiting,
+        )
+        ready = GaugeMetricFamily(
+            "gateway_replica_ready", "1 while the replica serves the model.", labels=["replica"]
+        )
+        failing = GaugeMetricFamily(
+            "gateway_replica_failing",
+            "1 while the replica is left alone after failures.",
+            labels=["replica"],
+        )
+        in_flight = GaugeMetricFamily(
+            "gateway_replica_in_flight", "Requests on the replica.", labels=["replica"]
+        )
+        for replica in self._replicas:
+            ready.add_metric([replica.endpoint], replica.ready)
+            failing.add_metric([replica.endpoint], not replica.breaker.allows)
+            in_flight.add_metric([replica.endpoint], replica.in_flight)
+        yield from (ready, failing, in_flight)

@@ -1,6 +1,6 @@
 """The shared tier: tensors as a cache, records and their change notices for every gateway.
 
-Keys, under one prefix:
+Keys, under one prefix, of which each command takes one, so that a cluster may spread them:
 
 ``<prefix>:version:<digest>``    "<size> <chunk size> <time put>"; exists only when all chunks do
 ``<prefix>:version:<digest>:N``  chunk N of the encoded version (`lora_store.codec`)
@@ -13,30 +13,35 @@ reader that compares both notices every change it was not told of, and the loss 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, TimeoutError
+from redis.exceptions import RedisError
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from adapters.adapter import Converted
 from adapters.errors import StoreError, StoreUnavailable
 from adapters.record import Record
+from lora_store import redis_url
 from lora_store.codec import encode, encoded_bytes
+from lora_store.connect import AWAY, channel_url, close, connect
 
 # The client copies each value while it holds the interpreter lock; at 8 MiB that alone stalls the
 # event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
+# How long a listener that hears nothing believes that there is nothing to hear.
+_QUIET_S = 2.0
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSETNX', KEYS[1], '@epoch', ARGV[4])
@@ -51,7 +56,7 @@ Position = tuple[bytes | None, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` as redis-py takes it (redis://, rediss://, unix://).
+    """`url` in a form of `lora_store.redis_url`.
 
     `ttl_s`: seconds after its last use that a version stays; None leaves it to Redis' own memory
     policy. Records never expire. `timeout_s` bounds each connect and each command.
@@ -70,29 +75,32 @@ class RedisTier:
     """
 
     def __init__(self, settings: RedisSettings) -> None:
+        """Raises ValueError for a URL of no known form."""
         self._settings = settings
+        self._url = redis_url.parse(settings.url)
         self._prefix = settings.prefix
-        # redis-py's annotations promise str or awaitables, by version; the client here is neither.
-        self._client: Any = redis.Redis.from_url(
-            settings.url,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), 0),
-        )
-        self._swap = self._client.register_script(_SWAP)
+        self._connecting = threading.Lock()
+        self._connected: Any = None
+
+    @property
+    def _client(self) -> Any:
+        with self._connecting:
+            if self._connected is None:
+                timeout_s = self._settings.timeout_s
+                self._connected = connect(
+                    self._url, timeout_s=timeout_s, connect_timeout_s=timeout_s
+                )
+            return self._connected
 
     def close(self) -> None:
-        self._client.close()
+        if self._connected is not None:
+            close(self._connected)
 
     # Versions.
 
     def has(self, digests: list[str]) -> set[str]:
         with _translated():
-            pipeline = self._client.pipeline(transaction=False)
-            for digest in digests:
-                pipeline.exists(self._version(digest))
-            found = pipeline.execute()
-        return {digest for digest, exists in zip(digests, found, strict=True) if exists}
+            return {digest for digest in digests if self._client.exists(self._version(digest))}
 
     def put(self, converted: Converted) -> None:
         """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
@@ -140,8 +148,8 @@ class RedisTier:
             description = self._client.getdel(key)
             if description is not None:
                 size, chunk_bytes, _ = (int(part) for part in description.split())
-                numbers = range(-(-size // chunk_bytes))
-                self._client.unlink(*(self._chunk(digest, number) for number in numbers))
+                for number in range(-(-size // chunk_bytes)):
+                    self._client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
         """Versions that were put at least so long ago."""
@@ -194,29 +202,45 @@ class RedisTier:
         """Store a record if what is stored is still `expected`; tells every listener."""
         epoch = secrets.token_hex(8)
         with _translated():
-            done = self._swap(
-                keys=[self._names],
-                args=[record.name, expected or b"", dump(record), epoch, self._channel],
-            )
-        return bool(done)
+            arguments = (record.name, expected or b"", dump(record), epoch, self._channel)
+            return bool(self._client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
-        """Messages of the channel, from now on. Ends with `StoreError`, never by itself."""
-        client = redis.asyncio.Redis.from_url(
-            self._settings.url,
-            socket_connect_timeout=self._settings.timeout_s,
-            socket_timeout=None,
-            retry=Retry(NoBackoff(), 0),
-        )
-        try:
-            with _translated():
-                async with client, client.pubsub() as pubsub:
-                    await pubsub.subscribe(self._channel)
-                    async for message in pubsub.listen():
-                        if message["type"] == "message":
-                            yield message["data"].decode(errors="replace")
-        finally:
-            await client.aclose()
+        """Messages of the channel, from now on. Ends with `StoreError`, never by itself.
+
+        A server that neither tells nor answers is given up, and so is one that sentinels have
+        replaced, so that its successor is listened to.
+        """
+        with _translated():
+            url = await asyncio.to_thread(self._channel_url)
+            timeout_s = self._settings.timeout_s
+            async with (
+                redis.asyncio.Redis.from_url(
+                    url,
+                    socket_connect_timeout=timeout_s,
+                    socket_timeout=None,
+                    retry=Retry(NoBackoff(), 0),
+                ) as client,
+                client.pubsub() as pubsub,
+            ):
+                await pubsub.subscribe(self._channel)
+                asked = False
+                while True:
+                    message = await pubsub.get_message(timeout=timeout_s if asked else _QUIET_S)
+                    if message is None:
+                        if asked:
+                            raise TimeoutError("the server that tells of changes is silent")
+                        # Until it is told, a replaced master takes writes that will be lost.
+                        watched = self._url.kind == "sentinel"
+                        if watched and await asyncio.to_thread(self._channel_url) != url:
+                            raise TimeoutError("the sentinels name another master")
+                        await pubsub.ping()
+                    elif message["type"] == "message":
+                        yield message["data"].decode(errors="replace")
+                    asked = message is None
+
+    def _channel_url(self) -> str:
+        return channel_url(self._url, self._client)
 
     @property
     def _names(self) -> str:
@@ -257,7 +281,10 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (RedisConnectionError, TimeoutError, OSError) as error:
+    except MasterNotFoundError:
+        # Some versions of redis-py quote the sentinels' passwords in it.
+        raise StoreUnavailable("no sentinel answers and names a master that is up") from None
+    except AWAY as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
     except RedisError as error:
         raise StoreError(f"Redis refuses: {error}") from error

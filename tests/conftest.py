@@ -13,9 +13,38 @@ from tests.local_stack import Stack, Up
 __all__ = ["Stack"]
 
 
+# What `gateway up` is told for each value of --triton-mode.
+TRITON_MODES: dict[str, tuple[list[str], dict[str, str]]] = {
+    "token": ([], {}),
+    "ensemble": ([], {"triton_mode": "text", "triton_text_model": "ensemble"}),
+    "bls": (
+        ["--parameter", "accumulate_tokens=true", "--parameter", "bls_instance_count=8"],
+        {"triton_mode": "text", "triton_text_model": "tensorrt_llm_bls"},
+    ),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--triton-mode",
+        choices=TRITON_MODES,
+        default="token",
+        help="what the stack's gateway drives; text models skip what they cannot do",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mode = config.getoption("--triton-mode")
+    for item in items:
+        for mark in item.iter_markers("token_mode_only"):
+            if mode in (mark.kwargs.get("of") or TRITON_MODES) and mode != "token":
+                item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
 @pytest.fixture(scope="session")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with Up(tmp_path_factory.mktemp("stack"), "--port", "0") as up:
+def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    arguments, settings = TRITON_MODES[request.config.getoption("--triton-mode")]
+    with Up(tmp_path_factory.mktemp("stack"), "--port", "0", *arguments, **settings) as up:
         up.wait_ready()
         yield up
         up.remember_processes()

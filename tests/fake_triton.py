@@ -12,16 +12,18 @@ import grpc
 from tritonclient.grpc import model_config_pb2, service_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 
-Fault = Literal["error", "abort", "truncate", "stall", "slow"]
+Fault = Literal["error", "abort", "truncate", "stall", "slow", "drop", "duplicate"]
 
-INPUTS = (
-    "input_ids",
-    "input_lengths",
-    "request_output_len",
-    "random_seed",
-    "stop",
-    "guided_decoding_guide_type",
-)
+INPUTS = {
+    "INT32": (
+        *("input_ids", "input_lengths", "request_output_len", "end_id", "pad_id"),
+        *("stop_words_list", "runtime_top_k"),
+    ),
+    "FP32": ("runtime_top_p", "temperature"),
+    "UINT64": ("random_seed", "lora_task_id"),
+    "BOOL": ("stop", "streaming"),
+    "STRING": ("guided_decoding_guide_type", "guided_decoding_guide"),
+}
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -31,9 +33,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.tokens = tokens
         self.fault = fault
         self.step = step
+        self.reached = False
+        """Whether the fault has happened."""
         self.error = "Maximum queue size of 1 has been reached, please try again later"
         self.stopped: list[str] = []
         self.requests: list[pb.ModelInferRequest] = []
+        self.metadata: list[dict[str, str]] = []
+        """Of each call with one of `requests`."""
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         return pb.ModelReadyResponse(ready=True)
@@ -42,8 +48,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         config = model_config_pb2.ModelConfig(name=request.name)
         config.model_transaction_policy.decoupled = True
         config.parameters["guided_decoding_backend"].string_value = "xgrammar"
-        for name in INPUTS:
-            config.input.add(name=name)
+        for datatype, names in INPUTS.items():
+            for name in names:
+                config.input.add(name=name, data_type=f"TYPE_{datatype}")
+        config.output.add(name="sequence_length")
         return pb.ModelConfigResponse(config=config)
 
     async def ModelStreamInfer(
@@ -55,10 +63,16 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 yield _response(request, [], final=True)
                 continue
             self.requests.append(request)
+            self.metadata.append(dict(context.invocation_metadata()))
             last = len(self.tokens) - 1
             for n, token in enumerate(self.tokens):
+                self.reached |= n == self.step
                 if n == self.step and self.fault == "slow":
                     await asyncio.sleep(0.5)
+                elif n == self.step and self.fault == "drop":
+                    continue
+                elif n == self.step and self.fault == "duplicate":
+                    yield _response(request, [token], final=n == last)
                 elif n == self.step and self.fault is not None:
                     if self.fault == "error":
                         yield pb.ModelStreamInferResponse(error_message=self.error)

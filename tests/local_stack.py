@@ -34,20 +34,21 @@ class Stack:
 class Up:
     """One `gateway up`; killed at the end of its `with` if it still runs."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        """`folder` gets the state folder and the command's output."""
+    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
+        """`folder` gets the state folder and the command's output; `settings` are GATEWAY_ ones."""
         self.state_dir = folder / "state"
         self.adapter_root = folder / "adapter-root"
         self.adapter_root.mkdir()
         self._stdout, self._stderr = folder / "stdout.log", folder / "stderr.log"
         settings = {
-            "GATEWAY_ADAPTER_ROOT": str(self.adapter_root),
-            "GATEWAY_MAX_ADAPTER_BYTES": str(8 * 1024 * 1024),
-        }
+            "adapter_root": str(self.adapter_root),
+            "max_adapter_bytes": str(8 * 1024 * 1024),
+        } | settings
+        environment = {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
         command = [sys.executable, "-m", "gateway", "up", "--state-dir", str(self.state_dir)]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [*command, *arguments], stdout=stdout, stderr=stderr, env=os.environ | settings
+                [*command, *arguments], stdout=stdout, stderr=stderr, env=os.environ | environment
             )
         self._processes: set[psutil.Process] = set()
         self._shm_prefix = ""

@@ -8,9 +8,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of all samples with this name and at least these labels; 0 when there are none."""
+    return sample(httpx.get(url).text, name, **labels)
+
+
+def sample(page: str, name: str, **labels: str) -> float:
+    """As `metric`, of a page that has been read."""
     return sum(
-        sample.value
-        for family in text_string_to_metric_families(httpx.get(url).text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
+        found.value
+        for family in text_string_to_metric_families(page)
+        for found in family.samples
+        if found.name == name and labels.items() <= found.labels.items()
     )

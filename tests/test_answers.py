@@ -22,7 +22,8 @@ pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled
 
 def _batch(choices: int) -> Batch:
     generation = Generation("r", [1], 99, Sampling(seed=1))
-    return Batch("r", [generation] * choices, 1, choices, 1, "fp_0", 64)
+    generations = [generation] * choices
+    return Batch("r", generations, 1, choices, 1, "fp_0", 64, "", 0, timeout_s=9, deadline=9)
 
 
 async def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) -> bytes:

@@ -15,7 +15,7 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from gateway.cli import DEMO_MODEL
+from gateway.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.generated_adapters import PROMPT, TOKENS, write_adapter
 from tests.local_stack import Up

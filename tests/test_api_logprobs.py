@@ -12,6 +12,7 @@ QUESTION: list[Any] = [{"role": "user", "content": "Repeat: 你好 🦉 owls"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": QUESTION, "logprobs": True}
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_chosen_tokens_and_alternatives(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(top_logprobs=3, temperature=0, **CHAT)
     [choice] = answer.choices
@@ -34,6 +35,7 @@ def test_chosen_tokens_and_alternatives(client: openai.OpenAI) -> None:
     assert any(token.token.startswith("bytes:") for token in content), "characters do split"
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_without_alternatives_only_the_chosen_ones_come(client: openai.OpenAI) -> None:
     options = CHAT | {"temperature": 0}
     plain = client.chat.completions.create(**options).choices[0].logprobs
@@ -46,6 +48,7 @@ def test_without_alternatives_only_the_chosen_ones_come(client: openai.OpenAI) -
     assert [t.logprob for t in plain.content] == pytest.approx([t.logprob for t in rich.content])
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_streamed_logprobs_equal_whole_ones(client: openai.OpenAI, temperature: float) -> None:
     options = CHAT | {"temperature": temperature, "seed": 3, "top_logprobs": 2, "max_tokens": 40}
@@ -58,6 +61,7 @@ def test_streamed_logprobs_equal_whole_ones(client: openai.OpenAI, temperature: 
     assert [t.model_dump() for t in streamed] == [t.model_dump() for t in whole.content or []]
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_completions_have_offsets(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model="demo", prompt="The capital of France is", temperature=0, max_tokens=8, logprobs=2
@@ -96,6 +100,7 @@ def test_echo_puts_the_prompt_first(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == echoed.choices[0].text
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 @pytest.mark.parametrize("max_tokens", [0, 6])
 def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens: int) -> None:
     answer = client.completions.create(
@@ -140,6 +145,7 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
     assert given.token_logprobs[position] == pytest.approx(made.token_logprobs[0], abs=1e-3)
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_offsets_count_characters_of_any_script(client: openai.OpenAI) -> None:
     prompt = "美国的首都在哪里? 😀🎉 end"
     answer = client.completions.create(
@@ -155,6 +161,7 @@ def test_offsets_count_characters_of_any_script(client: openai.OpenAI) -> None:
         assert known or answer.choices[0].text.startswith(token, offset)
 
 
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_best_of_keeps_the_likeliest(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "prompt": "I am", "max_tokens": 8, "seed": 1}
     every = client.completions.create(n=6, logprobs=0, temperature=1.5, **options)

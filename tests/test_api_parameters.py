@@ -9,7 +9,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.cli import DEMO_MODEL
+from gateway.commands.up import DEMO_MODEL
 
 COUNT = [{"role": "user", "content": "Count from 1 to 30"}]
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -70,6 +70,7 @@ def test_ignore_eos_goes_on_to_the_limit(client: openai.OpenAI) -> None:
     assert (finish, tokens) == ("length", 40)
 
 
+@pytest.mark.token_mode_only("a text model shows no token ids")
 def test_stop_token_ids(client: openai.OpenAI) -> None:
     four = TOKENIZER.token_to_id("4")
     text, finish, _ = _chat(client, stop_token_ids=[four])
@@ -83,6 +84,7 @@ def test_the_stop_string_can_be_included(client: openai.OpenAI, include: bool, t
     assert _chat(client, stop="4, 5", include_stop_str_in_output=include)[:2] == (text, "stop")
 
 
+@pytest.mark.token_mode_only("postprocessing leaves special tokens out")
 def test_special_tokens_can_be_shown(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 30}
     question = [{"role": "user", "content": "What is the capital of France?"}]
@@ -98,6 +100,7 @@ def test_repetition_penalty(client: openai.OpenAI) -> None:
     assert _chat(client, question, repetition_penalty=2.0, **options)[0] != plain
 
 
+@pytest.mark.token_mode_only("a text model tokenizes the prompt itself")
 def test_truncate_prompt_tokens_keeps_the_end(client: openai.OpenAI) -> None:
     prompt = "Nothing of this matters at all. The capital of France is"
     size = len(TOKENIZER.encode("The capital of France is").ids)
@@ -164,6 +167,7 @@ def test_json_object(client: openai.OpenAI) -> None:
     assert finish == "length" or isinstance(json.loads(text), dict)
 
 
+@pytest.mark.token_mode_only("the ensemble decodes each token alone", of=["ensemble"])
 @pytest.mark.parametrize(
     ("constraint", "allowed"),
     [
@@ -204,6 +208,7 @@ def test_bad_values(client: openai.OpenAI, fields: dict[str, Any], param: str | 
     assert caught.value.param == param
 
 
+@pytest.mark.token_mode_only("a BLS model that accumulates tokens has one beam", of=["bls"])
 def test_beam_search_finds_the_likeliest(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "prompt": "The capital of", "max_tokens": 6}
     options["extra_body"] = {"use_beam_search": True}
@@ -240,6 +245,7 @@ def test_what_beams_cannot_do(client: openai.OpenAI, fields: dict[str, Any], par
     assert caught.value.param == param
 
 
+@pytest.mark.token_mode_only("a text model shows no token ids")
 @pytest.mark.parametrize("stream", [True, False])
 def test_token_ids_can_be_returned(client: openai.OpenAI, stream: bool) -> None:
     prompt = "The capital of France is"

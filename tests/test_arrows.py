@@ -33,7 +33,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "tritonclient": ("gateway/triton/",),
     "fastapi": ("gateway/api/", "gateway/app.py", "gateway/server.py"),
     "starlette": ("gateway/api/", "gateway/app.py"),
-    "redis": ("lora_store/",),
+    "redis": ("lora_store/", "gateway/limits/redis.py"),
 }
 
 

@@ -15,6 +15,11 @@ import pytest
 from tests.conftest import Stack
 from tests.metrics import metric
 
+pytestmark = pytest.mark.token_mode_only(
+    "requests inside a BLS model have ids of their own: they are cancelled, and not stopped by id",
+    of=["bls"],
+)
+
 # The engine's counters are refreshed every 100 ms; 300 ms is what the disconnect may take in all.
 STOPPED_WITHIN_S = 0.3
 COUNT = "Count from 1 to 300"

@@ -22,8 +22,13 @@ from tests.redis_server import running_redis
 
 DIALECT = Dialect(
     model="tensorrt_llm",
-    seed="random_seed",
-    min_tokens="min_length",
+    inputs={},
+    outputs=frozenset(),
+    text=None,
+    decoupled=True,
+    restates_prompt=True,
+    stop=None,
+    max_batch_size=None,
     max_seq_len=64,
     max_input_len=None,
     engine_dir=Path("/nowhere"),
@@ -33,7 +38,6 @@ DIALECT = Dialect(
     max_beam_width=1,
     generation_logits=False,
     context_logits=False,
-    kv_stats=None,
     tokens_per_block=64,
     fingerprint="fp_0",
     vocab_size=256,

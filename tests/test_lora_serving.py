@@ -22,7 +22,7 @@ import redis
 
 from adapters.adapter import MODULE_NAMES, Converted
 from adapters.modules import module_sizes
-from gateway.cli import DEMO_MODEL
+from gateway.commands.up import DEMO_MODEL
 from tests.generated_adapters import (
     PROMPT,
     TOKENS,

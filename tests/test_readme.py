@@ -1,15 +1,32 @@
-"""README.md says what the code does."""
+"""README.md and the guides say what the code does."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from gateway.app import ROUTES
+from gateway.settings import Settings
 from tests import readme
 
-TEXT = readme.README.read_text(encoding="utf-8")
+TEXT = "".join(path.read_text(encoding="utf-8") for path in readme.FILES)
 
 
-def test_the_generated_sections_are_current() -> None:
-    assert readme.updated(TEXT) == TEXT, "run `python -m tests.readme`"
+@pytest.mark.parametrize("path", readme.FILES, ids=readme.name)
+def test_the_generated_sections_are_current(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert readme.updated(text) == text, "run `python -m tests.readme`"
+
+
+def test_every_generated_section_is_somewhere() -> None:
+    assert readme.marked(TEXT) == set(readme.sections())
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    reference = (readme.ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in reference.splitlines() if line.startswith("| `")]
+    assert rows == [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
 
 
 def test_every_route_is_described() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import redis
 
-from gateway.cli import DEMO_MODEL
+from gateway.commands.up import DEMO_MODEL
 from gateway.stack.errors import StackError
 from gateway.stack.ports import PortClaims
 from gateway.stack.restart import Backoff

@@ -256,6 +256,13 @@ def running(folder: Path, **parameters: Value) -> Iterator[Server]:
     `folder` has the engine in `engine`; a model in `repository` that is not ours stays.
     """
     render(folder / "repository", repository_parameters(folder, **parameters))
+    with serving(folder) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """tritonserver on whatever is in the folder `repository` of `folder`."""
     with PortClaims() as claims:
         ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         prefix = region_prefix(folder)

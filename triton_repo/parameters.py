@@ -2,7 +2,8 @@
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17
 (`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); those of guided
-decoding are v0.19's, and its backend llguidance came later still.
+decoding are v0.19's, and its backend llguidance came later still. `lora_weights_data_type` is ours:
+upstream one edits three files by hand for an engine whose LoRA type is not float16.
 """
 
 import math
@@ -127,6 +128,7 @@ PARAMETERS = (
     Parameter("triton_max_batch_size", MODELS, integer(1), mandatory=True),
     Parameter("decoupled_mode", (CORE, BLS), boolean(), mandatory=True),
     Parameter("logits_datatype", (CORE, ENSEMBLE, BLS), DATA_TYPE, mandatory=True),
+    Parameter("lora_weights_data_type", (CORE, ENSEMBLE, BLS), DATA_TYPE, default="TYPE_FP16"),
     Parameter("engine_dir", (CORE, PREPROCESSING), text(), mandatory=True),
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
     # preprocessing and postprocessing

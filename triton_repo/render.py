@@ -34,7 +34,7 @@ def render(
     unknown = [model for model in models if model not in MODELS]
     if unknown:
         raise RenderError(f"models: found {', '.join(unknown)}; allowed: {', '.join(MODELS)}")
-    written = _write_values(parameters, models)
+    written = filled_values(parameters, models)
     for model in models:
         template = Template((TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8"))
         version = destination / model / "1"
@@ -45,7 +45,10 @@ def render(
             shutil.copyfile(module, version / module.name)
 
 
-def _write_values(parameters: Mapping[str, Value], models: Sequence[str]) -> dict[str, str]:
+def filled_values(
+    parameters: Mapping[str, Value], models: Sequence[str] = MODELS
+) -> dict[str, str]:
+    """The text for each `${name}` of `models`; raises RenderError as `render` does."""
     table: dict[str, Parameter] = {}
     for entry in PARAMETERS:
         # One model may need what another can do without.

@@ -1,12 +1,11 @@
 """Adapters for operators: /v1/adapters, and vLLM's /v1/load_lora_adapter and its counterpart.
 
-Every call needs ``Authorization: Bearer <GATEWAY_ADMIN_KEY>``.
+Every call needs ``Authorization: Bearer <admin key>``.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,16 +21,15 @@ from starlette.types import Message
 
 from adapters import npy, peft
 from adapters.record import Record, Version
+from gateway.api.auth import admin
 from gateway.api.body import media_type, read_json, refuse_encoding
 from gateway.errors import (
     ClientDisconnected,
     ContentTooLarge,
     Forbidden,
     InvalidRequest,
-    Unauthorized,
     UnsupportedMediaType,
 )
-from gateway.service import Service
 
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
@@ -42,7 +40,7 @@ _FORM_OVERHEAD = 1024 * 1024
 
 async def add(request: Request) -> Response:
     """Multipart upload: fields `name` and `base`, and the adapter's files under their own names."""
-    service = _admin(request)
+    service = admin(request)
     form = await _upload(request, service.settings.max_adapter_bytes)
     folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
     try:
@@ -57,18 +55,18 @@ async def add(request: Request) -> Response:
 
 
 async def list_all(request: Request) -> Response:
-    service = _admin(request)
+    service = admin(request)
     data = [_record(record) for record in service.adapters.records]
     return JSONResponse({"object": "list", "data": data})
 
 
 async def show(request: Request) -> Response:
-    service = _admin(request)
+    service = admin(request)
     return JSONResponse(_record(service.adapters.record(request.path_params["name"])))
 
 
 async def remove(request: Request) -> Response:
-    service = _admin(request)
+    service = admin(request)
     record = await service.adapters.remove(request.path_params["name"])
     return JSONResponse({"name": record.name, "object": "adapter", "deleted": True})
 
@@ -81,7 +79,7 @@ class Rollback(BaseModel):
 
 
 async def rollback(request: Request) -> Response:
-    service = _admin(request)
+    service = admin(request)
     wanted = await read_json(request, Rollback)
     record = await service.adapters.rollback(request.path_params["name"], wanted.version)
     return JSONResponse(_record(record))
@@ -89,7 +87,7 @@ async def rollback(request: Request) -> Response:
 
 async def verify(request: Request) -> Response:
     """Reads every version with its checksums."""
-    service = _admin(request)
+    service = admin(request)
     record = await service.adapters.verify(request.path_params["name"])
     return JSONResponse(_record(record) | {"verified": True})
 
@@ -104,7 +102,7 @@ class LoadLoraAdapter(BaseModel):
 
 async def load(request: Request) -> Response:
     """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
-    service = _admin(request)
+    service = admin(request)
     root = service.settings.adapter_root
     if root is None:
         raise Forbidden("Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.")
@@ -117,8 +115,8 @@ async def load(request: Request) -> Response:
             param="lora_name",
         )
     folder = root / wanted.lora_path
-    # isdir is false for whatever cannot be a path as well: NUL characters, names too long.
-    if not await run_in_threadpool(os.path.isdir, folder):
+    # The same words for what is elsewhere and what is nowhere: others' folders are not told of.
+    if not await run_in_threadpool(_is_folder_below, root, folder):
         raise InvalidRequest(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
             param="lora_path",
@@ -133,6 +131,11 @@ async def load(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
 
 
+def _is_folder_below(root: Path, folder: Path) -> bool:
+    # isdir is false for whatever cannot be a path as well: NUL characters, names too long.
+    return os.path.isdir(folder) and folder.resolve().is_relative_to(root.resolve())
+
+
 class UnloadLoraAdapter(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     lora_name: str
@@ -140,24 +143,10 @@ class UnloadLoraAdapter(BaseModel):
 
 
 async def unload(request: Request) -> Response:
-    service = _admin(request)
+    service = admin(request)
     wanted = await read_json(request, UnloadLoraAdapter)
     await service.adapters.remove(wanted.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
-
-
-def _admin(request: Request) -> Service:
-    """The service, for a caller with the admin key."""
-    service: Service = request.app.state.service
-    key = service.settings.admin_key
-    if key is None:
-        raise Forbidden("The adapter endpoints are off; set GATEWAY_ADMIN_KEY.")
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    # Compared as bytes: compare_digest refuses text outside ASCII.
-    right = secrets.compare_digest(given.strip().encode(), key.get_secret_value().encode())
-    if scheme.lower() != "bearer" or not right:
-        raise Unauthorized("Incorrect admin key provided.")
-    return service
 
 
 async def _upload(request: Request, max_bytes: int) -> FormData:

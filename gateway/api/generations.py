@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.api.answers import Answer, Kind
+from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.api.schemas import (
@@ -22,11 +24,14 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.message import MessageForm
 from gateway.pipeline import choices, prepare
 from gateway.reasoning import is_open
+from gateway.request_context import current
 from gateway.service import Service
+from gateway.tenants import Tenant
 
 
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
+    tenant = tenant_of(request)
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(ChatCompletionRequest, body)
     form = service.prompts.tool_form
@@ -46,14 +51,16 @@ async def chat_completions(request: Request) -> Response:
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
     )
-    return await _answer("chat", request, wanted, [prompt], _message_form(service, wanted, prompt))
+    form_of_answer = _message_form(service, wanted, prompt)
+    return await _answer("chat", request, tenant, wanted, [prompt], form_of_answer)
 
 
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
+    tenant = tenant_of(request)
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(CompletionRequest, body)
-    return await _answer("completion", request, wanted, wanted.prompts)
+    return await _answer("completion", request, tenant, wanted, wanted.prompts)
 
 
 def _message_form(
@@ -88,14 +95,30 @@ def _message_form(
 async def _answer(
     kind: Kind,
     request: Request,
+    tenant: Tenant | None,
     wanted: GenerationRequest,
     prompts: list[str] | list[list[int]],
     message: MessageForm | None = None,
 ) -> Response:
     service: Service = request.app.state.service
-    route = service.router.resolve(wanted.model)
-    options = replace(wanted.options(route.lora), message=message)
+    route = service.access.route(service.router, tenant, wanted.model)
+    options = wanted.options(route.lora)
+    options = replace(
+        options,
+        message=message,
+        max_tokens=_output_limit(tenant, wanted),
+        tenant=tenant.name if tenant else "",
+        priority=tenant.priority if tenant else 0,
+        timeout_s=_timeout(request),
+        # A bill tells of cached tokens even where the answer does not.
+        usage=options.usage or tenant is not None or service.settings.usage_log is not None,
+    )
+    context = current.get()
+    if context is not None:
+        context.model, context.adapter_version = service.settings.model_name, route.version
     batch = await prepare(service, prompts, options, chat=kind == "chat")
+    if context is not None:
+        context.batch = batch
     logprobs = None
     if wanted.alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
@@ -103,10 +126,45 @@ async def _answer(
     token_ids = bool(wanted.return_token_ids)
     answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
     deltas = choices(service, batch)
-    headers = {"x-adapter-version": route.version} if route.version else {}
+    # The last thing that may fail or wait: from here on the account is sure to be closed.
+    stated = wanted.output_limit is not None
+    account = await service.accounting.open(tenant, route, batch, stated=stated)
+    headers = dict(account.headers)
+    if route.version:
+        headers["x-adapter-version"] = route.version
     if wanted.stream:
         frames = answer.frames(deltas, include_usage=wanted.include_usage)
-        return EventStream(frames, headers, service.settings.keep_alive)
-    async with cancel_on_disconnect(request.receive):
+        return EventStream(frames, headers, service.settings.keep_alive, account)
+    async with account, cancel_on_disconnect(request.receive):
         body = await answer.collect(deltas, keep=wanted.keep)
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _timeout(request: Request) -> float | None:
+    """Seconds, from the header x-request-timeout. Raises InvalidRequest."""
+    given = request.headers.get("x-request-timeout")
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(
+            f"x-request-timeout: found {given!r}; allowed: a number of seconds above 0.",
+            param="x-request-timeout",
+        )
+    return seconds
+
+
+def _output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:
+    """Tokens of one choice, by the request and what its tenant may have. Raises InvalidRequest."""
+    asked = wanted.output_limit
+    allowed = tenant.max_output_tokens if tenant else None
+    if asked is None or allowed is None:
+        return allowed if asked is None else asked
+    if asked > allowed:
+        given = wanted.model_fields_set
+        param = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+        raise InvalidRequest(f"{param}: found {asked}; this key allows {allowed}.", param=param)
+    return asked

@@ -20,17 +20,18 @@ def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts) -> dict[str, An
 
 
 def _chat_token(token_id: int, logprob: float, prompts: Prompts) -> dict[str, Any]:
-    raw = prompts.token_bytes(token_id)
+    raw = prompts.vocabulary.token_bytes(token_id)
     return {"token": _text(raw), "logprob": logprob, "bytes": list(raw)}
 
 
 def completion_logprobs(entries: list[TokenLogprob], prompts: Prompts) -> dict[str, Any]:
     """`logprobs` of a completion choice or chunk; `text_offset` counts characters of the text."""
+    token_bytes = prompts.vocabulary.token_bytes
     return {
-        "tokens": [_text(prompts.token_bytes(entry.token_id)) for entry in entries],
+        "tokens": [_text(token_bytes(entry.token_id)) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": [
-            {_text(prompts.token_bytes(token_id)): value for token_id, value in entry.top}
+            {_text(token_bytes(token_id)): value for token_id, value in entry.top}
             for entry in entries
         ],
         "text_offset": [entry.text_offset for entry in entries],

@@ -8,20 +8,27 @@ from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from adapters.record import Version
+from gateway.api.auth import tenant_of
 from gateway.service import Service
 
 
 async def list_models(request: Request) -> Response:
     service: Service = request.app.state.service
-    adapters = [
-        _adapter(service, record.name, record.version) for record in service.adapters.records
+    tenant = tenant_of(request)
+    base = service.settings.model_name
+    data = [_base(service)] if service.access.sees(tenant, base) else []
+    data += [
+        _adapter(service, record.name, record.version)
+        for record in service.adapters.records
+        if service.access.sees(tenant, record.name)
     ]
-    return JSONResponse({"object": "list", "data": [_base(service), *adapters]})
+    return JSONResponse({"object": "list", "data": data})
 
 
 async def retrieve_model(request: Request) -> Response:
     service: Service = request.app.state.service
     model = request.path_params["model"]
+    service.access.route(service.router, tenant_of(request), model)
     if model == service.settings.model_name:
         return JSONResponse(_base(service))
     _, version = service.adapters.resolve(model)
@@ -51,5 +58,5 @@ def _model(
         "root": root,
         "parent": parent,
         # Unknown while Triton is away; the list itself stays up so that clients show the model.
-        "max_model_len": service.engine.dialect.max_seq_len if service.engine.ready else None,
+        "max_model_len": service.replicas.dialect.max_seq_len if service.replicas.ready else None,
     }

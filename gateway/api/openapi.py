@@ -24,16 +24,24 @@ from gateway.api.schemas import HARMLESS, ChatCompletionRequest, CompletionReque
 _JSON = "application/json"
 _REASONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
-    401: "No admin key, or a wrong one.",
-    403: "Nobody may do this on this server.",
-    404: "No such model or adapter.",
+    401: "No key, or a wrong one.",
+    403: "This key may not do this, or nobody may on this server.",
+    404: "No such model or adapter, for this key.",
     413: "The body is larger than this server takes.",
     415: "The body is of another media type.",
+    429: "A limit of this key is reached; retry-after says when to try again.",
     500: "The server or its engine failed; a retry does not help.",
     503: "The engine is not ready or too busy, or this server is ending; try again.",
     504: "The request took longer than this server allows.",
 }
 _BODY = (400, 413, 415)
+_KEYS: Mapping[str, tuple[int, ...]] = {
+    adapters.__name__: (401, 403),
+    generations.__name__: (401, 403, 429),
+    tokens.__name__: (401, 403),
+    models.__name__: (401,),
+}
+"""By module, the errors that come of keys."""
 _ENGINE = (503, 504)
 
 
@@ -99,7 +107,7 @@ OPERATIONS: Mapping[Handler, Operation] = {
         "Token ids to text.", "Text", (*_BODY, 404, 503), tokens.DetokenizeRequest
     ),
     models.list_models: Operation("The base model and its adapters.", "Models"),
-    models.retrieve_model: Operation("One model.", "Model", (404, 503)),
+    models.retrieve_model: Operation("One model.", "Model", (403, 404, 503)),
     adapters.add: Operation(
         "Adds an adapter, or a new version of one.",
         "AdapterAdded",
@@ -134,7 +142,7 @@ OPERATIONS: Mapping[Handler, Operation] = {
     ),
     ops.live: Operation("Whether the process answers.", "Health"),
     ops.ready: Operation("Whether a request would be served now; 503 says why not.", "Health"),
-    ops.metrics: Operation("Metrics for Prometheus.", None),
+    ops.metrics: Operation("Metrics for Prometheus.", None, (401, 403)),
     document: Operation("This document.", "OpenApi"),
 }
 
@@ -173,15 +181,17 @@ def build(routes: Iterable[tuple[str, str, Handler]]) -> bytes:
                         "schema": {"type": "string"},
                     }
                 },
-                "securitySchemes": {"admin_key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": {
+                    "admin_key": {"type": "http", "scheme": "bearer"},
+                    "api_key": {"type": "http", "scheme": "bearer"},
+                },
             },
         }
     )
 
 
 def _operation(path: str, handler: Handler, described: Operation) -> Schema:
-    admin = handler.__module__ == adapters.__name__
-    errors = [*described.errors, *((401, 403) if admin else ()), 500]
+    errors = {*described.errors, *_KEYS.get(handler.__module__, ()), 500}
     answers = {str(described.status): _answer("As asked.", _content(described))}
     for status in sorted(errors):
         answers[str(status)] = _answer(_REASONS[status], {_JSON: _ref("Error")})
@@ -192,8 +202,13 @@ def _operation(path: str, handler: Handler, described: Operation) -> Schema:
         "summary": described.summary,
         "responses": answers,
     }
-    if admin:
+    if handler.__module__ == adapters.__name__:
         operation["security"] = [{"admin_key": []}]
+    elif handler is ops.metrics:
+        operation["security"] = [{}, {"admin_key": []}]
+    elif handler.__module__ in _KEYS:
+        # A gateway without tenants needs none.
+        operation["security"] = [{}, {"api_key": []}]
     if described.body is not None:
         operation["requestBody"] = _body(described.body, required=described.body_required)
     if "{" in path:

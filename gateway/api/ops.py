@@ -6,7 +6,10 @@ from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
+from gateway.api.auth import metrics_reader
+from gateway.api.worker_metrics import of_all_workers
 from gateway.service import Service
+from gateway.workers import Worker
 
 
 async def live(request: Request) -> Response:
@@ -17,15 +20,26 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when a request would be served now, else 503 with the reason."""
     service: Service = request.app.state.service
-    if service.engine.draining:
+    if service.replicas.draining:
         return JSONResponse({"status": "draining"}, status_code=503)
-    if not service.engine.ready:
+    if not service.replicas.ready:
         return JSONResponse(
-            {"status": "not ready", "triton": service.engine.why_not_ready}, status_code=503
+            {"status": "not ready", "triton": service.replicas.why_not_ready}, status_code=503
         )
     if not service.started.is_set():
         return JSONResponse({"status": "not ready", "adapters": "registering"}, status_code=503)
+    choice = service.replicas.choice
     detail: dict[str, object] = {"status": "ready"}
+    detail["engine"] = {
+        "mode": choice.dialect.mode,
+        "model": choice.dialect.model,
+        "why": choice.why,
+    }
+    if service.replicas.several:
+        detail["replicas"] = {
+            replica.endpoint: "ready" if replica.ready else replica.engine.why_not_ready
+            for replica in service.replicas
+        }
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
         detail["redis"] = "up" if service.adapters.store.stats.redis_up else "down"
@@ -35,8 +49,13 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    service: Service = request.app.state.service
-    service.metrics.engine_ready.set(service.engine.ready)
-    return Response(
-        generate_latest(service.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST}
-    )
+    """Those of this process, or of all workers of this gateway, each with its number."""
+    worker: Worker | None = request.app.state.worker
+    # Only another worker comes in by the socket in their folder, which has no port.
+    internal = worker is not None and request.scope["server"][1] is None
+    service: Service = request.app.state.service if internal else metrics_reader(request)
+    service.metrics.engine_ready.set(service.replicas.ready)
+    text = generate_latest(service.metrics.registry).decode()
+    if worker is not None and not internal:
+        text = await of_all_workers(worker, text)
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

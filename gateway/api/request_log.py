@@ -1,27 +1,29 @@
-"""Pure ASGI middleware: a request id on every answer, one log line and one count per request."""
+"""Pure ASGI middleware: a request id on every answer; one log line, count and span per request."""
 
 from __future__ import annotations
 
 import logging
 import re
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import EngineError
+from gateway.logs import log_request
+from gateway.request_context import RequestContext, current, trace_parent
 from gateway.service import Service
-from gateway.telemetry import request_id
 
 log = logging.getLogger("gateway.requests")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+# Asked every few seconds by machines.
+_UNTRACED = {"/health/live", "/health/ready", "/metrics"}
 
 
 class RequestLog:
@@ -39,22 +41,31 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        own_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-        request_id.set(own_id)
-        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        own_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        context = RequestContext(own_id, trace_parent(headers))
+        current.set(context)
         status = 499
+        service: Service = scope["app"].state.service
+        if service.tracer is not None and scope["path"] not in _UNTRACED:
+            context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = own_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = own_id
+                if service.replicas.draining:
+                    # The client's next request finds another gateway.
+                    headers["connection"] = "close"
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception:
+        except Exception as unexpected:
+            context.error = type(unexpected).__name__
             if status != 499:
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
@@ -62,9 +73,10 @@ class RequestLog:
             answer = Response(error.json(), error.status, error.headers(), "application/json")
             await answer(scope, receive, send_with_id)
         finally:
-            took_ms = (time.perf_counter() - started) * 1000
             # Unmatched paths share one label: a scanner must not fill the metrics.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
-            service: Service = scope["app"].state.service
             service.metrics.requests.labels(path, str(status)).inc()
-            log.info("%s %s %s %.1f ms", scope["method"], path, status, took_ms)
+            facts = context.facts(scope["method"], path, status)
+            log_request(log, facts)
+            if context.span is not None:
+                context.span.end(facts)

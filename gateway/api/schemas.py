@@ -152,6 +152,8 @@ class GenerationRequest(Strict):
             ignore_eos=bool(self.ignore_eos),
             bad_words=tuple(word for word in self.bad_words or () if word),
             usage=not self.stream or self.include_usage,
+            stream=bool(self.stream),
+            token_ids=bool(self.return_token_ids),
             logprobs=self.alternatives,
             truncate_prompt=self.truncate_prompt_tokens,
             max_tokens=self.output_limit,
@@ -296,6 +298,8 @@ class CompletionRequest(GenerationRequest):
         options = replace(super().options(lora), echo=bool(self.echo))
         if self.best_of is None or self.best_of == options.n:
             return options
+        if self.logprobs is None:
+            options = replace(options, logprobs_param="best_of")
         return replace(options, n=self.best_of, logprobs=self.logprobs or 0)
 
     @property

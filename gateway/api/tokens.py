@@ -8,6 +8,7 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from gateway.api.auth import tenant_of
 from gateway.api.body import read_json
 from gateway.api.messages import Messages, Strict, Tools
 from gateway.api.schemas import MAX_IDS, TokenId
@@ -36,9 +37,10 @@ class DetokenizeRequest(Strict):
 
 async def tokenize(request: Request) -> Response:
     service: Service = request.app.state.service
+    tenant = tenant_of(request)
     wanted = await read_json(request, TokenizeRequest, service.settings.max_body_bytes)
     if wanted.model is not None:
-        service.router.resolve(wanted.model)
+        service.access.route(service.router, tenant, wanted.model)
     text = _text(service, wanted)
     special = wanted.add_special_tokens
     if special is None:
@@ -50,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     return JSONResponse(
         {
             "count": len(ids),
-            "max_model_len": service.engine.dialect.max_seq_len,
+            "max_model_len": service.replicas.dialect.max_seq_len,
             "tokens": ids,
             "token_strs": strings,
         }
@@ -74,9 +76,10 @@ def _text(service: Service, wanted: TokenizeRequest) -> str:
 
 async def detokenize(request: Request) -> Response:
     service: Service = request.app.state.service
+    tenant = tenant_of(request)
     wanted = await read_json(request, DetokenizeRequest, service.settings.max_body_bytes)
     if wanted.model is not None:
-        service.router.resolve(wanted.model)
+        service.access.route(service.router, tenant, wanted.model)
     size = service.prompts.vocab_size
     if max(wanted.tokens, default=0) >= size:
         raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")

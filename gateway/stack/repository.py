@@ -36,6 +36,12 @@ BUILT_HERE = {
 }
 
 
+def link(repository: Path, state_dir: Path) -> None:
+    """Makes `repository/` in `state_dir` one that was rendered before."""
+    _remove(state_dir / REPOSITORY)
+    (state_dir / REPOSITORY).symlink_to(repository.absolute())
+
+
 def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
     """Makes `engine/` and `repository/` in `state_dir` anew.
 
@@ -56,7 +62,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
 
     repository, engine_dir = state_dir / REPOSITORY, state_dir / "engine"
     for folder in (repository, engine_dir):
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     try:
         if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
             engine_dir, own = model, {}
@@ -76,3 +82,9 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
         render(repository, PARAMETERS | own | places | dict(parameters))
     except (RenderError, ValueError) as error:
         raise StackError(f"the model repository of {model} cannot be made: {error}") from error
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

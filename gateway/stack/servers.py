@@ -54,6 +54,8 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path) -> C
         f"--model-repository={(state_dir / REPOSITORY).absolute()}",
         "--disable-auto-complete-config",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        # On a busy machine a model's process needs longer than the 30 s that it gets by default.
+        "--backend-config=python,stub-timeout-seconds=120",
         f"--exit-timeout-secs={TRITON_GRACE}",
         *(f"--{kind}-address={LOCALHOST}" for kind in ("http", "grpc", "metrics")),
         f"--http-port={ports.triton_http}",
@@ -79,7 +81,8 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
     """`gateway serve` against the two others; other GATEWAY_ variables go through to it."""
     adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
     env = os.environ | {
-        "GATEWAY_HOST": LOCALHOST,
+        # A container publishes what listens on all its addresses; loopback must be among them.
+        "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
         "GATEWAY_PORT": str(ports.gateway),
         "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",
         "GATEWAY_REDIS_URL": f"redis://{LOCALHOST}:{ports.redis}/0",

@@ -14,7 +14,7 @@ from gateway.stack.errors import StackError, StopRequested
 from gateway.stack.guard import Guard
 from gateway.stack.ports import LOCALHOST
 from gateway.stack.process import Child, adopt_orphans
-from gateway.stack.repository import prepare
+from gateway.stack.repository import link, prepare
 from gateway.stack.restart import Backoff
 from gateway.stack.shared_memory import region_prefix, remove_regions
 from gateway.stack.state import FILE_NAME, State
@@ -35,6 +35,7 @@ class Options:
         model_name: the model's name for the gateway's clients.
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
+        repository: one that was rendered before; `model` then only has the tokenizer.
         restart: whether Redis and Triton are started again when they die.
     """
 
@@ -43,6 +44,7 @@ class Options:
     model_name: str
     adapters: Mapping[str, Path] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    repository: Path | None = None
     restart: bool = False
 
 
@@ -112,7 +114,11 @@ class Stack:
         Raises StackError when a server ends or is not ready in time, with the end of its log.
         """
         ports = self._ports
-        prepare(self._options.model, self._options.state_dir, self._options.parameters)
+        options = self._options
+        if options.repository is None:
+            prepare(options.model, options.state_dir, options.parameters)
+        else:
+            link(options.repository, options.state_dir)
         self._launch(self._redis)
         self._launch(self._triton)
         self._wait(self._redis, lambda: servers.answers_ping(ports.redis))

@@ -1,113 +1,100 @@
-"""The wire to one Triton server: unary calls and one ModelStreamInfer stream per request.
-
-This is the narrow seam of the transport: `engine` above it knows messages, not gRPC.
-"""
+"""What is asked of one Triton server: unary calls and one ModelStreamInfer stream per request."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-import grpc
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
-from gateway.triton.failures import from_rpc
+from gateway.errors import EngineError, EngineUnavailable, GatewayError
+from gateway.triton.grpcio import GrpcioTransport
+from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.transport import Endpoint, Metadata, ResponseStream, Transport, Wire
 
-# Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
-# Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
+Responses = ResponseStream[pb.ModelStreamInferResponse]
+
+_SERVICE = "/inference.GRPCInferenceService"
 _UNARY_TIMEOUT_S = 5.0
+_PLAIN = Wire()
+_NO_METADATA: Metadata = {}
 
-
-class ResponseStream(Protocol):
-    """Responses to the one request of a stream, in order."""
-
-    async def read(self) -> pb.ModelStreamInferResponse | None:
-        """The next response, None at the end. Raises EngineUnavailable when the line breaks."""
-
-    def cancel(self) -> None:
-        """Ends the stream at once; idempotent."""
+T = TypeVar("T")
 
 
 class TritonClient:
-    """Connection to one Triton endpoint (host:port). Create it inside a running event loop."""
+    """Connection to one Triton endpoint: ``host:port``, or ``grpcs://host:port`` for TLS.
 
-    def __init__(self, endpoint: str) -> None:
+    Create it inside a running event loop. Raises ValueError for another endpoint, OSError when a
+    certificate cannot be read.
+    """
+
+    def __init__(self, endpoint: str, wire: Wire = _PLAIN) -> None:
         self.endpoint = endpoint
-        self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        # Requests are sent as bytes: LoRA weights never become a protobuf object.
-        self._stream_infer: Any = self._channel.stream_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer",
-            request_serializer=None,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )
+        kind = Http2Transport if wire.transport == "http2" else GrpcioTransport
+        self._transport: Transport = kind(Endpoint.parse(endpoint), wire)
 
-    async def infer(self, request: bytes) -> ResponseStream:
-        """Sends one serialized ModelInferRequest on a stream of its own.
+    async def infer(
+        self,
+        request: bytes | Sequence[bytes | memoryview],
+        *,
+        metadata: Metadata = _NO_METADATA,
+    ) -> Responses:
+        """Sends one serialized ModelInferRequest, whole or in pieces, on a stream of its own.
 
-        So cancelling it hits nothing else.
+        So cancelling it hits nothing else. Raises GatewayError when there is no connection.
         """
-        call = self._stream_infer()
-        try:
-            await call.write(request)
-            await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # the call has ended already; the first read says why
-        except grpc.RpcError as error:
-            call.cancel()
-            raise from_rpc(error) from error
-        except BaseException:
-            call.cancel()
-            raise
-        return _GrpcStream(call)
+        return await self.stream(request, parse_response, metadata=metadata)
+
+    async def stream(
+        self,
+        request: bytes | Sequence[bytes | memoryview],
+        parse: Callable[[bytes], T],
+        *,
+        metadata: Metadata = _NO_METADATA,
+    ) -> ResponseStream[T]:
+        """As `infer`, with each serialized ModelStreamInferResponse read by `parse`."""
+        pieces = [request] if isinstance(request, bytes) else request
+        return await self._transport.stream(_SERVICE + "/ModelStreamInfer", pieces, parse, metadata)
 
     async def model_ready(self, model: str) -> bool:
         """Whether the server serves `model` now; False also when it cannot be reached.
 
         Raises TimeoutError when it does not answer in time.
         """
+        request = pb.ModelReadyRequest(name=model).SerializeToString()
         try:
-            reply = await self._stub.ModelReady(
-                pb.ModelReadyRequest(name=model), timeout=_UNARY_TIMEOUT_S
-            )
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise TimeoutError from error
+            reply = await self._transport.unary(_SERVICE + "/ModelReady", request, _UNARY_TIMEOUT_S)
+        except GatewayError:
             return False
-        return bool(reply.ready)
+        return bool(_parsed(pb.ModelReadyResponse, reply).ready)
 
     async def model_config(self, model: str) -> Any:
-        """The server's `inference.ModelConfig` of `model`."""
+        """The server's `inference.ModelConfig` of `model`. Raises GatewayError."""
+        request = pb.ModelConfigRequest(name=model).SerializeToString()
+        path = _SERVICE + "/ModelConfig"
         try:
-            reply = await self._stub.ModelConfig(
-                pb.ModelConfigRequest(name=model), timeout=_UNARY_TIMEOUT_S
-            )
-        except grpc.RpcError as error:
-            raise from_rpc(error) from error
-        return reply.config
+            reply = await self._transport.unary(path, request, _UNARY_TIMEOUT_S)
+        except TimeoutError as error:
+            raise EngineUnavailable("The inference server did not answer in time.") from error
+        return _parsed(pb.ModelConfigResponse, reply).config
+
+    def disconnect(self) -> None:
+        """Gives up what is in flight; the next call connects anew."""
+        self._transport.disconnect()
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._transport.close()
 
 
-class _GrpcStream:
-    def __init__(self, call: Any) -> None:
-        self._call = call
+def parse_response(data: bytes) -> pb.ModelStreamInferResponse:
+    """Raises EngineError for what is no response."""
+    return _parsed(pb.ModelStreamInferResponse, data)
 
-    async def read(self) -> pb.ModelStreamInferResponse | None:
-        try:
-            message = await self._call.read()
-        except grpc.RpcError as error:
-            raise from_rpc(error) from error
-        return None if message is grpc.aio.EOF else message
 
-    def cancel(self) -> None:
-        self._call.cancel()
+def _parsed(kind: Any, data: bytes) -> Any:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise EngineError("The inference server's answer cannot be read.") from error

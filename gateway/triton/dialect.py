@@ -1,7 +1,8 @@
-"""What the served `tensorrt_llm` model is: tensor names, limits and modes, read from the server.
+"""What the model that is driven is: its tensors, limits and modes, read from the server.
 
-Names changed between releases of the repository, so they are looked up in ModelConfig rather
-than assumed; limits come from the engine's config.json where its folder can be seen.
+Names and types of tensors changed between releases of the repository, so they are looked up in
+ModelConfig rather than assumed; limits come from the engine's config.json where its folder can be
+seen.
 """
 
 from __future__ import annotations
@@ -10,38 +11,77 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tritonclient.grpc import model_config_pb2
 
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
+from gateway.triton.names import CORE, TEXT, Inputs, Thing, read_inputs
 
-_KV_STATS = ("return_kv_cache_reuse_stats", "return_perf_metrics")
+Mode = Literal["token", "text"]
+
 _DEFAULT_BLOCK = 64
 _DEFAULT_LORA_HOST_BYTES = 1024**3
-_LORA_DTYPES: dict[int, Dtype] = {
-    model_config_pb2.TYPE_FP16: "float16",
-    model_config_pb2.TYPE_BF16: "bfloat16",
+_LORA_DTYPES: dict[str, Dtype] = {"FP16": "float16", "BF16": "bfloat16"}
+_NEEDED: dict[Mode, tuple[Thing, ...]] = {
+    "token": ("prompt", "prompt_length", "max_tokens", "seed"),
+    "text": ("prompt", "max_tokens", "seed"),
 }
+_NAMES = {"token": CORE, "text": TEXT}
+_LORA: tuple[Thing, ...] = ("lora_task_id", "lora_weights", "lora_config")
+_SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Facts about a model that takes and gives text.
+
+    `adds_special_tokens` says what its preprocessing does to a prompt, `skips_special_tokens` what
+    its postprocessing does to an answer. With `accumulates` each response holds the whole text so
+    far. `token_by_token` says whether a streamed response is one token.
+    """
+
+    adds_special_tokens: bool = True
+    skips_special_tokens: bool = True
+    accumulates: bool = False
+    token_by_token: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StopModel:
+    """The core model that takes stop requests, and its inputs."""
+
+    name: str
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Facts about one core model; `seed` and `min_tokens` are names of tensors.
+    """Facts about one model; `inputs` and `outputs` are what it declares.
 
-    `max_seq_len` and `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
+    `text` is None for the core model, which takes and gives token ids. Without `decoupled` each
+    request has one response, and none can stream. `restates_prompt` says whether a response that
+    does not stream begins with the prompt. `stop` takes stop requests with the ids of this model's
+    requests; None where nothing does.
+
+    `max_batch_size` sequences are generated at once, if that is known. `max_seq_len` and
+    `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
     `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
     `lora_host_bytes` is the size of its cache. `guided` says whether guided decoding is set up.
     `vocab_size` is that of the logits; `generation_logits` and `context_logits` say whether they
-    can be had.
-    `kv_stats` is the input that asks for KV-cache statistics, in blocks of `tokens_per_block`;
-    `fingerprint` changes with the model's configuration.
+    can be had. KV-cache statistics are in blocks of `tokens_per_block`. `fingerprint` changes with
+    the model's configuration.
     """
 
     model: str
-    seed: str
-    min_tokens: str
+    inputs: Inputs
+    outputs: frozenset[str]
+    text: TextModel | None
+    decoupled: bool
+    restates_prompt: bool
+    stop: StopModel | None
+    max_batch_size: int | None
     max_seq_len: int
     max_input_len: int | None
     engine_dir: Path
@@ -51,29 +91,68 @@ class Dialect:
     max_beam_width: int
     generation_logits: bool
     context_logits: bool
-    kv_stats: str | None
     tokens_per_block: int
     fingerprint: str
     vocab_size: int
 
+    @property
+    def mode(self) -> Mode:
+        return "token" if self.text is None else "text"
+
 
 def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size: int) -> Dialect:
-    """Builds the dialect from an `inference.ModelConfig`.
+    """The dialect of a core model, from its `inference.ModelConfig`.
 
     `max_seq_len` and `vocab_size` stand in where the engine's config.json is out of sight.
 
-    Raises EngineUnavailable when the model cannot be driven: not decoupled, unknown seed tensor,
-    or a length limit found neither in the engine's config.json nor in the settings.
+    Raises EngineUnavailable when the model cannot be driven: tensors are missing, it belongs to
+    another repository, or a length limit is found neither in the engine's config.json nor in the
+    settings.
     """
-    inputs = {tensor.name for tensor in config.input}
-    seed = next((name for name in ("random_seed", "seed") if name in inputs), None)
-    if seed is None or "input_ids" not in inputs:
-        raise EngineUnavailable(f"Triton model {model!r} has no input_ids or random_seed input.")
-    if not config.model_transaction_policy.decoupled:
+    stop = StopModel(model, read_inputs(config, CORE))
+    return _read(model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
+
+
+def read_text_dialect(
+    model: str,
+    config: Any,
+    core: Any | None,
+    text: TextModel,
+    *,
+    stop: StopModel | None,
+    max_seq_len: int | None,
+    vocab_size: int,
+) -> Dialect:
+    """The dialect of a text model; `core` is the config of its core model, where it can be read.
+
+    Raises EngineUnavailable as `read_dialect` does, and when nothing says whether an answer that
+    comes whole begins with the prompt.
+    """
+    dialect = _read(model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
+    if core is None and not dialect.decoupled and "exclude_prompt" not in dialect.inputs:
         raise EngineUnavailable(
-            f"Triton model {model!r} must be rendered with decoupled_mode:true."
+            f"Triton model {model!r} has no exclude_input_in_output input and its core model "
+            "cannot be read, so whether its answers begin with the prompt is unknown."
         )
-    engine_dir = Path(_parameter(config, "gpt_model_path"))
+    return dialect
+
+
+def _read(
+    model: str,
+    config: Any,
+    core: Any | None,
+    text: TextModel | None,
+    stop: StopModel | None,
+    *,
+    max_seq_len: int | None,
+    vocab_size: int,
+) -> Dialect:
+    mode: Mode = "token" if text is None else "text"
+    inputs = read_inputs(config, _NAMES[mode])
+    _check(model, config, inputs, mode)
+    known = core is not None
+    core = core if core is not None else model_config_pb2.ModelConfig()
+    engine_dir = Path(parameter(core, "gpt_model_path"))
     engine = _engine_config(engine_dir)
     # v0.5 to v0.7 engines have `builder_config` in place of `build_config`.
     build = _section(engine, "build_config") or _section(engine, "builder_config")
@@ -87,21 +166,31 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
             "The engine's length limit is unknown: its config.json is out of sight, so set "
             "GATEWAY_MAX_SEQ_LEN."
         )
-    host_bytes = _parameter(config, "lora_cache_host_memory_bytes")
+    host_bytes = parameter(core, "lora_cache_host_memory_bytes")
+    guided = "guide" in inputs and "guide_type" in inputs
+    restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
+    beams = _beam_width(core, build)
+    if text is not None and text.accumulates:
+        beams = 1
     return Dialect(
         model=model,
-        seed=seed,
-        min_tokens="min_tokens" if "min_tokens" in inputs else "min_length",
+        inputs=inputs,
+        outputs=frozenset(tensor.name for tensor in config.output),
+        text=text,
+        decoupled=bool(config.model_transaction_policy.decoupled),
+        restates_prompt=restates,
+        stop=stop,
+        max_batch_size=_first_int(build.get("max_batch_size")),
         max_seq_len=limit,
         max_input_len=_first_int(build.get("max_input_len")),
         engine_dir=engine_dir,
-        lora_dtype=_lora_dtype(config),
-        guided="guided_decoding_guide_type" in inputs
-        and bool(_parameter(config, "guided_decoding_backend")),
-        max_beam_width=_beam_width(config, build),
-        context_logits=build.get("gather_context_logits") is True,
-        generation_logits=build.get("gather_generation_logits") is True,
-        kv_stats=next((name for name in _KV_STATS if name in inputs), None),
+        lora_dtype=None if _loses_lora(config, text) else _lora_dtype(inputs),
+        # Out of sight it may be set up, and the engine says so if it is not.
+        guided=guided and (not known or bool(parameter(core, "guided_decoding_backend"))),
+        max_beam_width=beams if "beam_width" in inputs else 1,
+        context_logits="context_logits" in inputs and build.get("gather_context_logits") is True,
+        generation_logits="generation_logits" in inputs
+        and build.get("gather_generation_logits") is True,
         tokens_per_block=_first_int(plugins.get("tokens_per_block")) or _DEFAULT_BLOCK,
         fingerprint=f"fp_{digest.hexdigest()[:12]}",
         vocab_size=_first_int(shapes.get("vocab_size")) or vocab_size,
@@ -109,7 +198,30 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
     )
 
 
-def _parameter(config: Any, name: str) -> str:
+def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
+    """Raises EngineUnavailable when the model is not one of inflight_batcher_llm's."""
+    if any(tensor.name.startswith("sampling_param_") for tensor in config.input):
+        raise EngineUnavailable(
+            f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*), "
+            "which this gateway does not drive; it needs inflight_batcher_llm."
+        )
+    missing = ["/".join(_NAMES[mode][thing]) for thing in _NEEDED[mode] if thing not in inputs]
+    if missing:
+        raise EngineUnavailable(f"Triton model {model!r} has no input {', '.join(missing)}.")
+
+
+def speculative(core: Any) -> bool:
+    """Whether a step of the engine can give several tokens."""
+    return parameter(core, "decoding_mode") in _SPECULATIVE
+
+
+def flag(config: Any, name: str, *, default: bool = False) -> bool:
+    """A boolean parameter of the model."""
+    value = parameter(config, name).lower()
+    return value in ("1", "true", "t", "yes", "y") if value else default
+
+
+def parameter(config: Any, name: str) -> str:
     """A string parameter of the model; both backends take an unfilled `${...}` as unset."""
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
@@ -117,20 +229,33 @@ def _parameter(config: Any, name: str) -> str:
 
 def _beam_width(config: Any, build: dict[str, Any]) -> int:
     """The smaller of the engine's limit and the model's; 1 unless both allow more."""
-    allowed = _parameter(config, "max_beam_width")
+    allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
     return min(model, _first_int(build.get("max_beam_width")) or model)
 
 
-def _lora_dtype(config: Any) -> Dtype | None:
-    for tensor in config.input:
-        if tensor.name == "lora_weights":
-            return _LORA_DTYPES.get(tensor.data_type)
-    return None
+def _lora_dtype(inputs: Inputs) -> Dtype | None:
+    if not all(thing in inputs for thing in _LORA):
+        return None
+    return _LORA_DTYPES.get(inputs["lora_weights"].datatype)
+
+
+def _loses_lora(config: Any, text: TextModel | None) -> bool:
+    """Whether this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong shape.
+
+    All releases declare it with a reshape; those that have `return_perf_metrics` undo that.
+    """
+    if text is None or config.platform == "ensemble":
+        return False
+    if any(tensor.name == "return_perf_metrics" for tensor in config.input):
+        return False
+    return any(t.name == "lora_task_id" and t.HasField("reshape") for t in config.input)
 
 
 def _engine_config(engine_dir: Path) -> dict[str, Any]:
     """config.json of the engine, {} when the folder is on another host or has none."""
+    if engine_dir == Path():
+        return {}
     try:
         data = json.loads((engine_dir / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -19,25 +19,33 @@ from gateway.generation import (
     TokenDelta,
     TokenLogprob,
 )
-from gateway.triton import tensors
-from gateway.triton.client import ResponseStream, TritonClient
-from gateway.triton.dialect import Dialect, read_dialect
+from gateway.triton import tensors, text_tensors
+from gateway.triton.choice import Choice, Wanted, WantedMode, choose
+from gateway.triton.client import TritonClient, parse_response
+from gateway.triton.dialect import Dialect
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.request import Request
 from gateway.triton.residency import Residency
+from gateway.triton.skeleton import Skeleton
+from gateway.triton.transport import Message, Metadata, ResponseStream, Wire
 
 log = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 2.0
 _POLL_S = 1.0
+_LOOK_TIMEOUT_S = 2.0
 _MISSES = 3
+_PLAIN = Wire()
+_NO_METADATA: Metadata = {}
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 
 
 class Engine:
-    """The core model on one Triton server.
+    """What one Triton server serves: its core model, or a text model above it.
 
-    `on_stop` is told the reason of each stop request that is sent. Create inside an event loop.
+    `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
+    told the reason of each stop request that is sent. Create inside an event loop.
     """
 
     def __init__(
@@ -49,14 +57,15 @@ class Engine:
         max_seq_len: int | None,
         on_stop: Callable[[StopReason], None],
         on_cold_send: Callable[[ColdSend], None],
+        wire: Wire = _PLAIN,
+        mode: WantedMode = "auto",
+        text_model: str | None = None,
     ) -> None:
-        self._client = TritonClient(endpoint)
-        self._model = model
-        self._vocab_size = vocab_size
-        self._max_seq_len = max_seq_len
+        self._client = TritonClient(endpoint, wire)
+        self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model)
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
-        self._dialect: Dialect | None = None
+        self._choice: Choice | None = None
         self._missed = 0
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
@@ -66,19 +75,29 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether the last look found the model serving."""
-        return self._dialect is not None
+        """Whether the last look found a model serving."""
+        return self._choice is not None
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it did not answer when it was last looked at, though it may just be busy."""
+        return self._missed > 0
 
     @property
     def why_not_ready(self) -> str:
         return self._why
 
     @property
-    def dialect(self) -> Dialect:
-        """What is served. Raises EngineUnavailable while Triton is away or still loading."""
-        if self._dialect is None:
+    def choice(self) -> Choice:
+        """What is driven, and why. Raises EngineUnavailable while Triton is away or loading."""
+        if self._choice is None:
             raise EngineUnavailable("The inference server is not ready.")
-        return self._dialect
+        return self._choice
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is driven. Raises EngineUnavailable while Triton is away or still loading."""
+        return self.choice.dialect
 
     async def wait_ready(self) -> None:
         """Returns once the model has been seen serving."""
@@ -99,57 +118,73 @@ class Engine:
         A server that is only slow to answer is lost after a few looks: it may just be busy.
         """
         try:
-            ready = await self._client.model_ready(self._model)
+            await self._look()
         except TimeoutError:
             self._missed += 1
-            ready = self.ready and self._missed < _MISSES
+            if not self.ready or self._missed >= _MISSES:
+                self._lost(f"Triton at {self._client.endpoint} does not answer in time")
+                # What it was given waits for nothing; elsewhere some of it can begin anew.
+                self._client.disconnect()
+        except GatewayError as error:
+            self._missed = 0
+            self._lost(f"Triton at {self._client.endpoint}: {error.message}")
         else:
             self._missed = 0
-        if not ready:
-            self._lost(f"Triton at {self._client.endpoint} does not serve {self._model!r}")
-        elif self._dialect is None:
-            try:
-                config = await self._client.model_config(self._model)
-                self._dialect = read_dialect(
-                    self._model,
-                    config,
-                    max_seq_len=self._max_seq_len,
-                    vocab_size=self._vocab_size,
-                )
-            except GatewayError as error:
-                self._lost(error.message)
-            else:
-                self._seen_ready.set()
-                log.info("engine ready: %s", self._dialect)
+
+    async def _look(self) -> None:
+        chosen = self._choice
+        if chosen is not None:
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                serves = await self._client.model_ready(chosen.dialect.model)
+            if not serves:
+                raise EngineUnavailable(f"Triton does not serve {chosen.dialect.model!r} any more.")
+            if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
+                return
+        choice = await choose(self._client, self._wanted)
+        self._choice = choice
+        self._seen_ready.set()
+        mode, model = choice.dialect.mode, choice.dialect.model
+        log.info("engine ready: %s mode on %r: %s", mode, model, choice.why)
+        log.debug("dialect: %s", choice.dialect)
 
     def _lost(self, why: str) -> None:
-        if self._dialect is not None or why != self._why:
+        if self._choice is not None or why != self._why:
             log.warning("engine not ready: %s", why)
-        self._dialect = None
+        self._choice = None
         self.residency.restarted()
         self._why = why
 
-    def generate(self, generation: Generation, timeout_s: float) -> TokenStream:
+    def generate(
+        self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
+    ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
-        Iterating raises TimeoutError once `timeout_s` seconds have passed.
+        Iterating raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
+        the call.
         """
         dialect = self.dialect
-        request = tensors.generation_request(dialect, generation)
-        return TokenStream(self, dialect, request, generation, timeout_s)
+        if (generation.text is None) is not (dialect.text is None):
+            raise EngineUnavailable("The inference server has just changed; try again.")
+        if generation.text is None:
+            request = tensors.generation_request(dialect, generation)
+        else:
+            request = text_tensors.text_request(dialect, generation, generation.text)
+        return TokenStream(self, dialect, request, generation, timeout_s, metadata)
 
-    async def prompt_logprobs(self, generation: Generation, timeout_s: float) -> list[TokenLogprob]:
+    async def prompt_logprobs(
+        self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
+    ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
         dialect = self.dialect
         request = tensors.context_request(dialect, generation)
-        with TokenStream(self, dialect, request, generation, timeout_s) as stream:
+        with TokenStream(self, dialect, request, generation, timeout_s, metadata) as stream:
             response = await stream.response()
             return await asyncio.to_thread(tensors.context_logprobs, response, generation)
 
-    def stop(self, request: pb.ModelInferRequest, reason: StopReason) -> None:
+    def stop(self, request: Request, reason: StopReason) -> None:
         """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
         self._on_stop(reason)
-        task = asyncio.get_running_loop().create_task(self._stop(request.SerializeToString()))
+        task = asyncio.get_running_loop().create_task(self._stop(request.data))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
@@ -163,8 +198,8 @@ class Engine:
             # Triton is away or stuck; the cancelled RPC is all that is left to say.
             log.warning("stop request not answered: %s", error or "timeout")
 
-    async def open(self, request: bytes) -> ResponseStream:
-        return await self._client.infer(request)
+    async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
+        return await self._client.stream(request, bytes, metadata=metadata)
 
     async def close(self) -> None:
         """Waits for stop requests under way, then closes the connection."""
@@ -177,24 +212,34 @@ class TokenStream:
     """The answer to one generation, to be iterated inside ``with engine.generate(g) as tokens``.
 
     Left before the final delta, for whatever reason, the RPC is cancelled and the engine told to
-    stop; both happen without an await, so that they survive any cancellation.
+    stop; both happen without an await, so that they survive any cancellation. A BLS model can only
+    be cancelled: the ids of what it asks of the engine are its own.
     """
 
     def __init__(
         self,
         engine: Engine,
         dialect: Dialect,
-        request: pb.ModelInferRequest,
+        request: Request,
         generation: Generation,
         timeout_s: float,
+        metadata: Metadata,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._dialect = dialect
         self._request = request
+        self._metadata = metadata
         self._generation = generation
         self._lora = generation.lora
-        self._stream: ResponseStream | None = None
+        self._reader = None
+        if dialect.text is not None and generation.text is not None:
+            self._reader = text_tensors.TextReader(dialect, dialect.text, generation.text)
+        # Of plain tokens only the first response is read tensor by tensor.
+        self._plain = self._reader is None and generation.logprobs is None
+        self._skeleton: Skeleton | None = None
+        self._held: bytes | None = None
+        self._stream: ResponseStream[bytes] | None = None
         self._sent = False
         self._finished = False
         self._entered = False
@@ -216,8 +261,8 @@ class TokenStream:
         if self._stream is not None:
             self._stream.cancel()
         self._leave()
-        if self._sent and not self._finished:
-            stop = tensors.stop_request(self._dialect, self._request.id)
+        if self._sent and not self._finished and self._dialect.stop is not None:
+            stop = tensors.stop_request(self._dialect.stop, self._request.id)
             self._engine.stop(stop, self._reason(error_type))
 
     def _expire(self) -> None:
@@ -239,42 +284,81 @@ class TokenStream:
     async def __anext__(self) -> TokenDelta:
         if self._finished:
             raise StopAsyncIteration
-        return tensors.token_delta(await self.response(), self._generation)
+        if self._skeleton is not None and self._stream is not None:
+            data = await self._read(self._stream)
+            ids = self._tokens(self._skeleton, self._stream, data)
+            if ids:
+                return TokenDelta(ids, False)
+        response = await self.response()
+        if self._reader is not None:
+            return self._reader.delta(response)
+        return tensors.token_delta(response, self._dialect, self._generation)
+
+    def _tokens(
+        self, skeleton: Skeleton, stream: ResponseStream[bytes], data: bytes | None
+    ) -> list[int]:
+        """The id in `data` and those that have arrived behind it; nothing is waited for.
+
+        The first response that is of another kind is held for `response`.
+        """
+        ids = []
+        while data is not None:
+            token = skeleton.token(data)
+            if token is None:
+                self._held = data
+                break
+            ids.append(token)
+            data = stream.read_nowait()
+        return ids
 
     async def beams(self) -> list[TokenDelta]:
         """All beams of a beam search, best first. Raises GatewayError."""
         deltas: list[TokenDelta] = []
         while not self._finished:
-            deltas += tensors.beam_deltas(await self.response())
+            response = await self.response()
+            if self._reader is not None:
+                deltas += self._reader.beams(response)
+            else:
+                deltas += tensors.beam_deltas(response, self._dialect, self._generation)
         return deltas
 
     async def response(self) -> pb.ModelInferResponse:
         """The next response as it came. Raises GatewayError when it is an error."""
         if self._stream is not None:
-            response = await self._read(self._stream)
+            response = self._parsed(await self._read(self._stream))
         else:
             async with asyncio.timeout_at(self._deadline):
                 if self._lora is not None:
                     response = await self._begin_with_lora(self._lora)
                 else:
-                    response = await self._begin(self._request.SerializeToString())
+                    response = await self._begin(self._request.data)
         if response.error_message:
             self._finished = True
             raise from_text(response.error_message)
-        self._finished = tensors.is_final(response.infer_response)
+        # Without decoupling there is one response, whether it says so or not.
+        self._finished = tensors.is_final(response.infer_response) or not self._dialect.decoupled
         return response.infer_response
 
-    async def _begin(self, request: bytes) -> pb.ModelStreamInferResponse:
+    async def _begin(self, request: bytes | Message) -> pb.ModelStreamInferResponse:
         """Sends the request and waits for the first response."""
         self._sent = True
         try:
-            self._stream = await self._engine.open(request)
+            self._stream = await self._engine.open(request, self._metadata)
         except EngineUnavailable:
             self._finished = True
             raise
-        return await self._read(self._stream)
+        return self._parsed(await self._read(self._stream))
 
-    async def _read(self, stream: ResponseStream) -> pb.ModelStreamInferResponse:
+    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
+        response = parse_response(data)
+        if self._plain and self._skeleton is None and not response.error_message:
+            self._skeleton = Skeleton.of(data, response.infer_response)
+        return response
+
+    async def _read(self, stream: ResponseStream[bytes]) -> bytes:
+        if self._held is not None:
+            data, self._held = self._held, None
+            return data
         try:
             response = await stream.read()
         except asyncio.CancelledError:
@@ -305,7 +389,7 @@ class TokenStream:
             if carries:
                 response = await self._begin_with_weights(lora)
             else:
-                response = await self._begin(self._request.SerializeToString())
+                response = await self._begin(self._request.data)
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
                 if carries:
@@ -331,7 +415,7 @@ class TokenStream:
         response = None
         try:
             weights = await lora.weights()
-            request = await asyncio.to_thread(tensors.with_weights, self._request, weights)
+            request = tensors.with_weights(self._request, weights)
             response = await self._begin(request)
         finally:
             if response is None or response.error_message:

@@ -7,8 +7,7 @@ and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
 from __future__ import annotations
 
 import logging
-
-import grpc
+from enum import IntEnum
 
 from gateway.errors import (
     ContextLengthExceeded,
@@ -21,6 +20,25 @@ from gateway.errors import (
 
 log = logging.getLogger(__name__)
 
+
+class Status(IntEnum):
+    """gRPC status codes that are told apart here; a server may send others."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    DEADLINE_EXCEEDED = 4
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+# With grpcio a connection that is reset in mid-stream ends in UNKNOWN.
+_AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN)
+
 _BUSY = "The engine's queue is full; try again shortly."
 _AWAY = "The inference server is not available; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
@@ -28,6 +46,7 @@ _BAD_GUIDE = (
     "The engine cannot enforce this response_format, structured_outputs or tool schema: it is "
     "invalid or uses what the engine's grammar compiler does not know."
 )
+_NO_GUIDES = "Guided decoding is not set up in this engine."
 _FAILED = "The engine failed to process the request."
 
 _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
@@ -39,8 +58,10 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("Incorrect sampling config", InvalidRequest, "The engine refused the sampling parameters."),
     ("Invalid guide of type", InvalidRequest, _BAD_GUIDE),
     ("Guided decoding failed", InvalidRequest, _BAD_GUIDE),
+    ("GuidedDecoder is not setup", InvalidRequest, _NO_GUIDES),
     ("is not found", EngineUnavailable, _AWAY),
     ("is not at ready state", EngineUnavailable, _AWAY),
+    ("is not healthy", EngineUnavailable, _AWAY),  # the process of a Python model has died
     ("no available versions", EngineUnavailable, _AWAY),
     ("is shutting down", EngineUnavailable, _AWAY),
     ("Shutdown called", EngineUnavailable, _AWAY),
@@ -66,13 +87,10 @@ def from_text(text: str) -> GatewayError:
     return EngineError(_FAILED)
 
 
-def from_rpc(error: grpc.RpcError) -> GatewayError:
-    """Translates a failed RPC by its status code."""
-    code = error.code()
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+def from_status(status: int, text: str) -> GatewayError:
+    """Translates the status of a failed RPC."""
+    if status in _AWAY_STATUSES:
         return EngineUnavailable(_AWAY)
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+    if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    if code == grpc.StatusCode.UNKNOWN:
-        return EngineUnavailable(_AWAY)  # a connection reset in mid-stream ends like this
-    return from_text(str(error.details()))
+    return from_text(text)

@@ -62,6 +62,7 @@ class Residency:
         except asyncio.CancelledError:
             if turn in self._waiting:
                 self._waiting.remove(turn)
+                self._hand_over()
             else:  # handed over in the same moment
                 self.leave(task_id)
             raise
@@ -131,7 +132,10 @@ class Residency:
     def _hand_over(self) -> None:
         self._unlimited()
         for turn in list(self._waiting):
-            if turn.task_id in self._active or self._has_room():
+            able = turn.task_id in self._active or self._has_room()
+            if not able and time.monotonic() - turn.since > _PASS_FOR_S:
+                return  # nobody passes it any more
+            if able:
                 self._waiting.remove(turn)
                 self._active[turn.task_id] += 1
                 if not turn.handed_over.done():

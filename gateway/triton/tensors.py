@@ -1,12 +1,11 @@
 """ModelInferRequest and ModelStreamInferResponse for the core model, without numpy.
 
-Tensor names, dtypes and shapes are those of `tensorrt_llm` in tensorrtllm_backend; all scalars
-have shape [1, 1]. Raw contents are little-endian.
+Shapes are those of `tensorrt_llm` in tensorrtllm_backend; all scalars have shape [1, 1]. Names and
+data types are those that the served model declares. Raw contents are little-endian.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 
 from tritonclient.grpc import service_pb2 as pb
@@ -14,64 +13,79 @@ from tritonclient.grpc import service_pb2 as pb
 from adapters.adapter import Converted, Dtype
 from gateway.errors import EngineError
 from gateway.generation import Generation, Sampling, TokenDelta, TokenLogprob
-from gateway.triton.dialect import Dialect
+from gateway.triton.dialect import Dialect, StopModel
 from gateway.triton.logits import prompt_logprobs, top_logprobs
+from gateway.triton.names import Thing
+from gateway.triton.request import Request, RequestBuilder, varint
+from gateway.triton.transport import Message
 
-_U64 = 0xFFFF_FFFF_FFFF_FFFF
 _TINY = 1e-6
-_EMPTY_FINAL = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
 _LORA_DATATYPES: dict[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
-_PIECE = 1 << 20
+# What a request must have to be let through to the model, whatever it is.
+_STOPPED: tuple[Thing, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
-def generation_request(dialect: Dialect, generation: Generation) -> pb.ModelInferRequest:
-    """The streaming request for one generation."""
-    request = _request(dialect, generation.request_id)
-    _add(request, "input_ids", "INT32", _int32(generation.prompt_ids), len(generation.prompt_ids))
-    _add(request, "input_lengths", "INT32", _int32([len(generation.prompt_ids)]))
-    _add(request, "request_output_len", "INT32", _int32([generation.max_tokens]))
+def generation_request(dialect: Dialect, generation: Generation) -> Request:
+    """The request for one generation, streaming where it can."""
+    build = _prompt_request(dialect, generation, generation.request_id, generation.max_tokens)
     if generation.end_id is not None:
-        _add(request, "end_id", "INT32", _int32([generation.end_id]))
-        _add(request, "pad_id", "INT32", _int32([generation.end_id]))
-    for name, sequences in (
-        ("stop_words_list", generation.stop_ids),
-        ("bad_words_list", generation.bad_ids),
-    ):
+        build.scalar("end_id", generation.end_id)
+        build.scalar("pad_id", generation.end_id)
+    words: tuple[tuple[Thing, tuple[tuple[int, ...], ...]], ...] = (
+        ("stop_words", generation.stop_ids),
+        ("bad_words", generation.bad_ids),
+    )
+    for thing, sequences in words:
         if sequences:
-            words = word_list(sequences)
-            _add(request, name, "INT32", _int32(words), 2, len(words) // 2)
-    if generation.beams:
-        _add(request, "beam_width", "INT32", _int32([generation.beams]))
-        _add(request, "num_return_sequences", "INT32", _int32([generation.beams]))
-        _add(request, "len_penalty", "FP32", _fp32(generation.length_penalty))
-        _add(request, "exclude_input_in_output", "BOOL", b"\x01")
-    else:
-        _add(request, "streaming", "BOOL", b"\x01")
-    _add_sampling(request, dialect, generation.sampling, logprobs=generation.logprobs is not None)
-    if generation.guide is not None:
-        _add(request, "guided_decoding_guide_type", "BYTES", _bytes(generation.guide.type))
-        _add(request, "guided_decoding_guide", "BYTES", _bytes(generation.guide.text))
-    if generation.lora is not None:
-        _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
-    request.outputs.add(name="output_ids")
-    request.outputs.add(name="sequence_length")
+            ids = word_list(sequences)
+            build.numbers(thing, ids, 2, len(ids) // 2)
+    add_sampling(build, generation.sampling, logprobs=generation.logprobs is not None)
+    if generation.sampling.logit_bias:
+        bias = array("f", bytes(4 * dialect.vocab_size))
+        for token_id, value in generation.sampling.logit_bias:
+            bias[token_id] = value
+        build.raw("bias", bias.tobytes(), dialect.vocab_size)
+    add_common(build, dialect, generation)
+    build.output("output_ids")
+    if "sequence_length" in dialect.outputs:
+        build.output("sequence_length")
     if generation.logprobs is not None:
-        _add(request, "return_log_probs", "BOOL", b"\x01")
-        request.outputs.add(name="output_log_probs")
+        build.scalar("log_probs", True)
+        build.output("output_log_probs")
         if generation.logprobs:
-            _add(request, "return_generation_logits", "BOOL", b"\x01")
-            request.outputs.add(name="generation_logits")
+            build.scalar("generation_logits", True)
+            build.output("generation_logits")
+    return build.request
+
+
+def add_common(build: RequestBuilder, dialect: Dialect, generation: Generation) -> None:
+    """What core and text models take alike: how to answer, the beams, the guide, the adapter."""
+    if generation.beams:
+        build.scalar("beam_width", generation.beams)
+        if build.has("sequences"):  # by default as many as beams
+            build.scalar("sequences", generation.beams)
+        build.scalar("length_penalty", generation.length_penalty)
+    if dialect.decoupled and not generation.beams:
+        build.scalar("streaming", True)
+    elif build.has("exclude_prompt"):
+        build.scalar("exclude_prompt", True)
+    if generation.guide is not None:
+        build.texts("guide_type", [generation.guide.type])
+        build.texts("guide", [generation.guide.text])
+    if generation.lora is not None:
+        build.scalar("lora_task_id", generation.lora.task_id)
     # Another output costs a microsecond for each token.
-    if generation.usage and dialect.kv_stats is not None:
-        _add(request, dialect.kv_stats, "BOOL", b"\x01")
-        request.outputs.add(name="kv_cache_reused_blocks")
-    return request
+    if generation.usage and build.has("cache_stats"):
+        build.scalar("cache_stats", True)
+        build.output("kv_cache_reused_blocks")
 
 
-def beam_deltas(response: pb.ModelInferResponse) -> list[TokenDelta]:
+def beam_deltas(
+    response: pb.ModelInferResponse, dialect: Dialect, generation: Generation
+) -> list[TokenDelta]:
     """The ids of each beam, best first, from the one response of a beam search."""
     ids, lengths = array("i"), array("i")
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -80,24 +94,22 @@ def beam_deltas(response: pb.ModelInferResponse) -> list[TokenDelta]:
         elif tensor.name == "sequence_length":
             lengths.frombytes(raw)
     width = len(ids) // max(len(lengths), 1)
+    prompt = _restated(dialect, generation)
     return [
-        TokenDelta(ids[beam * width : beam * width + length].tolist(), True)
+        TokenDelta(ids[beam * width + prompt : beam * width + length].tolist(), True)
         for beam, length in enumerate(lengths)
     ]
 
 
-def context_request(dialect: Dialect, generation: Generation) -> pb.ModelInferRequest:
+def context_request(dialect: Dialect, generation: Generation) -> Request:
     """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
-    request = _request(dialect, f"{generation.request_id}-context")
-    _add(request, "input_ids", "INT32", _int32(generation.prompt_ids), len(generation.prompt_ids))
-    _add(request, "input_lengths", "INT32", _int32([len(generation.prompt_ids)]))
-    _add(request, "request_output_len", "INT32", _int32([1]))
-    _add(request, "return_context_logits", "BOOL", b"\x01")
+    build = _prompt_request(dialect, generation, f"{generation.request_id}-context", 1)
+    build.scalar("context_logits", True)
     if generation.lora is not None:
-        _add(request, "lora_task_id", "UINT64", struct.pack("<Q", generation.lora.task_id))
+        build.scalar("lora_task_id", generation.lora.task_id)
     for name in ("output_ids", "sequence_length", "context_logits"):
-        request.outputs.add(name=name)
-    return request
+        build.output(name)
+    return build.request
 
 
 def context_logprobs(response: pb.ModelInferResponse, generation: Generation) -> list[TokenLogprob]:
@@ -109,66 +121,56 @@ def context_logprobs(response: pb.ModelInferResponse, generation: Generation) ->
     raise EngineError("The engine gave no logits of the prompt.")
 
 
-def _add_sampling(
-    request: pb.ModelInferRequest, dialect: Dialect, sampling: Sampling, *, logprobs: bool
-) -> None:
+def add_sampling(build: RequestBuilder, sampling: Sampling, *, logprobs: bool = False) -> None:
     """The engine is greedy when neither top-k nor top-p is given, so one of them always is.
 
     Top_p 1 samples over the whole distribution; greedy is top_k 1, since a temperature of 0 alone
     samples at temperature 1 in some releases. Log probabilities are normalised within the top k
     (so 0 for every greedy token) but not within top p: greedy is then a top p of almost nothing.
     """
-    _add(request, dialect.seed, "UINT64", struct.pack("<Q", sampling.seed & _U64))
+    build.scalar("seed", sampling.seed)
     if sampling.greedy and logprobs:
-        _add(request, "runtime_top_k", "INT32", _int32([0]))
-        _add(request, "runtime_top_p", "FP32", _fp32(_TINY))
+        build.scalar("top_k", 0)
+        build.scalar("top_p", _TINY)
     elif sampling.greedy:
-        _add(request, "runtime_top_k", "INT32", _int32([1]))
+        build.scalar("top_k", 1)
     else:
-        _add(request, "runtime_top_k", "INT32", _int32([sampling.top_k]))
-        _add(request, "runtime_top_p", "FP32", _fp32(sampling.top_p))
-        _add(request, "temperature", "FP32", _fp32(sampling.temperature))
+        build.scalar("top_k", sampling.top_k)
+        build.scalar("top_p", sampling.top_p)
+        build.scalar("temperature", sampling.temperature)
     if sampling.repetition_penalty != 1.0:
-        _add(request, "repetition_penalty", "FP32", _fp32(sampling.repetition_penalty))
+        build.scalar("repetition_penalty", sampling.repetition_penalty)
     if sampling.min_tokens:
-        _add(request, dialect.min_tokens, "INT32", _int32([sampling.min_tokens]))
-    if sampling.logit_bias:
-        bias = array("f", bytes(4 * dialect.vocab_size))
-        for token_id, value in sampling.logit_bias:
-            bias[token_id] = value
-        _add(request, "embedding_bias", "FP32", bias.tobytes(), dialect.vocab_size)
+        build.scalar("min_tokens", sampling.min_tokens)
     if sampling.presence_penalty:
-        _add(request, "presence_penalty", "FP32", _fp32(sampling.presence_penalty))
+        build.scalar("presence_penalty", sampling.presence_penalty)
     if sampling.frequency_penalty:
-        _add(request, "frequency_penalty", "FP32", _fp32(sampling.frequency_penalty))
+        build.scalar("frequency_penalty", sampling.frequency_penalty)
 
 
-def with_weights(request: pb.ModelInferRequest, lora: Converted) -> bytes:
-    """The serialized request with `lora_config` and `lora_weights` appended.
+def with_weights(request: Request, lora: Converted) -> Message:
+    """The serialized request with `lora_config` and `lora_weights` appended, in pieces.
 
     Serialized messages concatenate field by field, so the weights go behind a header of a few
-    bytes as they are stored, without ever being a protobuf object. To be called in a thread: the
-    weights are copied in pieces, since one copy of 132 MB would hold the GIL for 60 ms and more,
-    and joining exact `bytes` releases it.
+    bytes as they are stored, without ever being a protobuf object or copied here.
     """
     tail = pb.ModelInferRequest()
-    _add(tail, "lora_config", "INT32", lora.config, lora.rows, 3)
+    tail.inputs.add(name="lora_config", datatype="INT32", shape=(1, lora.rows, 3))
+    tail.raw_input_contents.append(lora.config)
     datatype = _LORA_DATATYPES[lora.dtype]
     tail.inputs.add(name="lora_weights", datatype=datatype, shape=(1, lora.rows, lora.width))
-    weights = memoryview(lora.weights)
-    pieces = [bytes(weights[i : i + _PIECE]) for i in range(0, lora.nbytes, _PIECE)]
-    header = _RAW_INPUT_CONTENTS + _varint(lora.nbytes)
-    return b"".join([request.SerializeToString(), tail.SerializeToString(), header, *pieces])
+    header = _RAW_INPUT_CONTENTS + varint(lora.nbytes)
+    head = request.data + tail.SerializeToString() + header
+    return [head, memoryview(lora.weights)]
 
 
-def stop_request(dialect: Dialect, request_id: str) -> pb.ModelInferRequest:
+def stop_request(model: StopModel, request_id: str) -> Request:
     """Asks the engine to stop the request with this id; answered with success if it is gone."""
-    request = _request(dialect, request_id)
-    _add(request, "input_ids", "INT32", _int32([0]))
-    _add(request, "input_lengths", "INT32", _int32([0]))
-    _add(request, "request_output_len", "INT32", _int32([0]))
-    _add(request, "stop", "BOOL", b"\x01")
-    return request
+    build = RequestBuilder(model.name, model.inputs, request_id)
+    for thing in _STOPPED:
+        build.scalar(thing, 0)
+    build.scalar("stop", True)
+    return build.request
 
 
 def word_list(words: tuple[tuple[int, ...], ...]) -> list[int]:
@@ -186,8 +188,13 @@ def is_final(response: pb.ModelInferResponse) -> bool:
     return response.parameters[_FINAL].bool_param if _FINAL in response.parameters else False
 
 
-def token_delta(response: pb.ModelInferResponse, generation: Generation) -> TokenDelta:
-    """New ids of one streamed response with one beam; none in a flags-only final."""
+def token_delta(
+    response: pb.ModelInferResponse, dialect: Dialect, generation: Generation
+) -> TokenDelta:
+    """New ids of one response with one beam; none in a flags-only final.
+
+    Releases v0.10 to v0.13 also send tensors of zeros for what was not asked for.
+    """
     final = is_final(response)
     ids: list[int] = []
     length: int | None = None
@@ -211,6 +218,8 @@ def token_delta(response: pb.ModelInferResponse, generation: Generation) -> Toke
             top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
     if length is not None:
         ids = ids[:length]
+    if not dialect.decoupled:
+        ids = ids[_restated(dialect, generation) :]
     if generation.logprobs is None:
         return TokenDelta(ids, final, reused)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
@@ -223,35 +232,16 @@ def token_delta(response: pb.ModelInferResponse, generation: Generation) -> Toke
     return TokenDelta(ids, final, reused, entries)
 
 
-def _request(dialect: Dialect, request_id: str) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=dialect.model, id=request_id)
-    request.parameters[_EMPTY_FINAL].bool_param = True
-    return request
+def _prompt_request(
+    dialect: Dialect, generation: Generation, request_id: str, max_tokens: int
+) -> RequestBuilder:
+    build = RequestBuilder(dialect.model, dialect.inputs, request_id)
+    build.numbers("prompt", generation.prompt_ids, len(generation.prompt_ids))
+    build.scalar("prompt_length", len(generation.prompt_ids))
+    build.scalar("max_tokens", max_tokens)
+    return build
 
 
-def _add(request: pb.ModelInferRequest, name: str, datatype: str, raw: bytes, *dims: int) -> None:
-    request.inputs.add(name=name, datatype=datatype, shape=(1, *(dims or (1,))))
-    request.raw_input_contents.append(raw)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _int32(values: list[int]) -> bytes:
-    return array("i", values).tobytes()
-
-
-def _bytes(value: str) -> bytes:
-    """One BYTES element: its length in 4 bytes, then the UTF-8 text."""
-    raw = value.encode()
-    return struct.pack("<I", len(raw)) + raw
-
-
-def _fp32(value: float) -> bytes:
-    return struct.pack("<f", value)
+def _restated(dialect: Dialect, generation: Generation) -> int:
+    """How many ids a response that does not stream begins with before those that are new."""
+    return len(generation.prompt_ids) if dialect.restates_prompt else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -17,6 +18,7 @@ from triton_repo.executor.inflight import InflightLoop
 from triton_repo.executor.llama import Llama
 from triton_repo.executor.loop import RequestLoop
 from triton_repo.executor.mailbox import Mailbox
+from triton_repo.executor.ranks import own_rank
 from triton_repo.executor.request import Request
 from triton_repo.executor.result import Response
 from triton_repo.executor.stats import IterationStats
@@ -28,6 +30,10 @@ class Executor:
 
     All methods may be called from any thread. The constructor blocks until the model is loaded.
     Durations are ``datetime.timedelta`` or float seconds.
+
+    In an MPI job the leader, rank 0, does all the work. The other ranks hold no model and take
+    no requests; as upstream, their ``shutdown`` serves the leader. Nothing tells them here that
+    the leader has ended, so it blocks until the process is killed.
     """
 
     def __init__(
@@ -45,8 +51,15 @@ class Executor:
         self._mailbox = Mailbox(
             executor_config.max_queue_size, executor_config.iter_stats_max_iterations
         )
-        loop = _make_loop(Path(model_path), executor_config, self._mailbox)
-        self._thread = threading.Thread(target=loop.run, name="executor-loop", daemon=True)
+        folder = Path(model_path)
+        config = load_config(folder)
+        _refuse_unsupported(executor_config, config)
+        if own_rank(os.environ) == 0:
+            work = _make_loop(folder, config, executor_config, self._mailbox).run
+        else:
+            self._mailbox.close()
+            work = _wait_for_ever
+        self._thread = threading.Thread(target=work, name="executor-loop", daemon=True)
         self._thread.start()
 
     def enqueue_request(self, request: Request) -> int:
@@ -150,9 +163,13 @@ def _refuse_unsupported(settings: ExecutorConfig, config: EngineConfig) -> None:
     )
 
 
-def _make_loop(folder: Path, settings: ExecutorConfig, mailbox: Mailbox) -> RequestLoop:
-    config = load_config(folder)
-    _refuse_unsupported(settings, config)
+def _make_loop(
+    folder: Path, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox
+) -> RequestLoop:
     if config.architecture == SYNTHETIC:
         return SyntheticLoop(config, settings, mailbox)
     return InflightLoop(Llama(config, folder), config, settings, mailbox)
+
+
+def _wait_for_ever() -> None:
+    threading.Event().wait()

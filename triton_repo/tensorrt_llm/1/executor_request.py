@@ -5,7 +5,7 @@ from typing import Any
 
 from executor_api import Row, given, trtllm
 
-# The executor's keyword by input tensor.
+# The executor's keyword by input tensor; later releases call some tensors by another name.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -15,8 +15,10 @@ SAMPLING = {
     "runtime_top_p_reset_ids": "top_p_reset_ids",
     "runtime_top_p_decay": "top_p_decay",
     "random_seed": "random_seed",
+    "seed": "random_seed",
     "temperature": "temperature",
     "min_length": "min_length",
+    "min_tokens": "min_length",
     "repetition_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -24,6 +26,7 @@ SAMPLING = {
     "early_stopping": "early_stopping",
     "beam_search_diversity_rate": "beam_search_diversity_rate",
 }
+PERF_METRICS = ("return_kv_cache_reuse_stats", "return_perf_metrics")
 # The executor's GuideType by the input's value.
 GUIDE_TYPES = {
     "json": "JSON",
@@ -73,7 +76,7 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
                 return_log_probs=bool(row.scalar("return_log_probs")),
                 return_context_logits=bool(row.scalar("return_context_logits")),
                 return_generation_logits=bool(row.scalar("return_generation_logits")),
-                return_perf_metrics=bool(row.scalar("return_kv_cache_reuse_stats")),
+                return_perf_metrics=any(row.scalar(name) for name in PERF_METRICS),
                 exclude_input_from_output=exclude_input if exclude is None else exclude,
             ),
             external_draft_tokens_config=_draft_tokens(row),
@@ -86,7 +89,8 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
 
 
 def _sampling(row: Row) -> Any:
-    values = given(**{keyword: row.scalar(name) for name, keyword in SAMPLING.items()})
+    found = ((keyword, row.scalar(name)) for name, keyword in SAMPLING.items())
+    values = {keyword: value for keyword, value in found if value is not None}
     if values.get("top_p", 1) <= 0:
         # Clients send 0 for "unset".
         del values["top_p"]

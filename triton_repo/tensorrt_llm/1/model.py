@@ -96,7 +96,8 @@ class TritonPythonModel:
         self._lock = threading.Lock()
         self._running: dict[int, Running] = {}
         self._broken: str | None = None
-        if not self._executor.can_enqueue_requests():
+        self._is_worker = not self._executor.can_enqueue_requests()
+        if self._is_worker:
             # A worker rank serves the leader from inside this call until it shuts down.
             self._executor.shutdown()
             return
@@ -130,6 +131,8 @@ class TritonPythonModel:
                 _send(sender, _error(str(error)), FINAL)
 
     def finalize(self) -> None:
+        if self._is_worker:
+            return
         self._stopping.set()
         for thread in self._watchers:
             thread.join()

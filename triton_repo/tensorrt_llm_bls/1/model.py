@@ -56,10 +56,12 @@ CORE_INPUTS = {
 } | {
     name: name
     for name in (
-        *("beam_width", "num_return_sequences", "temperature", "random_seed", "min_length"),
+        *("beam_width", "num_return_sequences", "temperature"),
+        # Later releases call these by their second names.
+        *("random_seed", "seed", "min_length", "min_tokens"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("return_log_probs", "return_context_logits", "return_generation_logits"),
-        *("return_kv_cache_reuse_stats", "exclude_input_in_output"),
+        *("return_kv_cache_reuse_stats", "return_perf_metrics", "exclude_input_in_output"),
         *("prompt_embedding_table", "prompt_vocab_size"),
         *("lora_task_id", "lora_weights", "lora_config"),
         *("guided_decoding_guide_type", "guided_decoding_guide"),

@@ -90,7 +90,7 @@ class _Gateway:
         self._headers = {"authorization": f"Bearer {key}"}
 
     def __call__(self, method: str, path: str, **options: Any) -> Any:
-        import httpx  # noqa: PLC0415 - keeps --help quick
+        import httpx
 
         url = f"{self._base}/{quote(path)}".rstrip("/")
         try:
@@ -120,10 +120,13 @@ class _Gateway:
 
 
 def _size(parsed: argparse.Namespace) -> int:
-    from adapters import peft, sizes  # noqa: PLC0415 - keeps --help quick
-    from adapters.base_model import read_base_model  # noqa: PLC0415
-    from adapters.convert import convert  # noqa: PLC0415
-    from adapters.errors import AdapterError  # noqa: PLC0415
+    from dataclasses import replace
+
+    from adapters import peft, sizes
+    from adapters.adapter import MODULE_IDS
+    from adapters.base_model import read_base_model
+    from adapters.convert import convert
+    from adapters.errors import AdapterError
 
     try:
         read = [peft.read(folder) for folder in parsed.adapters]
@@ -131,12 +134,16 @@ def _size(parsed: argparse.Namespace) -> int:
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
         each = [convert(adapter, base).modules for adapter in read]
+        if base.lora_target_modules == tuple(MODULE_IDS):
+            # A Hugging Face folder says nothing of an engine: it will be built for these.
+            used = tuple(dict.fromkeys(row.module for rows in each for row in rows))
+            base = replace(base, lora_target_modules=used)
+        adapters = each * parsed.count
+        host = parsed.host_bytes or sizes.DEFAULT_HOST_BYTES
+        fit = sizes.cache_fit(base, adapters, sizes.CacheSettings(host, parsed.gpu_bytes))
+        best = sizes.recommend(base, adapters)
     except AdapterError as error:
         raise SystemExit(f"gateway lora size: {error}") from error
-    adapters = each * parsed.count
-    host = parsed.host_bytes or sizes.DEFAULT_HOST_BYTES
-    fit = sizes.cache_fit(base, adapters, sizes.CacheSettings(host, parsed.gpu_bytes))
-    best = sizes.recommend(base, adapters)
     print(f"adapters: {len(adapters)}; one page: {fit.page_bytes} bytes")
     print(f"host cache of {host} bytes: holds {fit.host_adapters} of the largest at once")
     if fit.gpu_adapters is not None:

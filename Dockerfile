@@ -1,0 +1,57 @@
+# syntax=docker/dockerfile:1
+#
+# docker build --target gateway .   the gateway, for production (also the default)
+# docker build --target demo .      `gateway up`: Redis, Triton on the CPU, a small model, the gateway
+
+# Debian's release is named, so that a rebuild does not move to the next one.
+FROM python:3.11-slim-bookworm AS build
+RUN python -m venv /opt/venv
+WORKDIR /src
+# Dependencies change less often than code and have a layer of their own.
+COPY pyproject.toml ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
+    && /opt/venv/bin/pip install --requirement requirements.txt
+COPY README.md LICENSE ./
+COPY adapters adapters
+COPY gateway gateway
+COPY lora_store lora_store
+COPY triton_repo triton_repo
+RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --no-deps .
+
+FROM build AS build-demo
+RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install '.[local]'
+
+FROM python:3.11-slim-bookworm AS runtime
+# A number, not a name: Kubernetes' runAsNonRoot cannot look a name up.
+RUN groupadd --gid 10001 gateway \
+    && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /nonexistent \
+        --shell /usr/sbin/nologin gateway \
+    && install -d --owner=gateway --group=gateway /var/lib/gateway
+# The root file system may be read-only: only /var/lib/gateway and /tmp are written.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    GATEWAY_HOST=0.0.0.0 \
+    GATEWAY_STORE_DIR=/var/lib/gateway
+USER 10001:10001
+WORKDIR /
+VOLUME /var/lib/gateway
+EXPOSE 9000
+STOPSIGNAL SIGTERM
+# Liveness: some orchestrators replace an unhealthy container, and an engine that is still loading
+# is no reason to replace its gateway. The image has no curl.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
+    CMD ["python", "-c", "import sys; from gateway.stack.servers import answers_ok; sys.exit(not answers_ok('http://127.0.0.1:9000/health/live'))"]
+ENTRYPOINT ["gateway"]
+
+FROM runtime AS demo
+# Nothing here is worth a key.
+ENV GATEWAY_ALLOW_ANONYMOUS=true
+COPY --from=build-demo /opt/venv /opt/venv
+COPY demo/model /opt/demo/model
+COPY demo/adapters /opt/demo/adapters
+CMD ["up", "--state-dir", "/var/lib/gateway", "--model", "/opt/demo/model", "--adapter", "zh=/opt/demo/adapters/zh", "--adapter", "ja=/opt/demo/adapters/ja"]
+
+FROM runtime AS gateway
+COPY --from=build /opt/venv /opt/venv
+CMD ["serve"]

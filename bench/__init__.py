@@ -1,0 +1,1 @@
+"""`python -m bench`: what the gateway costs, measured from outside, beside what others cost."""

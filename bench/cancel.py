@@ -1,0 +1,109 @@
+"""From the client's leaving to the stop request's arrival at Triton, while others stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from bench.load import LETTER, Load, request, total
+from bench.measure import chat, percentile, wait_until
+from bench.pace import SILENT
+from bench.servers import Bench, Server, Unmeasured
+from bench.upstream import MARKED
+from gateway.stack.ports import LOCALHOST
+
+_BEAT_MS = 20
+_BACKGROUND = 100
+_LANES = 5
+_AFTER_S = 0.15
+"""Enough for a request to reach Triton, also where nothing comes back to show it."""
+
+_APART_S = 0.027
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the request was doing when its client left."""
+
+    name: str
+    seed: int
+    stream: bool
+
+
+KINDS = (
+    _Kind("streaming", _BEAT_MS, True),
+    _Kind("waiting for its first token", SILENT, True),
+    _Kind("not streaming", _BEAT_MS, False),
+)
+
+
+def cancel(bench: Bench) -> list[dict[str, Any]]:
+    """Per kind: milliseconds until the stop request and the reset of the stream arrived."""
+    count = 20 if bench.quick else 100
+    rows = []
+    bench.events.unlink(missing_ok=True)
+    with bench.upstream() as triton, bench.gateway(triton) as server:
+        begin = time.monotonic() + 1.5
+        # The clients below take about half of this.
+        end = begin + 2.0 + 2 * len(KINDS) * count * (_AFTER_S + _APART_S) / _LANES
+        shares = bench.clients.start(
+            Load(server.port, server.path, chat(seed=_BEAT_MS), _BACKGROUND, 0.2, begin, end)
+        )
+        wait_until(begin)
+        left = {
+            kind.name: asyncio.run(_leave(server, kind, MARKED + n * count, count))
+            for n, kind in enumerate(KINDS)
+        }
+        seen = total(shares)
+    arrived = _events(bench)
+    if seen.errors:
+        raise Unmeasured(f"cancel: {seen.errors[0]}")
+    for kind in KINDS:
+        row: dict[str, Any] = {"client left while": kind.name, "requests": count}
+        for event in ("stop", "reset"):
+            late = [
+                arrived[key, event] - at
+                for key, at in left[kind.name].items()
+                if (key, event) in arrived
+            ]
+            row |= {
+                f"{event} seen": len(late),
+                f"{event} p50 ms": 1e3 * percentile(late, 50),
+                f"{event} p99 ms": 1e3 * percentile(late, 99),
+            }
+        rows.append(row)
+    return rows
+
+
+async def _leave(server: Server, kind: _Kind, first: int, count: int) -> dict[int, float]:
+    """When the client of each request left, by the request's max_tokens, which marks it."""
+    left = {}
+
+    async def lane(n: int) -> None:
+        await asyncio.sleep(n * _APART_S)
+        for key in range(first + n, first + count, _LANES):
+            body = orjson.loads(chat(seed=kind.seed, tokens=key)) | {"stream": kind.stream}
+            reader, writer = await asyncio.open_connection(LOCALHOST, server.port)
+            writer.write(request(server.port, server.path, orjson.dumps(body)))
+            if kind.stream and kind.seed != SILENT:
+                while LETTER not in (data := await reader.read(65536)):
+                    if not data:
+                        raise Unmeasured("the gateway closed a stream before its first token")
+            await asyncio.sleep(_AFTER_S)
+            left[key] = time.monotonic()
+            writer.transport.abort()
+            await asyncio.sleep(_APART_S)
+
+    await asyncio.gather(*[lane(n) for n in range(_LANES)])
+    await asyncio.sleep(_AFTER_S)
+    return left
+
+
+def _events(bench: Bench) -> dict[tuple[int, str], float]:
+    lines = map(json.loads, bench.events.read_text().splitlines())
+    return {(line["key"], line["event"]): line["at"] for line in lines}

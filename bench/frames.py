@@ -1,0 +1,86 @@
+"""HTTP/2 frames (RFC 9113) as far as both ends of a gRPC call on a trusted line need them.
+
+Shared by the scripted upstream and the direct client. Header blocks that are sent are constants
+in the never-indexed-nor-Huffman form of RFC 7541, so no encoder is needed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, PRIORITY = 0x4, 0x8, 0x20
+
+INITIAL_WINDOW_SIZE = 4
+DEFAULT_WINDOW = 65_535
+LARGEST_WINDOW = 2**31 - 1
+CANCEL = struct.pack(">I", 8)
+
+# Both ends here take whatever comes: the windows that they give are as large as allowed.
+OPEN_SETTINGS = struct.pack(">HI", INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream) + payload
+
+
+def grpc_message(payload: bytes) -> bytes:
+    """Length-prefixed, not compressed."""
+    return struct.pack(">BI", 0, len(payload)) + payload
+
+
+def window_update(stream: int, size: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
+
+
+def opening() -> bytes:
+    """What either end says first (a client after the preface): nothing here waits for a window."""
+    return frame(SETTINGS, 0, 0, OPEN_SETTINGS) + window_update(0, LARGEST_WINDOW - DEFAULT_WINDOW)
+
+
+def literal(name: str, value: str) -> bytes:
+    """A header field that enters no table."""
+    raw_name, raw_value = name.encode(), value.encode()
+    if len(raw_name) > 126 or len(raw_value) > 126:
+        raise ValueError(f"{name}: longer than 126 bytes")
+    return bytes([0, len(raw_name)]) + raw_name + bytes([len(raw_value)]) + raw_value
+
+
+def take_frames(buffer: bytearray) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yields (kind, flags, stream, payload) of each whole frame, then removes them all."""
+    at, end = 0, len(buffer)
+    view = bytes(buffer)
+    while end - at >= 9:
+        head, flags, stream = struct.unpack_from(">IBI", view, at)
+        after = at + 9 + (head >> 8)
+        if after > end:
+            break
+        yield head & 0xFF, flags, stream & LARGEST_WINDOW, view[at + 9 : after]
+        at = after
+    del buffer[:at]
+
+
+def bare_payload(flags: int, payload: bytes) -> bytes:
+    """Without padding and priority (DATA and HEADERS)."""
+    end = len(payload)
+    if flags & PADDED:
+        end -= payload[0]
+        payload, end = payload[1:end], end - 1
+    return payload[5:] if flags & PRIORITY else payload
+
+
+def take_messages(buffer: bytearray) -> Iterator[bytes]:
+    """Yields each whole gRPC message and removes it. Raises ValueError when one is compressed."""
+    while len(buffer) >= 5:
+        compressed, size = struct.unpack_from(">BI", buffer)
+        if compressed:
+            raise ValueError("compressed message")
+        if len(buffer) < 5 + size:
+            return
+        message = bytes(buffer[5 : 5 + size])
+        del buffer[: 5 + size]
+        yield message

@@ -1,0 +1,227 @@
+"""The load client: raw sockets, and no more work per event than counting and a clock.
+
+A client library would take longer for an event than a gateway takes to make it, and then measure
+itself. Tokens are counted by their letter (see `upstream.TOKEN`), so an event that carries several
+counts as several. Each process runs `Load.streams` streams in a closed loop: one connection each,
+kept alive, one request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from array import array
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from typing import cast
+
+import uvloop
+
+from bench.machine import pin
+
+LETTER = b"Z"
+NUMBER = b"@@@@@@@@"
+"""In a body: becomes another number in every request, so that no cache of prompts can help."""
+
+_END_OF_CHUNKS = b"\r\n0\r\n\r\n"
+_END_OF_HEADERS = b"\r\n\r\n"
+_CONNECT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one or more processes do. Times are of the monotonic clock, which processes share.
+
+    Streams begin one after the other over `ramp_s` from the call on; only what happens between
+    `begin` and `end` is counted, and at `end` the connections are closed as they are.
+    """
+
+    port: int
+    path: str
+    body: bytes
+    streams: int
+    ramp_s: float
+    begin: float
+    end: float
+
+
+@dataclass
+class Seen:
+    """What the clients saw within the window. Times in seconds.
+
+    `first` is from sending a request to its first token; `gaps` is between two deliveries of one
+    stream, each of one token or several; `finished` counts whole answers; `live` counts streams
+    that had a token when the window began; `busy` is the part of a core that the busiest of the
+    load processes took.
+    """
+
+    tokens: int = 0
+    finished: int = 0
+    live: int = 0
+    busy: float = 0.0
+    first: array[float] = field(default_factory=lambda: array("d"))
+    gaps: array[float] = field(default_factory=lambda: array("d"))
+    errors: list[str] = field(default_factory=list)
+
+
+def request(port: int, path: str, body: bytes) -> bytes:
+    """A POST of JSON as it goes over the line."""
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer unused\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+class _Stream(asyncio.Protocol):
+    """One connection that asks again whenever it was answered."""
+
+    def __init__(self, load: Load, seen: Seen, numbers: Iterator[int]) -> None:
+        self._load = load
+        self._numbers = numbers
+        self._seen = seen
+        self._before, self._number, self._after = request(
+            load.port, load.path, load.body
+        ).partition(NUMBER)
+        self._head = b""
+        self._in_head = True
+        self._tail = b""
+        self._left: int | None = None
+        self._sent = 0.0
+        self._last = 0.0
+        self._over = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._over:
+            self._seen.errors.append(f"connection lost: {exc}")
+
+    def close(self) -> None:
+        self._over = True
+        self._transport.abort()
+
+    def _ask(self) -> None:
+        self._in_head, self._head, self._tail, self._last = True, b"", b"", 0.0
+        self._sent = time.monotonic()
+        number = b"%08d" % (next(self._numbers) % 10**8) if self._number else b""
+        self._transport.write(self._before + number + self._after)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
+        if self._in_head:
+            self._head += data
+            head, separator, data = self._head.partition(_END_OF_HEADERS)
+            if not separator:
+                return
+            self._in_head = False
+            self._read_head(head)
+            if self._over:
+                return
+        if count := data.count(LETTER):
+            self._tokens(count)
+        if self._left is None:
+            # The last bytes of a chunk end in an empty line; so does the whole, after a zero.
+            self._tail = (self._tail + data)[-7:] if len(data) < 7 else data[-7:]
+            done = self._tail == _END_OF_CHUNKS
+        else:
+            self._left -= len(data)
+            done = self._left <= 0
+        if done:
+            if self._load.begin <= time.monotonic() < self._load.end:
+                self._seen.finished += 1
+            self._ask()
+
+    def _read_head(self, head: bytes) -> None:
+        self._left = None
+        if not head.startswith(b"HTTP/1.1 200"):
+            self._seen.errors.append(self._head[:500].decode(errors="replace"))
+            self.close()
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                self._left = int(line[15:])
+
+    def _tokens(self, count: int) -> None:
+        now = time.monotonic()
+        load, seen = self._load, self._seen
+        if load.begin <= now < load.end:
+            seen.tokens += count
+            if self._last:
+                seen.gaps.append(now - self._last)
+                seen.live += self._last < load.begin
+            else:
+                seen.first.append(now - self._sent)
+        self._last = now
+
+
+async def _run(load: Load) -> Seen:
+    loop = asyncio.get_running_loop()
+    seen = Seen()
+    numbers = itertools.count(random.randrange(10**8))
+    streams: list[_Stream] = []
+    started = time.monotonic()
+    for n in range(load.streams):
+        await asyncio.sleep(started + n * load.ramp_s / load.streams - time.monotonic())
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, stream = await loop.create_connection(
+                lambda: _Stream(load, seen, numbers), "127.0.0.1", load.port
+            )
+        streams.append(stream)
+    await asyncio.sleep(max(0.0, load.begin - time.monotonic()))
+    before, began = time.process_time(), time.monotonic()
+    await asyncio.sleep(max(0.0, load.end - time.monotonic()))
+    seen.busy = (time.process_time() - before) / max(time.monotonic() - began, 1e-3)
+    for stream in streams:
+        stream.close()
+    return seen
+
+
+def run(load: Load) -> Seen:
+    """Runs the load in this process. Raises OSError when the server cannot be reached."""
+    return uvloop.run(_run(load))
+
+
+class Clients:
+    """Processes that run loads, pinned to `cores`."""
+
+    def __init__(self, cores: Iterable[int]) -> None:
+        cores = tuple(cores)
+        self._count = len(cores)
+        # One more, for a load beside the load.
+        self._pool = ProcessPoolExecutor(
+            self._count + 1, mp_context=get_context("spawn"), initializer=pin, initargs=(cores,)
+        )
+        for started in [self._pool.submit(time.sleep, 0.2) for _ in range(self._count + 1)]:
+            started.result()
+
+    def start(self, load: Load) -> list[Future[Seen]]:
+        """Divides the streams among the processes, at most one process per 32 of them."""
+        count = min(self._count, -(-load.streams // 32))
+        shares = [load.streams // count + (n < load.streams % count) for n in range(count)]
+        return [self._pool.submit(run, replace(load, streams=share)) for share in shares]
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._pool.shutdown(cancel_futures=True)
+
+
+def total(futures: list[Future[Seen]]) -> Seen:
+    """Waits for all shares and adds them up."""
+    whole = Seen()
+    for future in futures:
+        share = future.result()
+        whole.tokens += share.tokens
+        whole.finished += share.finished
+        whole.live += share.live
+        whole.busy = max(whole.busy, share.busy)
+        whole.first.extend(share.first)
+        whole.gaps.extend(share.gaps)
+        whole.errors.extend(share.errors)
+    return whole

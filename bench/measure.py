@@ -1,0 +1,206 @@
+"""One window of measurement: a load from outside, and the process under test watched meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, islice
+
+import orjson
+from tokenizers import Tokenizer
+
+from bench.load import NUMBER, Load, Seen, total
+from bench.machine import ROOT
+from bench.servers import MODEL, Bench, Server, Unmeasured, on_cores
+from gateway.stack.ports import LOCALHOST
+
+_CANARY_PERIOD_S = 0.005
+_CANARY_TIMEOUT_S = 5.0
+_STREAMS_PER_SECOND = 500
+_TOKENS_FOR_EVER = 500_000
+_WORDS = "The capital of France is the city in which most people live and work today"
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened in `seconds`: `cpu_s` of the process under test, `seen` by the clients."""
+
+    seconds: float
+    cpu_s: float
+    seen: Seen
+    canary_s: list[float]
+
+    @property
+    def us_per_token(self) -> float:
+        return 1e6 * self.cpu_s / max(self.seen.tokens, 1)
+
+    @property
+    def us_per_request(self) -> float:
+        return 1e6 * self.cpu_s / max(self.seen.finished, 1)
+
+    @property
+    def stall_ms(self) -> float:
+        """The longest that the canary waited; NaN without one."""
+        return 1e3 * max(self.canary_s, default=math.nan)
+
+    @property
+    def core_percent(self) -> float:
+        return 100 * self.cpu_s / self.seconds
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of all do not exceed; NaN of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan
+
+
+def chat(
+    *, seed: int, tokens: int = _TOKENS_FOR_EVER, prompt_tokens: int = 8, model: str = "demo"
+) -> bytes:
+    """The body of a streamed chat whose prompt has about `prompt_tokens` tokens, and is new."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt(prompt_tokens)}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "seed": seed,
+            "stream": True,
+        }
+    )
+
+
+def prompt(tokens: int) -> str:
+    """English words; begins with a number that the load client makes different each time."""
+    per_word = _count(_WORDS) / len(_WORDS.split())
+    words = round((tokens - _count(NUMBER.decode())) / per_word)
+    return " ".join([NUMBER.decode(), *islice(cycle(_WORDS.split()), max(1, words))])
+
+
+def _count(text: str) -> int:
+    return len(encode(text.replace(NUMBER.decode(), "12345678")))
+
+
+def encode(text: str) -> list[int]:
+    """The demo model's token ids."""
+    return list(_tokenizer().encode(text).ids)
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+
+
+def wait_until(moment: float) -> None:
+    """Sleeps until the monotonic clock shows `moment`; a busy machine may be late already."""
+    time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def window(
+    bench: Bench,
+    server: Server,
+    body: bytes,
+    streams: int,
+    *,
+    seconds: float | None = None,
+    settle_s: float = 0.7,
+    watched: bool = False,
+) -> Window:
+    """Loads the server with `streams` closed loops and looks for `seconds`.
+
+    Only `watched` is the canary there too: its 200 requests a second are CPU that is no token's.
+
+    Raises Unmeasured when any stream failed: figures of a server that refuses mean nothing.
+    """
+    seconds = seconds or bench.seconds
+    ramp_s = streams / _STREAMS_PER_SECOND
+    begin = time.monotonic() + ramp_s + settle_s
+    load = Load(server.port, server.path, body, streams, ramp_s, begin, begin + seconds)
+    # Before the load: under it, a new connection waits for those that came first.
+    nobody: contextlib.AbstractContextManager[list[float]] = contextlib.nullcontext([])
+    with canary(server, begin) if watched else nobody as latencies:
+        shares = bench.clients.start(load)
+        wait_until(begin)
+        before, started = server.cpu_s(), time.monotonic()
+        wait_until(load.end)
+        cpu_s, took = server.cpu_s() - before, time.monotonic() - started
+    seen = total(shares)
+    if seen.errors:
+        raise Unmeasured(f"{server.name}, {streams} streams: {seen.errors[0]}")
+    return Window(seconds, cpu_s * seconds / max(took, 1e-3), seen, latencies)
+
+
+@contextlib.contextmanager
+def canary(server: Server, begin: float) -> Iterator[list[float]]:
+    """Asks for the server's liveness every 5 ms from `begin` on; yields the seconds it took.
+
+    It connects at once.
+
+    The longest is how long the server's event loop let somebody wait, plus what the machine took
+    to run this thread, which asks for the highest priority that it may have.
+    """
+    latencies: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        connection = http.client.HTTPConnection(LOCALHOST, server.port, timeout=_CANARY_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.connect()
+            over.wait(max(0.0, begin - time.monotonic()))
+            while not over.wait(_CANARY_PERIOD_S):
+                started = time.monotonic()
+                try:
+                    connection.request("GET", server.live)
+                    connection.getresponse().read()
+                except (OSError, http.client.HTTPException):
+                    over.set()  # saturated: what it waited so far says enough
+                latencies.append(time.monotonic() - started)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield latencies
+    finally:
+        over.set()
+        thread.join()
+
+
+def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Window:
+    """The same window for a client that only receives, in the place of the process under test."""
+    begin = time.monotonic() + 2.0 + streams / _STREAMS_PER_SECOND
+    end = begin + bench.seconds
+    command = [sys.executable, "-m", "bench.receivers", kind, "--triton", triton]
+    command += ["--streams", str(streams), "--seed", str(seed)]
+    command += ["--begin", str(begin), "--end", str(end)]
+    with on_cores(bench.cores.gateway):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        watched = Server(kind, process.pid, 0)
+        wait_until(begin)
+        before = watched.cpu_s()
+        wait_until(end)
+        cpu_s = watched.cpu_s() - before
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    # grpc's own complaints may come before.
+    last = (output.splitlines() or [""])[-1]
+    found = json.loads(last) if last.startswith("{") else {}
+    if not found.get("messages"):
+        raise Unmeasured(f"{kind} received nothing; exit code {process.returncode}")
+    seen = Seen(tokens=found["messages"])
+    seen.gaps.extend(found["gaps"])
+    return Window(bench.seconds, cpu_s, seen, [])

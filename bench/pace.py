@@ -1,0 +1,110 @@
+"""When the scripted upstreams send: each stream at its own beat, or all as fast as they are read.
+
+A request's `seed` is its script, since every gateway passes it on unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import time
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+BURST = 0
+"""Seed: tokens as fast as they are taken. Other seeds are milliseconds between two tokens."""
+
+IDLE = 1_000_000
+"""Seed: one token and no more."""
+
+SILENT = 2_000_000
+"""Seed: not even a first token."""
+
+_GOLDEN = 0.6180339887
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+_ABSOLUTE = 1
+
+
+class Source(Protocol):
+    """A stream that tokens are due on."""
+
+    def takes(self) -> bool:
+        """Whether a token could be sent now."""
+
+    def emit(self) -> bool:
+        """A token is due. Returns False when it was the last, or when nobody listens any more."""
+
+
+class Pacer:
+    """Tells sources when a token is due. Create inside the event loop.
+
+    Beats are spread evenly over the interval, whatever the order in which streams began, so that
+    each token is a write of its own: the worst case for who receives. The loop's own timers have
+    a resolution of a millisecond, in which several streams would fall together; the kernel's
+    timerfd has none.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
+        if self._timer < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._loop.add_reader(self._timer, self._beat)
+        self._due: list[tuple[int, int, Source, int]] = []
+        self._order = count()
+        self._bursting: list[Source] = []
+        self._stepping = False
+
+    def add(self, source: Source, seed: int) -> None:
+        """Begins the script `seed` of a source."""
+        if seed == SILENT:
+            return
+        if seed == BURST:
+            self._bursting.append(source)
+            self.wake()
+        elif source.emit() and seed != IDLE:
+            interval = seed * 1_000_000
+            number = next(self._order)
+            phase = int(interval * (number * _GOLDEN % 1))
+            heappush(self._due, (time.monotonic_ns() + phase, number, source, interval))
+            self._arm()
+
+    def wake(self) -> None:
+        """To be called when a source that did not take tokens may take them again."""
+        if self._bursting and not self._stepping:
+            self._stepping = True
+            self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        """One token for each bursting source, like a step of an engine that takes no time."""
+        streams, self._bursting = self._bursting, []
+        sent = False
+        for source in streams:
+            if not source.takes():
+                self._bursting.append(source)
+                continue
+            sent = True
+            if source.emit():
+                self._bursting.append(source)
+        self._stepping = False
+        if sent:
+            self.wake()
+
+    def _beat(self) -> None:
+        os.read(self._timer, 8)
+        now = time.monotonic_ns()
+        while self._due and self._due[0][0] <= now:
+            due, _, source, interval = heappop(self._due)
+            if source.emit():
+                heappush(self._due, (due + interval, next(self._order), source, interval))
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._due:
+            return
+        seconds, nanoseconds = divmod(self._due[0][0], 1_000_000_000)
+        timespec = (ctypes.c_long * 4)(0, 0, seconds, nanoseconds)
+        self._libc.timerfd_settime(self._timer, _ABSOLUTE, timespec, None)

@@ -1,0 +1,134 @@
+"""Clients that receive tokens and do nothing with them: what there is to pay before a gateway.
+
+    python -m bench.receivers tritonclient|direct --triton HOST:PORT --streams N --seed SEED
+        --begin T --end T
+
+`tritonclient` is tritonclient.grpc.aio on uvloop, a stream per request, its messages not even
+looked into. `direct` reads frames off a socket (see `direct`). Prints one line of JSON: messages,
+and the seconds between them, within the window from T to T of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc.aio as triton
+import uvloop
+
+from bench import direct
+
+TOKENS = 500_000
+
+
+class Counter:
+    """Counts what came within the window."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self._begin, self._end = begin, end
+        self.messages = 0
+        self.gaps: list[float] = []
+
+    def note(self, last: float) -> float:
+        """A message of a stream whose one before came at `last`; returns now."""
+        now = time.monotonic()
+        if self._begin <= now < self._end:
+            self.messages += 1
+            if last:
+                self.gaps.append(now - last)
+        return now
+
+
+def _inputs(seed: int) -> list[Any]:
+    values: dict[str, npt.NDArray[Any]] = {
+        "input_ids": np.array([[5, 6, 7]], np.int32),
+        "input_lengths": np.array([[3]], np.int32),
+        "request_output_len": np.array([[TOKENS]], np.int32),
+        "random_seed": np.array([[seed]], np.uint64),
+        "streaming": np.array([[True]], np.bool_),
+    }
+    kinds = {"int32": "INT32", "uint64": "UINT64", "bool": "BOOL"}
+    inputs = []
+    for name, value in values.items():
+        inputs.append(triton.InferInput(name, list(value.shape), kinds[value.dtype.name]))
+        inputs[-1].set_data_from_numpy(value)
+    return inputs
+
+
+async def _tritonclient(address: str, streams: int, seed: int, counter: Counter) -> None:
+    client = triton.InferenceServerClient(address)
+    outputs = [triton.InferRequestedOutput(name) for name in ("output_ids", "sequence_length")]
+
+    async def stream(n: int) -> None:
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {
+                "model_name": "tensorrt_llm",
+                "inputs": _inputs(seed),
+                "outputs": outputs,
+                "request_id": f"{n:032x}",
+                "enable_empty_final_response": True,
+            }
+
+        while True:
+            last = 0.0
+            async for _, error in client.stream_infer(requests()):
+                if error is not None:
+                    raise error
+                last = counter.note(last)
+
+    await asyncio.gather(*[stream(n) for n in range(streams)])
+
+
+async def _direct(address: str, streams: int, seed: int, counter: Counter) -> None:
+    line = await direct.connect(address)
+    over = asyncio.get_running_loop().create_future()
+
+    def ask(n: int) -> None:
+        last = 0.0
+
+        def received(count: int, *, end: bool) -> None:
+            nonlocal last
+            for _ in range(count):
+                last = counter.note(last)
+            if end:
+                ask(n)
+
+        line.ask(direct.infer_request(f"{n:032x}", [5, 6, 7], TOKENS, seed), received)
+
+    for n in range(streams):
+        ask(n)
+    await over
+
+
+async def _until(end: float, work: Any) -> None:
+    try:
+        async with asyncio.timeout(end - time.monotonic() + 0.1):
+            await work
+    except TimeoutError:
+        return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=["tritonclient", "direct"])
+    parser.add_argument("--triton", required=True)
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--begin", type=float, required=True)
+    parser.add_argument("--end", type=float, required=True)
+    options = parser.parse_args()
+    counter = Counter(options.begin, options.end)
+    receive = {"tritonclient": _tritonclient, "direct": _direct}[options.kind]
+    work = receive(options.triton, options.streams, options.seed, counter)
+    uvloop.run(_until(options.end, work))
+    print(json.dumps({"messages": counter.messages, "gaps": counter.gaps}))
+
+
+if __name__ == "__main__":
+    main()

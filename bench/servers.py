@@ -1,0 +1,249 @@
+"""The processes of a benchmark: started on their cores, asked until they are ready, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.load import Clients
+from bench.machine import ROOT, Cores
+from gateway.stack.ports import LOCALHOST, PortClaims
+from gateway.stack.process import Child
+from gateway.stack.repository import PARAMETERS
+from gateway.stack.servers import Ports, answers_ok, redis_child, triton_child
+from gateway.stack.shared_memory import region_prefix, remove_regions
+from triton_repo.executor import synthetic
+from triton_repo.render import render
+
+MODEL = ROOT / "demo" / "model"
+READY_WITHIN_S = 90.0
+MAX_SEQ_LEN = 1_000_000
+TRITON_TOKENS_PER_SECOND = 50.0
+_ONE_INSTANCE = "instance_group [ { count: 1 "
+CHAT = "/v1/chat/completions"
+
+
+class Unmeasured(Exception):
+    """A part could not be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that answers chats. `port` listens on 127.0.0.1."""
+
+    name: str
+    pid: int
+    port: int
+    path: str = CHAT
+    live: str = "/health/live"
+
+    def _family(self) -> list[psutil.Process]:
+        process = psutil.Process(self.pid)
+        return [process, *process.children(recursive=True)]
+
+    def cpu_s(self) -> float:
+        """User and system time of the process, its threads and its children, in seconds."""
+        times = [process.cpu_times() for process in self._family()]
+        return float(sum(t.user + t.system for t in times))
+
+    def rss(self) -> int:
+        """Resident bytes, children included."""
+        return sum(process.memory_info().rss for process in self._family())
+
+
+@dataclass
+class Bench:
+    """What the parts share: a folder, ports, cores, load clients, and how long to look.
+
+    `seconds` is the length of one window of measurement.
+    """
+
+    folder: Path
+    claims: PortClaims
+    cores: Cores
+    clients: Clients
+    seconds: float
+    quick: bool
+    notes: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def running(
+        self, name: str, command: Sequence[str], ready: str | None, cores: Iterable[int], **env: str
+    ) -> Iterator[Child]:
+        """A child process on `cores`, from when it answers at an URL, or listens anywhere."""
+        child = Child(name, command, environment(env), self.folder / f"{name}.log")
+        start_on(child, cores)
+        try:
+            wait_ready(child, ready)
+            yield child
+        finally:
+            child.terminate()
+            child.reap(5.0)
+
+    @contextlib.contextmanager
+    def upstream(self) -> Iterator[str]:
+        """Scripted Tritons on one port, one for each of their cores; yields host:port."""
+        cores = self.cores
+        repository, port = self.folder / "scripted", self.claims.take_free()
+        engine = self.folder / "scripted-engine"
+        synthetic.build(engine, vocab_size=4096, max_seq_len=MAX_SEQ_LEN)
+        parameters: dict[str, Any] = {
+            **PARAMETERS,
+            "engine_dir": str(engine),
+            "tokenizer_dir": str(MODEL),
+        }
+        render(repository, parameters)
+        command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
+        command += ["--repository", str(repository), "--events", str(self.events)]
+        with contextlib.ExitStack() as stack:
+            count = 1 if cores.upstream == cores.client else len(cores.upstream)
+            for n in range(count):
+                stack.enter_context(self.running(f"upstream-{n}", command, None, cores.upstream))
+            yield f"{LOCALHOST}:{port}"
+
+    @property
+    def events(self) -> Path:
+        """Where the scripted Triton notes what became of marked requests."""
+        return self.folder / "events.jsonl"
+
+    @contextlib.contextmanager
+    def gateway(self, triton: str, *, workers: int = 1) -> Iterator[Server]:
+        """`gateway serve` without adapters and Redis, on its cores."""
+        port = self.claims.take_free()
+        env = {
+            "GATEWAY_PORT": str(port),
+            "GATEWAY_TRITON_GRPC": triton,
+            "GATEWAY_TOKENIZER_DIR": str(MODEL),
+            "GATEWAY_STORE_DIR": str(self.folder / "adapters"),
+            "GATEWAY_SHUTDOWN_GRACE": "1",
+        }
+        command = [sys.executable, "-m", "gateway", "serve"]
+        ready = f"http://{LOCALHOST}:{port}/health/ready"
+        with contextlib.ExitStack() as stack:
+            if workers > 1:
+                env["GATEWAY_WORKERS"] = str(workers)
+                env["GATEWAY_REDIS_URL"] = stack.enter_context(self._redis())
+            gateway = self.running("gateway", command, ready, self.cores.gateway, **env)
+            yield Server("gateway", stack.enter_context(gateway).pid, port)
+
+    @contextlib.contextmanager
+    def _redis(self) -> Iterator[str]:
+        """What several workers need; yields its URL."""
+        port = self.claims.take_free()
+        child = redis_child(port, self.folder / "redis", self.folder / "redis.log")
+        start_on(child, self.cores.upstream)
+        try:
+            wait_ready(child, None)
+            yield f"redis://{LOCALHOST}:{port}/0"
+        finally:
+            child.terminate()
+            child.reap(5.0)
+
+    @contextlib.contextmanager
+    def ordinary(self, triton: str) -> Iterator[Server]:
+        port = self.claims.take_free()
+        command = [sys.executable, "-m", "bench.ordinary_gateway", "--port", str(port)]
+        command += ["--triton", triton, "--tokenizer", str(MODEL)]
+        ready = f"http://{LOCALHOST}:{port}/health/live"
+        with self.running("ordinary", command, ready, self.cores.gateway) as child:
+            yield Server("ordinary gateway", child.pid, port)
+
+    def subjects(self, triton: str) -> Iterator[Server]:
+        """The gateway, then the ordinary one; a note where that lacks what it needs."""
+        with self.gateway(triton) as server:
+            yield server
+        try:
+            with self.ordinary(triton) as server:
+                yield server
+        except Unmeasured as error:
+            self.notes.append(f"ordinary gateway: not measured: {error}")
+
+    @contextlib.contextmanager
+    def triton(self, instances: int) -> Iterator[str]:
+        """A real tritonserver with that many processes of the synthetic engine."""
+        folder = self.folder / "triton"
+        synthetic.build(
+            folder / "engine",
+            vocab_size=4096,
+            tokens_per_second=TRITON_TOKENS_PER_SECOND,
+            first_token_ms=0,
+            tokens=[60],  # the scripted upstream's letter
+            max_seq_len=MAX_SEQ_LEN,
+        )
+        parameters: dict[str, Any] = {
+            **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
+            "triton_max_batch_size": 256,
+            "engine_dir": str(folder / "engine"),
+            "tokenizer_dir": str(MODEL),
+        }
+        render(folder / "repository", parameters, ["tensorrt_llm"])
+        _set_instances(folder / "repository" / "tensorrt_llm" / "config.pbtxt", instances)
+        ports = Ports(0, 0, *(self.claims.take_free() for _ in range(3)))
+        prefix = region_prefix(folder)
+        child = triton_child(ports, folder, prefix, self.folder / "triton.log")
+        start_on(child, sorted({*self.cores.upstream, *self.cores.client}))
+        try:
+            wait_ready(child, f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready")
+            yield f"{LOCALHOST}:{ports.triton_grpc}"
+        finally:
+            child.terminate()
+            child.reap(10.0)
+            remove_regions(prefix)
+
+
+@contextlib.contextmanager
+def on_cores(cores: Iterable[int]) -> Iterator[None]:
+    """Processes that are started inside inherit the cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def start_on(child: Child, cores: Iterable[int]) -> None:
+    with on_cores(cores):
+        child.start()
+
+
+def wait_ready(child: Child, ready: str | None) -> None:
+    """Raises Unmeasured with the end of its log when it ended or took too long."""
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not (answers_ok(ready) if ready else _listens(child.pid)):
+        if child.exit_status() is not None:
+            raise Unmeasured(child.how_it_ended())
+        if time.monotonic() > deadline:
+            raise Unmeasured(f"{child.name} is not ready:\n{child.last_lines()}")
+        time.sleep(0.05)
+
+
+def _listens(pid: int) -> bool:
+    """Of the process itself: several may listen on one port."""
+    sockets = psutil.Process(pid).net_connections()
+    return any(each.status == psutil.CONN_LISTEN for each in sockets)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """This process' environment and the checkout importable; a gateway's settings go through."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def _set_instances(config: Path, count: int) -> None:
+    """The template has one instance, as upstream's; the CPU stand-in may have more."""
+    text = config.read_text(encoding="utf-8")
+    if text.count(_ONE_INSTANCE) != 1:
+        raise Unmeasured(f"{config}: no {_ONE_INSTANCE!r}")
+    config.write_text(text.replace(_ONE_INSTANCE, f"instance_group [ {{ count: {count} "))

@@ -1,0 +1,224 @@
+"""Hours of ordinary and bad days: does memory, or the number of open files, grow?
+
+    python -m bench.soak [--minutes 20] [--clients 24] [--out DIR]
+
+Starts the local stack (a real Triton, Redis and the gateway), lets clients ask it without a pause
+(whole answers, streams, clients that leave, wrong requests; with and without adapters), and looks
+at each server every second. DIR gets `soak.csv` and `soak.svg`. The exit code is 1 when one of them
+ended larger than it was after a quarter of the time, by more than a little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from bench.machine import ROOT
+
+READY_WITHIN_S = 180
+EVERY_S = 1.0
+# Growth that is no leak: an allocator's habits, and a connection more or less.
+RSS_SLACK, FILES_SLACK = 0.05, 16
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 760, 230, 70, 40, 30
+_COLOURS = {"gateway": "#0072b2", "triton": "#e69f00", "redis": "#009e73"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`rss` in bytes, `files` open descriptors; both with the server's children."""
+
+    seconds: float
+    server: str
+    rss: int
+    files: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--out", type=Path, default=Path("build/soak"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--state-dir", folder]
+        environment = os.environ | {"GATEWAY_LOG_LEVEL": "warning"}
+        with (options.out / "stack.log").open("wb") as log:
+            up = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
+        try:
+            state = _state(up, Path(folder) / "state.json")
+            seconds = 60 * options.minutes
+            samples, outcomes = asyncio.run(_soak(state, options.clients, seconds))
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.wait(60)
+    with (options.out / "soak.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["seconds", "server", "rss_bytes", "open_files"])
+        for each in samples:
+            writer.writerow([f"{each.seconds:.1f}", each.server, each.rss, each.files])
+    (options.out / "soak.svg").write_text(plot(samples), encoding="utf-8")
+    print("outcomes:", dict(outcomes))
+    grown = [line for server in _COLOURS for line in growth(server, samples)]
+    return 1 if grown else 0
+
+
+def _state(up: subprocess.Popen[bytes], path: Path) -> Mapping[str, object]:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline and up.poll() is None:
+        with suppress(OSError, ValueError, httpx.TransportError):
+            state: Mapping[str, object] = json.loads(path.read_text(encoding="utf-8"))
+            if httpx.get(f"{state['gateway']}/health/ready").status_code == 200:
+                return state
+        time.sleep(0.2)
+    raise SystemExit("the stack did not start; see stack.log")
+
+
+async def _soak(
+    state: Mapping[str, object], clients: int, seconds: float
+) -> tuple[list[Sample], Counter[str]]:
+    outcomes: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    tasks = [
+        asyncio.create_task(_client(str(state["gateway"]), number, ends, outcomes))
+        for number in range(clients)
+    ]
+    pids = state["pids"]
+    assert isinstance(pids, Mapping)
+    samples: list[Sample] = []
+    started = time.monotonic()
+    while time.monotonic() < ends:
+        for server in _COLOURS:
+            rss, files = _footprint(pids[server])
+            samples.append(Sample(time.monotonic() - started, server, rss, files))
+        await asyncio.sleep(EVERY_S)
+    await asyncio.gather(*tasks)
+    return samples, outcomes
+
+
+def _footprint(pid: int) -> tuple[int, int]:
+    process = psutil.Process(pid)
+    rss = files = 0
+    for member in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            rss += member.memory_info().rss
+            files += member.num_fds()
+    return rss, files
+
+
+async def _client(url: str, number: int, ends: float, outcomes: Counter[str]) -> None:
+    chance = random.Random(number)
+    while time.monotonic() < ends:
+        # A connection for a few requests, since clients come and go.
+        async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+            for _ in range(chance.randint(1, 10)):
+                outcomes[await _ask(client, chance)] += 1
+
+
+async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
+    """How it ended."""
+    if chance.random() < 0.05:
+        wrong = await client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
+        return f"refused with {wrong.status_code}"
+    leaves_s = chance.uniform(0.01, 1) if chance.random() < 0.1 else None
+    body = {
+        "model": chance.choice(["demo", "zh", "ja"]),
+        "messages": [{"role": "user", "content": f"Count from 1 to {chance.randint(5, 80)}"}],
+        "max_tokens": chance.randint(1, 200),
+        "stream": chance.random() < 0.5,
+    }
+    try:
+        async with (
+            asyncio.timeout(leaves_s),
+            client.stream("POST", "/v1/chat/completions", json=body) as answer,
+        ):
+            await answer.aread()
+            return f"answered with {answer.status_code}"
+    except TimeoutError:
+        return "left"
+
+
+def growth(server: str, samples: Sequence[Sample]) -> list[str]:
+    """Prints how large a server was in the second and the last quarter; what grew, if anything."""
+    mine = [each for each in samples if each.server == server]
+    quarter = max(1, len(mine) // 4)
+    early, late = mine[quarter : 2 * quarter] or mine, mine[-quarter:]
+    rss = [statistics.median(each.rss for each in part) for part in (early, late)]
+    files = [statistics.median(each.files for each in part) for part in (early, late)]
+    print(
+        f"{server}: RSS {rss[0] / 2**20:.1f} -> {rss[1] / 2**20:.1f} MiB, "
+        f"open files {files[0]:.0f} -> {files[1]:.0f} (medians of the second and last quarter)"
+    )
+    grown = []
+    if rss[1] > rss[0] * (1 + RSS_SLACK):
+        grown.append("RSS")
+    if files[1] > files[0] + FILES_SLACK:
+        grown.append("open files")
+    return grown
+
+
+def plot(samples: Sequence[Sample]) -> str:
+    """Two panels over time, a line for each server."""
+    rss = {s: [(e.seconds, e.rss / 2**20) for e in samples if e.server == s] for s in _COLOURS}
+    files = {s: [(e.seconds, float(e.files)) for e in samples if e.server == s] for s in _COLOURS}
+    panels = [_panel("resident memory, MiB", rss), _panel("open files", files)]
+    body = "".join(
+        f'<g transform="translate(0,{n * _HEIGHT})">{panel}</g>' for n, panel in enumerate(panels)
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{2 * _HEIGHT}" '
+        f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
+        f"{body}</svg>"
+    )
+
+
+def _panel(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    last = max((x for line in lines.values() for x, _ in line), default=0) or 1.0
+    most = max((y for line in lines.values() for _, y in line), default=0) * 1.1 or 1.0
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - 90
+
+    def place(x: float, y: float) -> str:
+        across = _LEFT + x / last * (right - _LEFT)
+        return f"{across:.1f},{bottom - y / most * (bottom - _TOP):.1f}"
+
+    parts = [f'<text x="{_LEFT}" y="24" font-size="13">{title}</text>']
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = bottom - share * (bottom - _TOP)
+        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(
+            f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{share * most:.0f}</text>'
+        )
+        x = _LEFT + share * (right - _LEFT)
+        minutes = share * last / 60
+        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{minutes:.1f}</text>')
+    parts.append(f'<text x="{right + 20}" y="{bottom + 16}">minutes</text>')
+    for server, points in lines.items():
+        path = " ".join(place(x, y) for x, y in points)
+        colour = _COLOURS[server]
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
+        if points:
+            at = bottom - points[-1][1] / most * (bottom - _TOP)
+            parts.append(f'<text x="{right + 6}" y="{at + 4:.1f}" fill="{colour}">{server}</text>')
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""Runs the commands that the guides show and writes down what they print: ``python -m docs.rerun``.
+
+Each guide is a session of its own in an empty folder, from top to bottom. Of its Markdown these
+blocks count, all others are text:
+
+- A ``console`` block holds commands after ``$`` and the output of each. A command goes on while a
+  line ends with a backslash or a quote is open. Exported variables stay. A command that prints
+  ``ready: URL`` is a server and stays until the session ends, as does what a command leaves in the
+  background. An exit code other than 0 is shown as the last line.
+- A block after ``<!-- file: NAME -->`` is written to that file.
+- ``<!-- rerun: figures -->`` before a console block: its numbers are measured and differ each time.
+- ``<!-- rerun: slow -->``: left alone unless ``--slow`` asks for it; its numbers are measured too.
+
+``--check`` compares instead of writing. What differs in each run (ids, times, keys) is no
+difference, and text that was right stays as it was; measured numbers are written anew.
+
+Where the system allows, the commands have a network and processes of their own, so that ports are
+free and nothing is left. Otherwise the ports that the guides name must be free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What is shown instead of the session's folder and the source tree, which hold the same files.
+SHOWN_FOLDER = "/home/you/gateway"
+LINKED = ("demo", "deploy")
+TIMEOUT_S = 240.0
+STOP_S = 10.0
+
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<key>file|rerun): (?P<value>[^\n]+?) -->\n+)?"
+    r"^```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_READY = re.compile(r"^ready: .+\n", re.MULTILINE)
+# `gateway up` while it waits: how often goes with the machine.
+_WAITING = re.compile(r"^\w+: not ready yet .*\n", re.MULTILINE)
+_VOLATILE = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"\b(chatcmpl|cmpl|call)-[0-9a-f]{32}\b", r"\1-ID"),
+        (r"\b[0-9a-f]{32}\b", "ID"),
+        (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
+        (r"\bsk-[\w-]{43}", "KEY"),
+        (r"\bsha256:[0-9a-f]{64}\b", "HASH"),
+        (r"\bfp_[0-9a-f]{12}\b", "FINGERPRINT"),
+        (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.,]\d+)?(Z|[+-]\d\d:?\d\d)?", "TIME"),
+        (r"\b127\.0\.0\.1:\d{5}\b", "ADDRESS"),
+        (r"\b1\.?\d{9}(\.\d+(e\+\d\d)?)?\b", "TIME"),  # seconds since 1970
+        (r"\b1\.\d+e\+09\b", "TIME"),
+        (r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?m?s\b", "DURATION"),
+        (r"(_seconds(_sum)?(\{[^}]*\})?) [\d.e-]+", r"\1 DURATION"),
+        (r'("?pid"?|process)[ :=]+\d+', r"\1 PID"),
+    )
+]
+
+
+@dataclass
+class Command:
+    """A command of a console block and the output under it, each with its line ends."""
+
+    text: str
+    output: str
+
+
+def parse(body: str) -> list[Command]:
+    """The commands of a console block. Raises ValueError where one does not end."""
+    commands: list[Command] = []
+    lines = iter(body.splitlines(keepends=True))
+    for line in lines:
+        if not line.startswith("$ "):
+            if not commands:
+                raise ValueError(f"a console block begins with a command, found {line!r}")
+            commands[-1].output += line
+            continue
+        text = line.removeprefix("$ ")
+        while _goes_on(text):
+            text += next(lines, "") or _raise(ValueError(f"the command does not end: {text}"))
+        commands.append(Command(text, ""))
+    return commands
+
+
+def _goes_on(text: str) -> bool:
+    if text.endswith("\\\n"):
+        return True
+    try:
+        shlex.split(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _raise(error: Exception) -> str:
+    raise error
+
+
+def same(old: str, new: str, figures: bool) -> bool:
+    """Whether two outputs differ at most in what differs in each run."""
+    return _plain(old, figures) == _plain(new, figures)
+
+
+def _plain(text: str, figures: bool) -> str:
+    for pattern, name in _VOLATILE:
+        text = pattern.sub(name, text)
+    if figures:
+        # The width of a column goes with its numbers.
+        text = re.sub(r"[+-]?\d[\d,]*(\.\d+)?", "N", text)
+        text = re.sub(r"-{3,}", "---", re.sub(r"[ \t]+", " ", text))
+    return text
+
+
+class Session:
+    """A shell's life in an empty folder that looks like the source tree to the commands."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="docs-")).resolve()
+        for name in LINKED:
+            (self.folder / name).symlink_to(ROOT / name)
+        self._private = Path(tempfile.mkdtemp(prefix="docs-shell-"))
+        self._exports = self._private / "exports"
+        self._exports.touch()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        strange = ("GATEWAY_", "OPENAI_", "PYTEST_")
+        self._environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(strange)
+        } | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "COLUMNS": "100",
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._processes):
+            _end(process.pid)
+            process.wait()
+        shutil.rmtree(self.folder)
+        shutil.rmtree(self._private)
+
+    def run(self, command: str) -> str:
+        """What it prints on both streams, up to ``ready: `` for a server. Raises TimeoutError."""
+        script = f". {self._exports}\n{command}\ncode=$?; export -p > {self._exports}; exit $code"
+        log = self._private / f"{len(self._processes)}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        deadline = time.monotonic() + TIMEOUT_S
+        while process.poll() is None and not _READY.search(log.read_text()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not done in {TIMEOUT_S:.0f} s: {command}\n{log.read_text()}")
+            time.sleep(0.02)
+        text = self._shown(log.read_text(encoding="utf-8"))
+        if process.returncode:
+            text += f"[exit code {process.returncode}]\n"
+        return text
+
+    def _shown(self, text: str) -> str:
+        for folder in (self.folder, ROOT):
+            text = text.replace(str(folder), SHOWN_FOLDER)
+        text = "".join(line.rstrip() + "\n" for line in text.splitlines())
+        return _WAITING.sub("", text)
+
+
+def _end(group: int) -> None:
+    """Ends what still runs of a process group, as a terminal that is closed would."""
+    deadline = time.monotonic() + STOP_S
+    number = signal.SIGTERM
+    while members := list(_members(group)):
+        if number == signal.SIGTERM or time.monotonic() > deadline:
+            for member in members:
+                member.send_signal(number)
+            number = signal.SIGKILL
+        time.sleep(0.05)
+
+
+def _members(group: int) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            is_member = os.getpgid(process.pid) == group
+            if is_member and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+
+
+def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
+    """The guide with what its commands print now. Raises ValueError, TimeoutError, and
+    RuntimeError for a server that does not start any more.
+
+    With `keep_figures`, outputs that differ only in what was measured stay as they were.
+    """
+    if "```console\n" not in guide:
+        return guide
+    parts, position = [], 0
+    with Session() as session:
+        for block in _BLOCK.finditer(guide):
+            parts.append(guide[position : block.start("body")])
+            parts.append(_rerun_block(session, block, slow, keep_figures))
+            position = block.end("body")
+    return "".join(parts) + guide[position:]
+
+
+def _rerun_block(session: Session, block: re.Match[str], slow: bool, keep_figures: bool) -> str:
+    body, key, value = block["body"], block["key"], block["value"]
+    if key == "file":
+        path = session.folder / value
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(body, encoding="utf-8")
+    if block["language"] != "console":
+        return body
+    if key == "rerun" and value not in {"figures", "slow"}:
+        raise ValueError(f"rerun: found {value!r}, allowed figures or slow")
+    commands = parse(body)
+    if value == "slow" and not slow:
+        return body
+    text = ""
+    for command in commands:
+        print(f"  $ {command.text}", end="", file=sys.stderr, flush=True)
+        output = session.run(command.text)
+        if _READY.search(command.output) and not _READY.search(output):
+            raise RuntimeError(f"the server does not start: {command.text}{output}")
+        if same(command.output, output, figures=keep_figures and key == "rerun"):
+            output = command.output
+        text += f"$ {command.text}{output}"
+    return text
+
+
+def enter_own_namespaces() -> bool:
+    """Runs this program again with network and processes of its own; False where that is refused.
+
+    Called there, it sets the loopback interface up and returns True. Shared memory is private, too,
+    so that no region meets another Triton's or is left.
+    """
+    mark = "DOCS_RERUN_ALONE"
+    unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
+    unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+    if mark not in os.environ:
+        if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+            return False
+        os.environ[mark] = "yes"
+        os.execvp(unshare[0], [*unshare, sys.executable, "-m", "docs.rerun", *sys.argv[1:]])
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        set_flags, up_and_running = 0x8914, 0x1 | 0x40  # SIOCSIFFLAGS; IFF_UP, IFF_RUNNING
+        fcntl.ioctl(handle, set_flags, struct.pack("16sH14x", b"lo", up_and_running))
+    return True
+
+
+def main() -> int:
+    """1 when a guide shows something else than its commands print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.rerun", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("guides", nargs="*", type=Path, metavar="FILE", help="default: all")
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--slow", action="store_true", help="also what takes minutes")
+    parsed = parser.parse_args()
+    if not enter_own_namespaces():
+        print("no namespaces: ports must be free and no other Triton run", file=sys.stderr)
+    differs = False
+    for path in parsed.guides or GUIDES:
+        print(path, file=sys.stderr, flush=True)
+        old = path.read_text(encoding="utf-8")
+        new = rerun(old, slow=parsed.slow, keep_figures=parsed.check)
+        if new == old:
+            continue
+        differs = True
+        if parsed.check:
+            shown, found = (text.splitlines(keepends=True) for text in (old, new))
+            names = str(path), "as printed now"
+            sys.stdout.writelines(difflib.unified_diff(shown, found, *names))
+        else:
+            path.write_text(new, encoding="utf-8")
+    return int(parsed.check and differs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

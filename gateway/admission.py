@@ -1,0 +1,199 @@
+"""Who may start now: a bounded number in flight, a bounded queue, a fair turn for each tenant.
+
+The engine batches whatever it is given, and its own queue is first come, first served: a burst of
+one tenant would be ahead of everybody. So the gateway lets in only as many as the engines run at
+once and keeps the rest, by tenant, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from gateway.errors import Overloaded
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    cost: int
+    admitted: asyncio.Future[None]
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_admitted(self) -> bool:
+        done = self.admitted.done() and not self.admitted.cancelled()
+        return done and self.admitted.exception() is None
+
+
+@dataclass(slots=True)
+class _Line:
+    """One tenant: its requests in flight, and those that wait, in order."""
+
+    priority: int = 0
+    in_flight: int = 0
+    waiting: deque[_Waiting] = field(default_factory=deque)
+
+
+class Admission:
+    """Permits for requests. Belongs to one event loop; taking and giving back never waits for I/O.
+
+    A request takes as many places as it has choices, since each is a request to the engine.
+
+    A free place goes to the tenant of the highest priority, among equals to the one with the fewest
+    requests in flight, and of its requests to the one that waits longest. One tenant alone gets at
+    most `share` of the places, so that the next one to come finds one free.
+    """
+
+    def __init__(
+        self,
+        limit: Callable[[], int],
+        share: Callable[[], float] = lambda: 1.0,
+        *,
+        queue: int,
+        wait_s: float,
+    ) -> None:
+        """`limit` is asked for the number of places now, `queue` bounds who waits, all tenants
+        together, and nobody waits longer than `wait_s` seconds."""
+        self._limit = limit
+        self._queue = queue
+        self._wait_s = wait_s
+        self._share = share
+        self._lines: dict[str, _Line] = {}
+        self.in_flight = 0
+        self.waiting = 0
+
+    def permit(
+        self, tenant: str, priority: int = 0, *, cost: int = 1, wait_s: float | None = None
+    ) -> Permit:
+        """`cost` places for a request of `tenant`, to be taken with `async with`.
+
+        Entering raises Overloaded at once when the queue is full, and later when no place came
+        free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
+        """
+        limit = self._wait_s if wait_s is None else min(self._wait_s, wait_s)
+        return Permit(self, tenant, priority, cost, limit)
+
+    async def enter(self, tenant: str, priority: int, cost: int, wait_s: float) -> None:
+        line = self._lines.setdefault(tenant, _Line())
+        line.priority = priority
+        if not self._somebody_is_first() and self._may_have(line, cost) and self._fits(cost):
+            self._admit(line, cost)
+            return
+        try:
+            self._shed(line)
+        except Overloaded:
+            self._tidy(tenant, line)
+            raise
+        waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
+        line.waiting.append(waiting)
+        self.waiting += 1
+        self.fill()
+        try:
+            async with asyncio.timeout(wait_s):
+                await waiting.admitted
+        except BaseException as error:
+            if waiting in line.waiting:
+                line.waiting.remove(waiting)
+                self.waiting -= 1
+            elif waiting.is_admitted:
+                self.leave(tenant, cost)  # in the moment in which it gave up
+            self._tidy(tenant, line)
+            self.fill()  # it may have been the one that places were kept for
+            if isinstance(error, TimeoutError) and wait_s == self._wait_s:
+                raise Overloaded(
+                    f"No place came free within {wait_s:g} seconds; try again shortly."
+                ) from None
+            raise
+
+    def leave(self, tenant: str, cost: int) -> None:
+        line = self._lines[tenant]
+        line.in_flight -= cost
+        self.in_flight -= cost
+        self._tidy(tenant, line)
+        self.fill()
+
+    def fill(self) -> None:
+        """Hands out the places that are free; to be called when the limit may have grown."""
+        while self.waiting:
+            able = [line for line in self._lines.values() if self._is_waiting(line)]
+            if not able:
+                return
+            line = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
+            if not self._fits(line.waiting[0].cost):
+                return  # what is free is kept until it is enough
+            waiting = line.waiting.popleft()
+            self.waiting -= 1
+            if not waiting.admitted.cancelled():
+                self._admit(line, waiting.cost)
+                waiting.admitted.set_result(None)
+
+    def _admit(self, line: _Line, cost: int) -> None:
+        line.in_flight += cost
+        self.in_flight += cost
+
+    def _fits(self, cost: int) -> bool:
+        """Whether so many places are free; what is larger than everything runs alone."""
+        limit = self._limit()
+        return limit > 0 and self.in_flight + min(cost, limit) <= limit
+
+    def _may_have(self, line: _Line, cost: int) -> bool:
+        """Whether the tenant's share allows so many more."""
+        mine = max(1, int(self._limit() * self._share()))
+        return line.in_flight + min(cost, mine) <= mine
+
+    def _is_waiting(self, line: _Line) -> bool:
+        return bool(line.waiting) and self._may_have(line, line.waiting[0].cost)
+
+    def _somebody_is_first(self) -> bool:
+        return bool(self.waiting) and any(map(self._is_waiting, self._lines.values()))
+
+    def _shed(self, line: _Line) -> None:
+        """Raises Overloaded when waiting is no use.
+
+        In a full queue, the tenant with most requests in it gives up its last one for another's.
+        """
+        if self.waiting < self._queue:
+            return
+        longest = max(self._lines.values(), key=lambda other: len(other.waiting))
+        if len(longest.waiting) <= len(line.waiting) + 1:
+            raise _queue_full()
+        last = longest.waiting.pop()
+        self.waiting -= 1
+        if not last.admitted.done():
+            last.admitted.set_exception(_queue_full())
+
+    def _tidy(self, tenant: str, line: _Line) -> None:
+        if not line.in_flight and not line.waiting and self._lines.get(tenant) is line:
+            del self._lines[tenant]
+
+
+class Permit:
+    """See `Admission.permit`."""
+
+    def __init__(
+        self, admission: Admission, tenant: str, priority: int, cost: int, wait_s: float
+    ) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._priority = priority
+        self._cost = cost
+        self._wait_s = wait_s
+
+    async def __aenter__(self) -> None:
+        await self._admission.enter(self._tenant, self._priority, self._cost, self._wait_s)
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._admission.leave(self._tenant, self._cost)
+
+
+def _queue_full() -> Overloaded:
+    return Overloaded("Too many requests are waiting; try again shortly.")

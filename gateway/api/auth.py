@@ -1,0 +1,49 @@
+"""Who asks, by the `authorization` header and the port that the request came in on."""
+
+from __future__ import annotations
+
+from fastapi import Request
+
+from gateway.errors import NotFound
+from gateway.request_context import current
+from gateway.service import Service
+from gateway.tenants import Tenant
+
+
+def tenant_of(request: Request) -> Tenant | None:
+    """The tenant whose key was sent; None where no key is needed. Raises Unauthorized."""
+    service: Service = request.app.state.service
+    tenant = service.access.tenant(request.headers.get("authorization"))
+    if tenant is not None and (context := current.get()) is not None:
+        context.tenant = tenant.name
+    return tenant
+
+
+def admin(request: Request) -> Service:
+    """The service, for a caller with an admin key and on the port for admins.
+
+    Raises NotFound on another port, Unauthorized, and Forbidden where there is no admin key.
+    """
+    service: Service = request.app.state.service
+    _check_port(request)
+    service.access.check_admin(request.headers.get("authorization"))
+    return service
+
+
+def metrics_reader(request: Request) -> Service:
+    """The service, for whoever may read its metrics, which name tenants.
+
+    On a port of its own, and where no key is needed for anything, that is everybody.
+    """
+    service: Service = request.app.state.service
+    _check_port(request)
+    if request.app.state.admin_port is None and not service.access.open:
+        service.access.check_admin(request.headers.get("authorization"))
+    return service
+
+
+def _check_port(request: Request) -> None:
+    port = request.app.state.admin_port
+    if port is not None and request.scope["server"][1] != port:
+        # As for any URL that is unknown.
+        raise NotFound(f"Unknown URL: {request.method} {request.url.path}.")

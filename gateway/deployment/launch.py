@@ -1,0 +1,162 @@
+"""The command line and environment that start tritonserver on a TensorRT-LLM engine.
+
+They are those of `scripts/launch_triton_server.py` of tensorrtllm_backend, argument for argument,
+so that what is known of a deployment started with it stays true. The releases differ in order
+alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+DEFAULT_EXECUTABLE = "/opt/tritonserver/bin/tritonserver"  # in NVIDIA's containers
+CORE_MODEL = "tensorrt_llm"
+LOG_FILE = "triton_log.txt"
+SHM_PREFIX = "prefix"
+
+Release = Literal["v0.17", "v0.19"]
+
+
+class Mode(Enum):
+    """Which process drives the ranks of an engine.
+
+    LEADER: rank 0 of the engine itself serves; one tritonserver process for each rank.
+    SPAWN: one tritonserver, the orchestrator, starts worker processes for each model.
+    PRESPAWNED: rank 0 is the orchestrator; the ranks after it are the models' workers, as the
+        parameter participant_ids of each model says.
+    """
+
+    LEADER = "leader"
+    SPAWN = "orchestrator, spawning"
+    PRESPAWNED = "orchestrator, pre-spawned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What to start.
+
+    Attributes:
+        model_repo: the model repository.
+        world_size: ranks, one process each.
+        core_models: names of the models that all ranks load; rank 0 loads the others too.
+        grpc_port, http_port, metrics_port: the same for all ranks; only rank 0 opens them.
+        log_file: where rank 0 logs verbosely; None leaves Triton's log as it is.
+        mpi: whether mpirun starts the ranks.
+        oversubscribe: lets mpirun start more ranks than there are slots.
+        multimodal_pool: bytes of GPU 0's CUDA memory pool in rank 0; 0 leaves the default.
+        gpus_without_pool: with SPAWN, how many GPUs lose Triton's CUDA memory pool, since
+            their memory is the workers'; None leaves all pools as they are.
+        exit_timeout: seconds that Triton gives running requests at its end; None is its default.
+        more: further arguments of tritonserver, for each rank.
+    """
+
+    model_repo: str
+    world_size: int = 1
+    core_models: tuple[str, ...] = (CORE_MODEL,)
+    tritonserver: str = DEFAULT_EXECUTABLE
+    grpc_port: int = 8001
+    http_port: int = 8000
+    metrics_port: int = 8002
+    mode: Mode = Mode.LEADER
+    log_file: str | None = None
+    mpi: bool = True
+    oversubscribe: bool = False
+    multimodal_pool: int = 0
+    gpus_without_pool: int | None = None
+    exit_timeout: int | None = None
+    release: Release = "v0.17"
+    more: tuple[str, ...] = ()
+
+
+def command(launch: Launch) -> list[str]:
+    """The whole command line."""
+    if not launch.mpi:
+        return [launch.tritonserver, *rank_arguments(launch, 0)]
+    parts = ["mpirun", "--allow-run-as-root"]
+    if launch.oversubscribe:
+        parts.append("--oversubscribe")
+    for rank in range(launch.world_size):
+        parts += ["-n", "1", launch.tritonserver, *rank_arguments(launch, rank), ":"]
+    return parts
+
+
+def rank_arguments(launch: Launch, rank: int) -> list[str]:
+    """The arguments of tritonserver in one rank."""
+    return [*shared_arguments(launch, is_leader=rank == 0), shm_argument(str(rank))]
+
+
+def shared_arguments(launch: Launch, *, is_leader: bool) -> list[str]:
+    """The arguments that do not name the rank: all but the last one."""
+    ports = [
+        f"--grpc-port={launch.grpc_port}",
+        f"--http-port={launch.http_port}",
+        f"--metrics-port={launch.metrics_port}",
+    ]
+    log = [] if launch.log_file is None else ["--log-verbose=3", f"--log-file={launch.log_file}"]
+    parts = [f"--model-repository={launch.model_repo}"]
+    if launch.exit_timeout is not None:
+        parts.append(f"--exit-timeout-secs={launch.exit_timeout}")
+    if launch.release == "v0.19":
+        parts += ports
+    if is_leader:
+        parts += log
+        if launch.multimodal_pool:
+            parts.append(f"--cuda-memory-pool-byte-size=0:{launch.multimodal_pool}")
+    else:
+        parts.append("--model-control-mode=explicit")
+        parts += [f"--load-model={name}" for name in launch.core_models]
+    if launch.mode == Mode.SPAWN and launch.gpus_without_pool is not None:
+        parts += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
+        gpus = range(launch.gpus_without_pool)
+        parts += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in gpus]
+    return [*parts, *launch.more, *ports, "--disable-auto-complete-config"]
+
+
+def shm_argument(rank: str) -> str:
+    """Names the rank's shared memory; two ranks with one prefix would take each other's."""
+    return f"--backend-config=python,shm-region-prefix-name={SHM_PREFIX}{rank}_"
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """The variables that tell TensorRT-LLM the mode."""
+    if launch.mode == Mode.LEADER:
+        return {}
+    return {
+        "TRTLLM_ORCHESTRATOR": "1",
+        "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if launch.mode == Mode.SPAWN else "0",
+    }
+
+
+def shell_text(command: Sequence[str], variables: Mapping[str, str]) -> str:
+    """The command for a shell, one rank a line."""
+    lines: list[list[str]] = [[f"{name}={shlex.quote(value)}" for name, value in variables.items()]]
+    for part in command:
+        if part == "-n":
+            lines.append([])
+        lines[-1].append(shlex.quote(part))
+    return " \\\n  ".join(" ".join(line) for line in lines)
+
+
+def count_gpus(environ: Mapping[str, str]) -> int | None:
+    """The GPUs whose pool the orchestrator gives up; None up to Triton 24.06.
+
+    The server's version is in the environment of NVIDIA's containers. Where it is not, the
+    pools are left as they are.
+    """
+    version = environ.get("NVIDIA_TRITON_SERVER_VERSION", "").split(".")
+    if len(version) < 2 or not all(part.isdecimal() for part in version[:2]):
+        return None
+    if (int(version[0]), int(version[1])) <= (24, 6):
+        return None
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return len(listed.stdout.splitlines())

@@ -1,0 +1,61 @@
+"""Which LoRA modules an engine is built for, from the names that people use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from adapters.adapter import MODULE_IDS
+from adapters.base_model import BaseModel
+from adapters.modules import Projection, family
+
+ALL = "all"
+_ATTENTION = ("attn_q", "attn_k", "attn_v")
+
+
+def engine_modules(names: Sequence[str], base: BaseModel) -> tuple[str, ...]:
+    """TensorRT-LLM's module names, in the order of their ids.
+
+    Args:
+        names: those of the Hugging Face model as PEFT's `target_modules` has them (`q_proj`; one
+            name may stand for several modules), those of TensorRT-LLM (`attn_q`), or `all`.
+        base: the model; its `architecture` decides.
+
+    TensorRT-LLM wants all of attn_q, attn_k and attn_v or none, so one brings the others.
+    Raises ValueError naming what is unknown and what is allowed.
+    """
+    projections = family(base).projections
+    # What PEFT calls a projection, and what it is called in an engine: fused as it is.
+    by_module = {module for projection in projections.values() for module in _modules(projection)}
+    if list(names) == [ALL]:
+        return _in_order(projection.module for projection in projections.values())
+    found: set[str] = set()
+    unknown = []
+    for name in names:
+        matching = [
+            projection.module
+            for path, projection in projections.items()
+            if path == name or path.endswith(f".{name}")
+        ]
+        if name in by_module:
+            found.add(name)
+        elif matching:
+            found.update(matching)
+        else:
+            unknown.append(name)
+    if unknown:
+        paths = sorted({path.rpartition(".")[2] for path in projections})
+        raise ValueError(
+            f"--lora-modules: found {', '.join(unknown)}; allowed for {base.architecture}: {ALL}, "
+            f"{', '.join(paths)}, {', '.join(_in_order(by_module))}"
+        )
+    if found & set(_ATTENTION):
+        found.update(_ATTENTION)
+    return _in_order(found)
+
+
+def _modules(projection: Projection) -> tuple[str, ...]:
+    return (projection.module, *projection.parts)
+
+
+def _in_order(modules: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(modules), key=MODULE_IDS.__getitem__))

@@ -1,0 +1,43 @@
+"""What a request's head must not say: things that two readers of it could understand in two ways.
+
+httptools (llhttp) already refuses contradicting lengths, folded lines, bare line feeds, spaces
+before colons and odd chunk sizes. These are left: each of them lets a proxy in front and the
+gateway disagree on where a request ends or whose it is (RFC 9112, 11.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.errors import InvalidRequest
+
+_VERSIONS = frozenset({"1.0", "1.1"})
+# Of these the first would be taken here and perhaps the last by whoever checked it before.
+_ONCE = frozenset(
+    {b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"upgrade"}
+)
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: bool) -> None:
+    """Raises InvalidRequest.
+
+    `headers` have lower-case names; `upgrade` says that the parser takes what follows the head for
+    another protocol.
+    """
+    if version not in _VERSIONS:
+        raise InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
+    single = [name for name, _ in headers if name in _ONCE]
+    if len(single) != len(set(single)):
+        twice = next(name for name in single if single.count(name) > 1)
+        raise InvalidRequest(f"The header {twice.decode()} came more than once.")
+    if version == "1.1" and b"host" not in single:
+        raise InvalidRequest("The header host is missing.")
+    framing = {name: value for name, value in headers if name in _FRAMING}
+    coding = framing.get(b"transfer-encoding")
+    if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
+        raise InvalidRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
+    has_body = coding is not None or framing.get(b"content-length", b"0").strip(b"0") != b""
+    if upgrade and has_body:
+        # The parser does not read such a body: it would be taken for the next request.
+        raise InvalidRequest("upgrade: not offered here; send requests with a body without it.")

@@ -1,0 +1,79 @@
+"""Log lines of one process, on standard error: text or JSON, each in one write.
+
+Prompts, completions and keys are never logged anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal
+
+import orjson
+
+from gateway.request_context import current, current_id
+
+LogFormat = Literal["text", "json"]
+
+_STDERR = 2
+_TEXT = logging.Formatter(
+    "%(asctime)s %(levelname)s %(name)s [%(request_id)s]: %(message)s",
+)
+_CHATTY = ("httpx", "urllib3")
+
+
+class _Handler(logging.Handler):
+    """Writes bytes, a line in one call, so that the lines of several workers do not mix."""
+
+    def __init__(self, line: Callable[[logging.LogRecord], bytes]) -> None:
+        super().__init__()
+        self._line = line
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            os.write(_STDERR, self._line(record))
+        except Exception:
+            self.handleError(record)
+
+
+def configure_logging(level: str, form: LogFormat = "text") -> None:
+    """Lines of all loggers, by this function alone."""
+    handler = _Handler(_json_line if form == "json" else _text_line)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def log_request(log: logging.Logger, facts: dict[str, object]) -> None:
+    """The one line of a request; `facts` are those of `RequestContext.facts`."""
+    args = (facts["method"], facts["path"], facts["status"], facts["duration_ms"])
+    log.info("%s %s %s %.1f ms", *args, extra={"facts": facts})
+
+
+def _text_line(record: logging.LogRecord) -> bytes:
+    record.request_id = current_id()
+    return _TEXT.format(record).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _json_line(record: logging.LogRecord) -> bytes:
+    """`time` is RFC 3339 in UTC; an error's traceback is in `exception`."""
+    context = current.get()
+    line: dict[str, object] = {
+        "time": datetime.fromtimestamp(record.created, UTC),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": _valid(record.getMessage()),
+        "request_id": None if context is None else context.request_id,
+        "trace_id": None if context is None else context.trace_id,
+    }
+    if record.exc_info:
+        line["exception"] = _valid(_TEXT.formatException(record.exc_info))
+    facts: dict[str, object] = getattr(record, "facts", {})
+    return orjson.dumps(line | facts, option=orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE)
+
+
+def _valid(text: str) -> str:
+    """`text` as UTF-8 can hold it: a file's name may have bytes that are none."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

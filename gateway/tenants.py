@@ -1,0 +1,72 @@
+"""A tenant: its keys, what it may use and how much of it. And how keys are made."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KEY_PREFIX = "sk-"
+_KEY_BYTES = 32
+
+KeyHash = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+"""``sha256:`` and the hex digest of a key's bytes. A key has 256 random bits: no salt is needed."""
+
+Limit = Annotated[int, Field(ge=1, le=10**12)]
+
+
+class Tenant(BaseModel):
+    """One entry of `tenants` in the configuration file; a limit that is None does not exist.
+
+    `models` are exact names and patterns (``*``, ``?``, ``[...]``, as in `fnmatch`). A pattern
+    without a slash never matches an adapter in a namespace. Adapters called ``<name>/...`` are the
+    tenant's own, which it may always use.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    keys: list[KeyHash]
+    """Without any, it is locked out."""
+    models: list[Annotated[str, Field(min_length=1, max_length=256)]]
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
+    max_output_tokens: Limit | None = None
+    """Of one choice. A request that asks for more is refused, one that says nothing is cut."""
+    priority: int = Field(0, ge=-100, le=100)
+    """Greater goes first where requests wait."""
+
+    @property
+    def limited(self) -> bool:
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
+        return any(limit is not None for limit in limits)
+
+    def may_use(self, name: str, base: str) -> bool:
+        """Whether it may use the model called `name`; `base` is the base model's name."""
+        common = is_common(name, base)
+        for pattern in self.models:
+            if (common or "/" in pattern) and fnmatchcase(name, pattern):
+                return True
+        return not common and name.startswith(self.name + "/")
+
+
+def is_common(name: str, base: str) -> bool:
+    """Whether a model is in the catalogue of everybody, and not in a tenant's namespace.
+
+    The base model always is, though its name may have a slash.
+    """
+    return name == base or "/" not in name
+
+
+def new_key() -> str:
+    """A key with 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def key_hash(key: str) -> str:
+    """What the configuration file keeps of a key; see `KeyHash`."""
+    return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()

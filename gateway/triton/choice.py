@@ -1,0 +1,160 @@
+"""Which model of the found repository to drive: the core model, or a text model above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from gateway.errors import EngineUnavailable, GatewayError
+from gateway.triton.dialect import (
+    Dialect,
+    StopModel,
+    TextModel,
+    flag,
+    parameter,
+    read_dialect,
+    read_text_dialect,
+    speculative,
+)
+from gateway.triton.names import CORE, read_inputs
+
+WantedMode = Literal["auto", "token", "text"]
+
+_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+_BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
+# An input by which each step of an ensemble is known, whatever its model is called.
+_STEPS = {"preprocessing": "QUERY", "core": "input_ids", "postprocessing": "TOKENS_BATCH"}
+
+
+class Models(Protocol):
+    """What has to be asked of a server."""
+
+    async def model_ready(self, model: str) -> bool: ...
+
+    async def model_config(self, model: str) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the operator asks for; `text_model` None takes the ensemble, else the BLS model."""
+
+    core: str
+    max_seq_len: int | None
+    vocab_size: int
+    mode: WantedMode = "auto"
+    text_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The model to drive and why; `makeshift` when the core model may yet come up."""
+
+    dialect: Dialect
+    why: str
+    makeshift: bool = False
+
+
+async def choose(server: Models, wanted: Wanted) -> Choice:
+    """Reads what is there. Raises EngineUnavailable with a reason for each model considered."""
+    if wanted.mode == "token":
+        return Choice(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
+    if wanted.mode == "text":
+        return Choice(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
+    served = await server.model_ready(wanted.core)
+    try:
+        return Choice(await _core(server, wanted), "the core model takes token ids")
+    except EngineUnavailable as error:
+        why = error.message
+    try:
+        return Choice(await _text(server, wanted), why, makeshift=not served)
+    except EngineUnavailable as error:
+        raise EngineUnavailable(f"{why} {error.message}") from error
+
+
+async def _core(server: Models, wanted: Wanted) -> Dialect:
+    if not await server.model_ready(wanted.core):
+        raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
+    return read_dialect(
+        wanted.core,
+        await server.model_config(wanted.core),
+        max_seq_len=wanted.max_seq_len,
+        vocab_size=wanted.vocab_size,
+    )
+
+
+async def _text(server: Models, wanted: Wanted) -> Dialect:
+    reasons = []
+    for model in (wanted.text_model,) if wanted.text_model else _TEXT_MODELS:
+        try:
+            return await _text_model(server, model, wanted)
+        except EngineUnavailable as error:
+            reasons.append(error.message)
+    raise EngineUnavailable(" ".join(reasons))
+
+
+async def _text_model(server: Models, model: str, wanted: Wanted) -> Dialect:
+    if not await server.model_ready(model):
+        raise EngineUnavailable(f"Triton does not serve {model!r}.")
+    config = await server.model_config(model)
+    is_ensemble = config.platform == "ensemble"
+    names = _steps(config) if is_ensemble else _BLS_PARTS | {"core": _bls_core(config)}
+    parts = {part: await _readable(server, name) for part, name in names.items()}
+    core = parts.get("core")
+    # Triton serves an ensemble only with all its steps, and a BLS model without asking.
+    if wanted.mode == "auto" and core is None:
+        raise EngineUnavailable(f"Triton serves {model!r} but not its core model.")
+    stop = None
+    if is_ensemble and core is not None:
+        # Its steps bear the id of its request; inside a BLS model ids are its own.
+        stop = StopModel(names["core"], read_inputs(core, CORE))
+    return read_text_dialect(
+        model,
+        config,
+        core,
+        _text_facts(config, parts),
+        stop=stop,
+        max_seq_len=wanted.max_seq_len,
+        vocab_size=wanted.vocab_size,
+    )
+
+
+def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
+    core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
+    return TextModel(
+        adds_special_tokens=_adds_special_tokens(before, core),
+        skips_special_tokens=after is None or flag(after, "skip_special_tokens", default=True),
+        accumulates=flag(config, "accumulate_tokens"),
+        token_by_token=core is None or not speculative(core),
+    )
+
+
+def _adds_special_tokens(preprocessing: Any | None, core: Any | None) -> bool:
+    """As told, else by default: since v0.10, which is known by an input that it brought."""
+    if preprocessing is None:
+        return True
+    newer = {"DECODER_QUERY"} & {tensor.name for tensor in preprocessing.input}
+    if core is not None:
+        newer |= {"early_stopping"} & {tensor.name for tensor in core.input}
+    return flag(preprocessing, "add_special_tokens", default=bool(newer))
+
+
+def _steps(config: Any) -> dict[str, str]:
+    """The models of an ensemble's steps, by the part they play."""
+    found = {}
+    for step in config.ensemble_scheduling.step:
+        for part, name in _STEPS.items():
+            if name in step.input_map:
+                found[part] = step.model_name
+    return found
+
+
+def _bls_core(config: Any) -> str:
+    return parameter(config, "tensorrt_llm_model_name") or "tensorrt_llm"
+
+
+async def _readable(server: Models, model: str) -> Any | None:
+    """The model's config, None where it is not served or may not be read."""
+    try:
+        return await server.model_config(model) if await server.model_ready(model) else None
+    except GatewayError:
+        return None

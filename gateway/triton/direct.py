@@ -1,0 +1,134 @@
+"""One model of a Triton server asked by hand: no engine state, no rules of the OpenAI API.
+
+For operators' tools, so what the server says is passed on as it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tritonclient.grpc import service_pb2 as pb
+
+from adapters.adapter import Dtype
+from gateway.errors import EngineUnavailable
+from gateway.triton.client import Responses, TritonClient
+from gateway.triton.dialect import StopModel, parameter
+from gateway.triton.names import CORE, TEXT, read_inputs
+from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.tensors import is_final, stop_request
+from gateway.triton.transport import Message
+
+_DTYPES = {
+    "BOOL": "?",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "u1",
+    "UINT64": "<u8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "BF16": "<u2",
+}
+_LORA_DTYPES: dict[str, Dtype] = {"FP16": "float16", "BF16": "bfloat16"}
+
+
+class Reply:
+    """One response on a stream. `error` is the server's text, "" when there is none."""
+
+    def __init__(self, response: pb.ModelStreamInferResponse) -> None:
+        self._response = response.infer_response
+        self.error: str = response.error_message
+        self.final = bool(self.error) or is_final(self._response)
+
+    def has(self, name: str) -> bool:
+        return any(tensor.name == name for tensor in self._response.outputs)
+
+    def names(self) -> list[str]:
+        return [tensor.name for tensor in self._response.outputs]
+
+    def array(self, name: str) -> npt.NDArray[Any] | None:
+        """An output in its shape, None when it did not come. BF16 comes as its 16 bits, uint16."""
+        contents = self._response.raw_output_contents
+        for tensor, raw in zip(self._response.outputs, contents, strict=True):
+            if tensor.name == name:
+                return np.frombuffer(raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+        return None
+
+    def ids(self) -> list[list[int]]:
+        """`output_ids`, [1, beams, length], by beam and without padding."""
+        ids, lengths = self.array("output_ids"), self.array("sequence_length")
+        if ids is None:
+            return []
+        if lengths is None:
+            return [row.tolist() for row in ids[0]]
+        return [row[:n].tolist() for row, n in zip(ids[0], lengths.reshape(-1), strict=True)]
+
+    def texts(self) -> list[str]:
+        """`text_output`: each element is its length in 4 bytes, then UTF-8."""
+        contents = self._response.raw_output_contents
+        texts = []
+        for tensor, raw in zip(self._response.outputs, contents, strict=True):
+            position = 0
+            while tensor.name == "text_output" and position < len(raw):
+                (length,) = struct.unpack_from("<I", raw, position)
+                position += 4 + length
+                texts.append(raw[position - length : position].decode(errors="replace"))
+        return texts
+
+
+class DirectModel:
+    """A served model: what it declares, and requests to it."""
+
+    def __init__(self, client: TritonClient, name: str, config: Any) -> None:
+        self._client = client
+        self.name = name
+        declared = {tensor.name for tensor in config.input}
+        self.takes_text = "text_input" in declared
+        self.is_ensemble = config.platform == "ensemble"
+        self.inputs = read_inputs(config, TEXT if self.takes_text else CORE)
+        self.outputs = frozenset(tensor.name for tensor in config.output)
+        self.decoupled = bool(config.model_transaction_policy.decoupled)
+        self.engine_dir = parameter(config, "gpt_model_path")
+        self.tokenizer_dir = parameter(config, "tokenizer_dir")
+
+    @classmethod
+    async def find(cls, client: TritonClient, name: str) -> DirectModel:
+        """Raises GatewayError, TimeoutError when it is not served or Triton cannot be reached."""
+        if not await client.model_ready(name):
+            raise EngineUnavailable(f"Triton at {client.endpoint} does not serve {name!r}.")
+        return cls(client, name, await client.model_config(name))
+
+    @property
+    def lora_dtype(self) -> Dtype | None:
+        """The declared type of `lora_weights`."""
+        tensor = self.inputs.get("lora_weights")
+        return None if tensor is None else _LORA_DTYPES.get(tensor.datatype)
+
+    def request(self, request_id: str) -> RequestBuilder:
+        return RequestBuilder(self.name, self.inputs, request_id)
+
+    def stop(self, request_id: str) -> Request:
+        return stop_request(StopModel(self.name, self.inputs), request_id)
+
+    async def send(self, request: Request | Message) -> Responses:
+        """Starts a request on a stream of its own. Raises GatewayError without a connection."""
+        if isinstance(request, Request):
+            return await self._client.infer(request.data)
+        return await self._client.infer(request)
+
+
+async def replies(stream: Responses) -> AsyncIterator[Reply]:
+    """All replies up to the end of the request; the last is final, or an error.
+
+    Raises GatewayError when the connection is lost or the stream ends before that, CancelledError
+    when the stream is cancelled.
+    """
+    while (response := await stream.read()) is not None:
+        reply = Reply(response)
+        yield reply
+        if reply.final:
+            return
+    raise EngineUnavailable("The inference server ended the stream early.")

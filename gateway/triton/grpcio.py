@@ -1,0 +1,128 @@
+"""The reference transport: grpc.aio, as tritonclient uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from gateway.errors import GatewayError
+from gateway.triton.failures import from_status
+from gateway.triton.transport import Endpoint, Message, Metadata, Wire, message_bytes
+
+# Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
+# Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_PIECE = 1 << 20
+
+T = TypeVar("T")
+
+
+class GrpcioTransport:
+    """Implements `transport.Transport`."""
+
+    def __init__(self, endpoint: Endpoint, wire: Wire) -> None:
+        """Raises OSError when a certificate cannot be read."""
+        self._metadata = tuple(wire.metadata.items())
+        self._connect = partial(_channel, endpoint, wire)
+        self._channel = self._connect()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def stream(
+        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+    ) -> _Call[T]:
+        joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
+        open_call: Any = self._channel.stream_stream(
+            path, request_serializer=None, response_deserializer=parse
+        )
+        call = open_call(metadata=(*self._metadata, *metadata.items()))
+        try:
+            await call.write(bytes(joined))
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.RpcError):
+            pass  # the call has ended already; the first read says why
+        except BaseException:
+            call.cancel()
+            raise
+        return _Call(call)
+
+    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+        call: Any = self._channel.unary_unary(path)
+        try:
+            reply: bytes = await call(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from error
+            raise _translated(error) from error
+        return reply
+
+    def disconnect(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        self._channel = self._connect()
+
+    async def close(self) -> None:
+        await asyncio.gather(self._channel.close(), *self._closing)
+
+
+class _Call(Generic[T]):
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def read(self) -> T | None:
+        try:
+            message: Any = await self._call.read()
+        except grpc.RpcError as error:
+            raise _translated(error) from error
+        return None if message is grpc.aio.EOF else message
+
+    def read_nowait(self) -> T | None:
+        return None
+
+    def pending(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+def _channel(endpoint: Endpoint, wire: Wire) -> Any:
+    if not endpoint.tls:
+        return grpc.aio.insecure_channel(endpoint.authority, options=_OPTIONS)
+    files = [
+        None if path is None else path.read_bytes()
+        for path in (wire.tls_ca, wire.tls_key, wire.tls_cert)
+    ]
+    credentials = grpc.ssl_channel_credentials(*files)
+    options: list[tuple[str, str | int]] = [*_OPTIONS]
+    if endpoint.name != endpoint.host:
+        options.append(("grpc.ssl_target_name_override", endpoint.name))
+    return grpc.aio.secure_channel(endpoint.authority, credentials, options=options)
+
+
+def _join(request: Message) -> bytes:
+    """One message of all pieces. To be called in a thread.
+
+    They are copied in parts, since one copy of 132 MB would hold the GIL for 60 ms and more, and
+    joining exact `bytes` releases it.
+    """
+    message_bytes(request)
+    return b"".join(
+        bytes(piece[start : start + _PIECE])
+        for piece in request
+        for start in range(0, len(piece), _PIECE)
+    )
+
+
+def _translated(error: grpc.RpcError) -> GatewayError:
+    return from_status(error.code().value[0], str(error.details()))

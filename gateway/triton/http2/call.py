@@ -1,0 +1,185 @@
+"""One RPC: what has come back on its stream, until somebody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from gateway.triton.failures import Status, from_status
+from gateway.triton.http2.frames import Code
+from gateway.triton.transport import MAX_MESSAGE_BYTES
+
+# What a server may send before it is read. Tokens need a few KB; logits a megabyte and more.
+WINDOW = 2**20
+_LOW = WINDOW // 2
+
+# gRPC's prefix of each message: compressed or not, length.
+PREFIX = struct.Struct(">BI")
+_PREFIX_BYTES = PREFIX.size
+
+T = TypeVar("T")
+
+
+class Line(Protocol):
+    """What a call needs of its connection."""
+
+    def reset(self, stream_id: int, code: Code) -> None:
+        """Ends the stream from our side; nothing of it is handed on any more."""
+
+    def credit(self, stream_id: int, increment: int) -> None:
+        """Lets the server send so many bytes more on the stream."""
+
+
+class Call(Generic[T]):
+    """A `ResponseStream`. Reading costs a task switch only when nothing is there."""
+
+    __slots__ = (
+        "_cancelled",
+        "_chunks",
+        "_held",
+        "_line",
+        "_loop",
+        "_messages",
+        "_needed",
+        "_parse",
+        "_waiter",
+        "_window",
+        "status",
+        "stream_id",
+        "text",
+    )
+
+    def __init__(self, line: Line, parse: Callable[[bytes], T]) -> None:
+        self.stream_id = 0
+        self.status: int | None = None
+        """How the RPC ended (`failures.Status` and others), None while it runs."""
+        self.text = ""
+        self._line = line
+        self._loop = asyncio.get_running_loop()
+        self._parse = parse
+        self._messages: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._cancelled = False
+        self._window = WINDOW
+        # Payloads that are not a whole message yet; looked at again once `_needed` bytes are held.
+        self._chunks: list[bytes] = []
+        self._held = 0
+        self._needed = _PREFIX_BYTES
+
+    async def read(self) -> T | None:
+        while not self._messages:
+            if self._cancelled:
+                raise asyncio.CancelledError
+            if self.status is not None:
+                if self.status != Status.OK:
+                    raise from_status(self.status, self.text)
+                return None
+            assert self._waiter is None, "one reader at a time"
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._take()
+
+    def read_nowait(self) -> T | None:
+        return self._take() if self._messages else None
+
+    def pending(self) -> bool:
+        return bool(self._messages)
+
+    def cancel(self) -> None:
+        if self.status is not None:
+            return
+        self._cancelled = True
+        self.end(Status.CANCELLED, "cancelled here")
+        self._messages.clear()
+        self._line.reset(self.stream_id, Code.CANCEL)
+
+    def _take(self) -> T:
+        message = self._messages.popleft()
+        # Bytes are given back when they are read, so whoever reads slowly slows the server down.
+        if self._window < _LOW and not self._messages:
+            self._refill()
+        return self._parse(message)
+
+    def receive(self, data: bytes, start: int, stop: int, padding: int = 0) -> None:
+        """The payload of a DATA frame, ``data[start:stop]``; called once a token.
+
+        `padding` counts against the window too.
+        """
+        size = stop - start
+        self._window -= size + padding
+        if self._window < 0:
+            self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
+            return
+        if not self._held and size >= _PREFIX_BYTES:
+            compressed, length = PREFIX.unpack_from(data, start)
+            if length == size - _PREFIX_BYTES and not compressed:
+                self._messages.append(data[start + _PREFIX_BYTES : stop])
+                self._wake()
+                return
+        self._assemble(data[start:stop])
+
+    def end(self, status: int, text: str) -> None:
+        """The RPC is over; messages that are here already can still be read."""
+        if self.status is not None:
+            return
+        if status == Status.OK and self._held:
+            status, text = Status.INTERNAL, "the stream ended within a message"
+        self.status, self.text = status, text
+        self._chunks.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _assemble(self, payload: bytes) -> None:
+        """Takes a frame that holds a part of a message, or several of them."""
+        self._chunks.append(payload)
+        self._held += len(payload)
+        if self._held >= self._needed and not self._split():
+            return
+        if self._messages:
+            self._wake()
+        elif self._window < _LOW:
+            # The rest of a message longer than the window: nobody can read it until it is whole.
+            self._refill()
+
+    def _split(self) -> bool:
+        """Moves whole messages to where they are read; False when the call was refused."""
+        data = b"".join(self._chunks)
+        start = 0
+        while True:
+            self._needed = _PREFIX_BYTES
+            if len(data) - start < _PREFIX_BYTES:
+                break
+            compressed, length = PREFIX.unpack_from(data, start)
+            if compressed:
+                self._refuse(Code.CANCEL, "a compressed message, which was not offered")
+                return False
+            if length > MAX_MESSAGE_BYTES:
+                self._refuse(Code.CANCEL, f"a message of {length} bytes")
+                return False
+            self._needed += length
+            if len(data) - start < self._needed:
+                break
+            self._messages.append(data[start + _PREFIX_BYTES : start + self._needed])
+            start += self._needed
+        self._chunks = [data[start:]]
+        self._held = len(data) - start
+        return True
+
+    def _refuse(self, code: Code, text: str) -> None:
+        self.end(Status.INTERNAL, text)
+        self._line.reset(self.stream_id, code)
+
+    def _refill(self) -> None:
+        if self.status is None:
+            self._line.credit(self.stream_id, WINDOW - self._window)
+            self._window = WINDOW

@@ -1,0 +1,176 @@
+"""The connections to one Triton: as many as its limit of streams asks for, renewed when lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TypeVar
+
+from gateway.errors import EngineError, EngineUnavailable
+from gateway.triton.failures import Status, from_status
+from gateway.triton.http2 import headers
+from gateway.triton.http2.call import PREFIX, Call
+from gateway.triton.http2.connection import Connection
+from gateway.triton.transport import Endpoint, Message, Metadata, Wire, message_bytes
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+# A host that vanished answers nothing, not even that it is gone. Triton ends connections that ping
+# an idle line, so the kernel watches instead: unacknowledged data for so long breaks the line.
+_UNACKNOWLEDGED_MS = 20_000
+
+T = TypeVar("T")
+
+
+class Http2Transport:
+    """Implements `transport.Transport`. Nothing is connected before the first call."""
+
+    def __init__(self, endpoint: Endpoint, wire: Wire) -> None:
+        """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
+        self._endpoint = endpoint
+        self._ssl: ssl.SSLContext | None = wire.ssl_context() if endpoint.tls else None
+        self._metadata = headers.metadata_block(wire.metadata)
+        self._blocks: dict[str, bytes] = {}
+        self._connections: list[Connection] = []
+        self._dialling: asyncio.Task[bool] | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._closed = False
+
+    async def stream(
+        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+    ) -> Call[T]:
+        extra = headers.metadata_block(metadata) if metadata else b""
+        return await self._call(path, request, parse, extra)
+
+    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+        async with asyncio.timeout(timeout_s):
+            call = await self._call(path, [request], bytes, headers.timeout_field(timeout_s))
+            try:
+                reply = await call.read()
+                # The status comes after the reply.
+                more = await call.read()
+            except EngineUnavailable:
+                if call.status == Status.DEADLINE_EXCEEDED:
+                    raise TimeoutError from None
+                raise
+            finally:
+                call.cancel()
+        if reply is None or more is not None:
+            raise EngineError("The inference server did not answer with one message.")
+        return reply
+
+    def disconnect(self) -> None:
+        for connection in list(self._connections):
+            connection.close("the server does not answer")
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._dialling is not None:
+            self._dialling.cancel()
+        for connection in self._connections:
+            connection.close("closed here")
+        await asyncio.gather(*[connection.gone.wait() for connection in self._connections])
+
+    async def _call(
+        self, path: str, request: Message, parse: Callable[[bytes], T], extra: bytes
+    ) -> Call[T]:
+        size = message_bytes(request)
+        connection = self._with_room()
+        while connection is None:
+            await self._connect()
+            connection = self._with_room()
+        call = Call(connection, parse)
+        prefix = PREFIX.pack(0, size)
+        connection.open(call, self._block(path) + extra, [prefix, *request], len(prefix) + size)
+        return call
+
+    def _block(self, path: str) -> bytes:
+        block = self._blocks.get(path)
+        if block is None:
+            endpoint = self._endpoint
+            block = headers.request_block(path, endpoint.authority, tls=endpoint.tls)
+            block = self._blocks[path] = block + self._metadata
+        return block
+
+    def _with_room(self) -> Connection | None:
+        """The first one, so that those that were added under load run empty again."""
+        return next((each for each in self._connections if each.has_room), None)
+
+    async def _connect(self) -> None:
+        """Waits for one more connection.
+
+        Raises EngineUnavailable: at once while the server is known to be away, except to the one
+        call in each pause that tries it.
+        """
+        if self._dialling is None:
+            if self._closed or asyncio.get_running_loop().time() < self._retry_at:
+                raise from_status(Status.UNAVAILABLE, "")
+            self._dialling = asyncio.create_task(self._dial())
+        elif self._failures:
+            raise from_status(Status.UNAVAILABLE, "")
+        # Whoever gives up leaves the attempt to those who wait for it too.
+        if not await asyncio.shield(self._dialling):
+            raise from_status(Status.UNAVAILABLE, "")
+
+    async def _dial(self) -> bool:
+        connection = Connection(self._changed)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                transport, _ = await loop.create_connection(
+                    lambda: connection,
+                    self._endpoint.host,
+                    self._endpoint.port,
+                    ssl=self._ssl,
+                    server_hostname=self._endpoint.name if self._ssl else None,
+                )
+                _prepare(transport)
+                # Not before the server has said how many streams it takes.
+                await connection.settled.wait()
+            if not connection.has_room:
+                raise ConnectionError(connection.why_closed or "the server takes no streams")
+        except (OSError, TimeoutError) as error:
+            connection.abort()
+            self._failures += 1
+            pause = min(_FIRST_BACKOFF_S * 1.6 ** (self._failures - 1), _MAX_BACKOFF_S)
+            self._retry_at = loop.time() + pause * random.uniform(0.8, 1.2)
+            if self._failures == 1:
+                log.warning("no connection to %s: %s", self._endpoint.authority, error or "timeout")
+            return False
+        except asyncio.CancelledError:  # by `close`; who waits for it was not cancelled
+            connection.abort()
+            return False
+        else:
+            self._failures = 0
+            self._connections.append(connection)
+            return True
+        finally:
+            self._dialling = None
+
+    def _changed(self, connection: Connection) -> None:
+        if connection.gone.is_set():
+            if connection in self._connections:
+                self._connections.remove(connection)
+        elif (
+            connection.idle
+            and not connection.closed
+            and any(other.has_room for other in self._connections if other is not connection)
+        ):
+            connection.close("not needed any more")
+
+
+def _prepare(transport: asyncio.BaseTransport) -> None:
+    tls = transport.get_extra_info("ssl_object")
+    if tls is not None and tls.selected_alpn_protocol() != "h2":
+        raise ConnectionError("the server does not speak HTTP/2 over TLS")
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        line = transport.get_extra_info("socket")
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

@@ -1,0 +1,126 @@
+"""Header blocks: requests as ready-made bytes, and what answers say.
+
+Requests use no HPACK state at all: every field is a literal that is never indexed, so one block
+serves any stream of any connection and costs nothing to make. (A hundred bytes more on the wire,
+once a request.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
+from gateway.triton.failures import Status
+from gateway.triton.transport import Metadata
+
+# Announces a dynamic table of size 0 (RFC 7541, 6.3): right whatever size the peer allows.
+_NO_TABLE = b"\x20"
+_NEVER_INDEXED = b"\x10"
+# What gRPC servers take by default. A block so short is always one frame.
+_MAX_METADATA_BYTES = 8192
+_METADATA_NAME = re.compile(r"(?!grpc-)[0-9a-z_.-]+")
+_METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
+
+# HTTP statuses of proxies that answer in place of the server (grpc's http-grpc-status-mapping.md).
+_OF_HTTP = {
+    b"400": Status.INTERNAL,
+    b"401": Status.UNAUTHENTICATED,
+    b"403": Status.PERMISSION_DENIED,
+    b"404": Status.UNIMPLEMENTED,
+    b"429": Status.UNAVAILABLE,
+    b"502": Status.UNAVAILABLE,
+    b"503": Status.UNAVAILABLE,
+    b"504": Status.UNAVAILABLE,
+}
+
+Fields = list[tuple[bytes, bytes]]
+
+
+def request_block(path: str, authority: str, *, tls: bool) -> bytes:
+    """The block of every call of one method at one endpoint."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "https" if tls else "http",
+        ":path": path,
+        ":authority": authority,
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "user-agent": "triton-openai-gateway",
+    }
+    return _NO_TABLE + b"".join(_literal(name, value) for name, value in fields.items())
+
+
+def metadata_block(metadata: Metadata) -> bytes:
+    """More fields for the end of a block. Raises ValueError for what gRPC does not allow."""
+    for name, value in metadata.items():
+        if not _METADATA_NAME.fullmatch(name) or name.endswith("-bin"):
+            raise ValueError(f"{name!r} is no name of text metadata")
+        if not _METADATA_VALUE.fullmatch(value):
+            raise ValueError(f"the metadata {name!r} must be printable ASCII")
+    block = b"".join(_literal(name, value) for name, value in metadata.items())
+    if len(block) > _MAX_METADATA_BYTES:
+        raise ValueError(f"{len(block)} bytes of metadata are too many")
+    return block
+
+
+def timeout_field(seconds: float) -> bytes:
+    return _literal("grpc-timeout", f"{max(1, round(seconds * 1000))}m")
+
+
+def _literal(name: str, value: str) -> bytes:
+    return _NEVER_INDEXED + _string(name) + _string(value)
+
+
+def _string(text: str) -> bytes:
+    """A string without Huffman coding; its length in 7 bits and then as many as it takes."""
+    raw = text.encode("ascii")
+    if len(raw) < 127:
+        return bytes([len(raw)]) + raw
+    length, rest = bytearray([127]), len(raw) - 127
+    while rest > 127:
+        length.append(rest & 127 | 128)
+        rest >>= 7
+    length.append(rest)
+    return bytes(length) + raw
+
+
+def has_status(fields: Fields) -> bool:
+    return any(name == b"grpc-status" for name, _ in fields)
+
+
+def is_informational(fields: Fields) -> bool:
+    """1xx: the real answer is still to come."""
+    return any(name == b":status" and value[:1] == b"1" for name, value in fields)
+
+
+def refusal(fields: Fields) -> tuple[int, str] | None:
+    """What is wrong with an answer that is not gRPC, as (status, text); None for a good one."""
+    found = dict(fields)
+    status, kind = found.get(b":status", b""), found.get(b"content-type", b"")
+    if status != b"200":
+        return _OF_HTTP.get(status, Status.UNKNOWN), f"HTTP status {_text(status)}"
+    if not kind.startswith(b"application/grpc"):
+        return Status.UNKNOWN, f"content-type {_text(kind)}"
+    return None
+
+
+def outcome(fields: Iterable[tuple[bytes, bytes]]) -> tuple[int, str]:
+    """grpc-status and grpc-message of trailers."""
+    status, message = b"", b""
+    for name, value in fields:
+        if name == b"grpc-status":
+            status = value
+        elif name == b"grpc-message":
+            message = value
+    if not status:
+        return Status.UNKNOWN, "no grpc-status in the trailers"
+    if not re.fullmatch(rb"[0-9]{1,3}", status):
+        return Status.INTERNAL, "a grpc-status that is no number"
+    # Codes that are not known yet are UNKNOWN.
+    known = int(status) if int(status) <= Status.UNAUTHENTICATED else Status.UNKNOWN
+    return known, _text(unquote_to_bytes(message))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,136 @@
+"""Requests that are longer than one frame, or than the server has room for, on their way out.
+
+A LoRA adapter of 500 MB shares the connection with everybody's tokens. So uploads take turns frame
+by frame, and each keeps to two windows, its own and the connection's (RFC 9113, 5.2).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from gateway.triton.http2.frames import (
+    DATA,
+    DEFAULT_MAX_FRAME,
+    DEFAULT_WINDOW,
+    END_STREAM,
+    HEAD,
+    MAX_WINDOW,
+    Code,
+    ConnectionFault,
+)
+
+# A turn is one frame; servers may allow frames of 16 MiB, after which others would wait for long.
+_TURN_BYTES = 2**16
+
+
+class _Upload:
+    __slots__ = ("left", "pieces", "stream_id", "window")
+
+    def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
+        self.stream_id = stream_id
+        # As bytes, whatever the items of the view were.
+        self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
+        self.left = sum(len(piece) for piece in self.pieces)
+        self.window = window
+
+    def take(self, size: int) -> list[memoryview]:
+        """The next `size` bytes, uncopied."""
+        taken = []
+        self.left -= size
+        while size:
+            piece = self.pieces[0]
+            if len(piece) <= size:
+                self.pieces.popleft()
+            else:
+                self.pieces[0] = piece[size:]
+                piece = piece[:size]
+            taken.append(piece)
+            size -= len(piece)
+        return taken
+
+
+class Uploads:
+    """The sending side of flow control on one connection. `window` is the connection's."""
+
+    def __init__(self) -> None:
+        self.window = DEFAULT_WINDOW
+        self.max_frame = DEFAULT_MAX_FRAME
+        self._initial = DEFAULT_WINDOW
+        self._open: dict[int, _Upload] = {}
+        # Those with room in their own window, in the order of their turns.
+        self._ready: deque[_Upload] = deque()
+
+    def fits(self, size: int) -> bool:
+        """Whether a new request can go out at once, as one frame."""
+        return size <= self.window and size <= self._initial and size <= self.max_frame
+
+    def ready(self) -> bool:
+        """Whether `frames` has something to send."""
+        return bool(self._ready) and self.window > 0
+
+    def add(self, stream_id: int, message: Iterable[bytes | memoryview]) -> None:
+        """`message` must not be empty: its last frame ends the stream."""
+        upload = self._open[stream_id] = _Upload(stream_id, message, self._initial)
+        if upload.window > 0:
+            self._ready.append(upload)
+
+    def drop(self, stream_id: int) -> bool:
+        """Forgets an upload; whether it was unfinished."""
+        upload = self._open.pop(stream_id, None)
+        if upload is None:
+            return False
+        if upload in self._ready:
+            self._ready.remove(upload)
+        return True
+
+    def clear(self) -> None:
+        self._open.clear()
+        self._ready.clear()
+
+    def widen(self, stream_id: int, increment: int) -> bool:
+        """A WINDOW_UPDATE of one stream; False when its window overflows."""
+        upload = self._open.get(stream_id)
+        return upload is None or self._widen(upload, increment)
+
+    def widen_connection(self, increment: int) -> None:
+        """Raises ConnectionFault."""
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window overflows")
+
+    def set_initial(self, window: int) -> None:
+        """A new INITIAL_WINDOW_SIZE: open streams too get the difference, which may be negative.
+
+        Raises ConnectionFault.
+        """
+        difference = window - self._initial
+        self._initial = window
+        if not all(self._widen(upload, difference) for upload in self._open.values()):
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window overflows")
+
+    def frames(self, limit: int) -> list[bytes | memoryview]:
+        """DATA frames for about `limit` bytes, to be written one after the other."""
+        out: list[bytes | memoryview] = []
+        while limit > 0 and self.ready():
+            upload = self._ready.popleft()
+            if upload.window <= 0:  # taken back by a change of settings
+                continue
+            size = min(upload.left, upload.window, self.window, self.max_frame, _TURN_BYTES)
+            flags = END_STREAM if size == upload.left else 0
+            out.append(HEAD.pack(size << 8 | DATA, flags, upload.stream_id))
+            out += upload.take(size)
+            upload.window -= size
+            self.window -= size
+            limit -= size
+            if not upload.left:
+                del self._open[upload.stream_id]
+            elif upload.window > 0:
+                self._ready.append(upload)
+        return out
+
+    def _widen(self, upload: _Upload, increment: int) -> bool:
+        upload.window += increment
+        if upload.window > 0 and upload not in self._ready:
+            self._ready.append(upload)
+        return upload.window <= MAX_WINDOW

@@ -1,0 +1,127 @@
+"""What the releases of the repository call one thing, and what a served model takes of it.
+
+The gateway asks for things ("seed"); the tables say under which names a model may know them, the
+name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then TensorRT-LLM's
+triton_backend folder.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tritonclient.grpc import model_config_pb2
+
+Thing = Literal[
+    "bad_words",
+    "beam_width",
+    "bias",
+    "bias_weights",
+    "cache_stats",
+    "context_logits",
+    "end_id",
+    "exclude_prompt",
+    "frequency_penalty",
+    "generation_logits",
+    "guide",
+    "guide_type",
+    "length_penalty",
+    "log_probs",
+    "lora_config",
+    "lora_task_id",
+    "lora_weights",
+    "max_tokens",
+    "min_tokens",
+    "pad_id",
+    "presence_penalty",
+    "prompt",
+    "prompt_length",
+    "repetition_penalty",
+    "seed",
+    "sequences",
+    "stop",
+    "stop_words",
+    "streaming",
+    "temperature",
+    "top_k",
+    "top_p",
+]
+
+_BOTH: dict[Thing, tuple[str, ...]] = {
+    "beam_width": ("beam_width",),
+    "cache_stats": ("return_kv_cache_reuse_stats", "return_perf_metrics"),
+    "context_logits": ("return_context_logits",),
+    "end_id": ("end_id",),
+    "exclude_prompt": ("exclude_input_in_output",),
+    "frequency_penalty": ("frequency_penalty",),
+    "generation_logits": ("return_generation_logits",),
+    "guide": ("guided_decoding_guide",),
+    "guide_type": ("guided_decoding_guide_type",),
+    "log_probs": ("return_log_probs",),
+    "lora_config": ("lora_config",),
+    "lora_task_id": ("lora_task_id",),
+    "lora_weights": ("lora_weights",),
+    "min_tokens": ("min_length", "min_tokens"),
+    "pad_id": ("pad_id",),
+    "presence_penalty": ("presence_penalty",),
+    "repetition_penalty": ("repetition_penalty",),
+    "seed": ("random_seed", "seed"),
+    "sequences": ("num_return_sequences",),
+    "temperature": ("temperature",),
+}
+CORE: dict[Thing, tuple[str, ...]] = _BOTH | {
+    "bad_words": ("bad_words_list",),
+    "bias": ("embedding_bias",),
+    "length_penalty": ("len_penalty",),
+    "max_tokens": ("request_output_len",),
+    "prompt": ("input_ids",),
+    "prompt_length": ("input_lengths",),
+    "stop": ("stop",),
+    "stop_words": ("stop_words_list",),
+    "streaming": ("streaming",),
+    "top_k": ("runtime_top_k",),
+    "top_p": ("runtime_top_p",),
+}
+"""Of `tensorrt_llm`."""
+TEXT: dict[Thing, tuple[str, ...]] = _BOTH | {
+    "bad_words": ("bad_words",),
+    "bias": ("embedding_bias_words",),
+    "bias_weights": ("embedding_bias_weights",),
+    "length_penalty": ("length_penalty",),
+    "max_tokens": ("max_tokens",),
+    "prompt": ("text_input",),
+    "stop_words": ("stop_words",),
+    "streaming": ("stream",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+}
+"""Of `ensemble` and `tensorrt_llm_bls`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input that a model declares; `datatype` as it is on the wire, such as INT32."""
+
+    name: str
+    datatype: str
+
+
+Inputs = Mapping[Thing, Input]
+
+
+def read_inputs(config: Any, names: Mapping[Thing, tuple[str, ...]]) -> Inputs:
+    """The inputs of an `inference.ModelConfig`, by what they mean; those of no use are left out."""
+    declared = {tensor.name: tensor.data_type for tensor in config.input}
+    return {
+        thing: Input(name, datatype(declared[name]))
+        for thing, known in names.items()
+        for name in known
+        if name in declared
+    }
+
+
+def datatype(data_type: int) -> str:
+    """The wire's name of a ModelConfig data type: TYPE_STRING is BYTES, the others as they are."""
+    name: str = model_config_pb2.DataType.Name(data_type)
+    return "BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_")

@@ -1,0 +1,118 @@
+"""Reads config.pbtxt files, with Triton's own protobuf."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+_STRING = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""")
+_HOLE = re.compile(r"(?:(\w+)\s*:\s*)?\$\{(\w+)\}")
+
+
+class PbtxtError(ValueError):
+    """The file is not a model configuration; the message has line and column where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """An input or output: `data_type` such as TYPE_FP16, dims without the batch."""
+
+    data_type: str
+    dims: tuple[int, ...]
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble; both maps are tensor of that model -> tensor of the ensemble."""
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """What a config.pbtxt declares.
+
+    `backend` is the platform for an ensemble. `parameters` has the strings of the file, unfilled
+    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any.
+    `holes` are names of `${name}` outside strings, which Triton cannot parse; fields that hold
+    one read as 0, and `decoupled` as true.
+    """
+
+    name: str
+    backend: str
+    max_batch_size: int
+    decoupled: bool
+    inputs: Mapping[str, DeclaredTensor]
+    outputs: Mapping[str, DeclaredTensor]
+    parameters: Mapping[str, str]
+    instance_count: int
+    max_queue_size: int
+    steps: tuple[EnsembleStep, ...]
+    holes: tuple[str, ...]
+
+
+def read_pbtxt(path: Path) -> ModelFile:
+    """Raises PbtxtError when the file cannot be read or is not a model configuration."""
+    try:
+        text, holes = _filled(path.read_text(encoding="utf-8"))
+        # A newer Triton may know fields that this protobuf does not.
+        config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
+    except OSError as error:
+        raise PbtxtError(str(error.strerror)) from error
+    except (UnicodeDecodeError, text_format.ParseError) as error:
+        raise PbtxtError(str(error)) from error
+    return ModelFile(
+        name=config.name,
+        backend=config.backend or config.platform,
+        max_batch_size=config.max_batch_size,
+        decoupled=config.model_transaction_policy.decoupled,
+        inputs=_tensors(config.input),
+        outputs=_tensors(config.output),
+        parameters={name: value.string_value for name, value in config.parameters.items()},
+        instance_count=sum(group.count for group in config.instance_group),
+        max_queue_size=config.dynamic_batching.default_queue_policy.max_queue_size,
+        steps=tuple(
+            EnsembleStep(step.model_name, dict(step.input_map), dict(step.output_map))
+            for step in config.ensemble_scheduling.step
+        ),
+        holes=holes,
+    )
+
+
+def _tensors(declared: Iterable[Any]) -> dict[str, DeclaredTensor]:
+    # Outputs have no `optional`.
+    return {
+        tensor.name: DeclaredTensor(
+            model_config_pb2.DataType.Name(tensor.data_type),
+            tuple(tensor.dims),
+            getattr(tensor, "optional", False),
+        )
+        for tensor in declared
+    }
+
+
+def _filled(text: str) -> tuple[str, tuple[str, ...]]:
+    """The text with every `${name}` outside strings replaced, and their names."""
+    holes: dict[str, None] = {}
+
+    def value(found: re.Match[str]) -> str:
+        field, name = found.groups()
+        holes[name] = None
+        neutral = "true" if field == "decoupled" else "0"
+        return f"{field}: {neutral}" if field else neutral
+
+    parts, end = [], 0
+    for string in _STRING.finditer(text):
+        parts += [_HOLE.sub(value, text[end : string.start()]), string.group()]
+        end = string.end()
+    parts.append(_HOLE.sub(value, text[end:]))
+    return "".join(parts), tuple(holes)

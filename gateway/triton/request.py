@@ -1,0 +1,133 @@
+"""A ModelInferRequest in the making: things by meaning, packed as the model declares them.
+
+Serialized messages concatenate field by field, so a request is put together from pieces that are
+serialized once for each model, and only its id and its contents are framed here: 10 us for a
+request where building the protobuf object and serializing it takes 35.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineError
+from gateway.triton.names import Inputs, Thing
+
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+# Fields 3 (id) and 7 (raw_input_contents) of ModelInferRequest, length-delimited.
+_ID, _CONTENTS = bytes([3 << 3 | 2]), bytes([7 << 3 | 2])
+# Packers of one value of the wire's data types, little-endian and without padding.
+_ONE = {
+    "BOOL": struct.Struct("<?"),
+    "INT32": struct.Struct("<i"),
+    "UINT32": struct.Struct("<I"),
+    "INT64": struct.Struct("<q"),
+    "UINT64": struct.Struct("<Q"),
+    "FP32": struct.Struct("<f"),
+}
+_UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
+
+
+class Request(NamedTuple):
+    """A serialized ModelInferRequest and the id in it."""
+
+    id: str
+    data: bytes
+
+
+class RequestBuilder:
+    """Each input has a leading batch dimension of 1.
+
+    To add what the model has no input for raises EngineError: `gateway.served` refuses it before,
+    by the client's name for it.
+    """
+
+    def __init__(self, model: str, inputs: Inputs, request_id: str) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._id = request_id
+        self._tensors: list[bytes] = []
+        self._contents: list[bytes] = []
+
+    @property
+    def request(self) -> Request:
+        """What has been put together so far."""
+        name = self._id.encode()
+        head = [_head(self._model), _ID, varint(len(name)), name]
+        return Request(self._id, b"".join(head + self._tensors + self._contents))
+
+    def has(self, thing: Thing) -> bool:
+        return thing in self._inputs
+
+    def scalar(self, thing: Thing, value: float) -> None:
+        """One number or truth value, [1, 1]."""
+        datatype = self._datatype(thing)
+        if limit := _UNSIGNED.get(datatype):
+            value = int(value) & limit
+        self.raw(thing, _ONE[datatype].pack(value), 1)
+
+    def numbers(self, thing: Thing, values: Sequence[float], *dims: int) -> None:
+        """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""
+        datatype = self._datatype(thing)
+        if limit := _UNSIGNED.get(datatype):
+            values = [int(value) & limit for value in values]
+        code = _ONE[datatype].format[1:]
+        self.raw(thing, struct.pack(f"<{len(values)}{code}", *values), *dims)
+
+    def texts(self, thing: Thing, values: Sequence[str]) -> None:
+        """[1, n] of texts: each is its length in 4 bytes, then UTF-8."""
+        encoded = [value.encode() for value in values]
+        raw = b"".join([struct.pack("<I", len(text)) + text for text in encoded])
+        self.raw(thing, raw, len(values))
+
+    def raw(self, thing: Thing, raw: bytes, *dims: int) -> None:
+        """[1, *dims] of what is packed already, in the declared type."""
+        datatype = self._datatype(thing)
+        self._tensors.append(_input(self._inputs[thing].name, datatype, dims))
+        self._contents += (_CONTENTS, varint(len(raw)), raw)
+
+    def output(self, name: str) -> None:
+        self._tensors.append(_output(name))
+
+    def _datatype(self, thing: Thing) -> str:
+        if thing not in self._inputs:
+            raise EngineError(f"{self._model} has no input for {thing}.")
+        return self._inputs[thing].datatype
+
+
+def varint(value: int) -> bytes:
+    """Protobuf's encoding of a length."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+@lru_cache(maxsize=64)
+def _head(model: str) -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    request.parameters[_EMPTY_FINAL].bool_param = True
+    return bytes(request.SerializeToString())
+
+
+# Prompts have many lengths.
+@lru_cache(maxsize=4096)
+def _input(name: str, datatype: str, dims: tuple[int, ...]) -> bytes:
+    request = pb.ModelInferRequest()
+    request.inputs.add(name=name, datatype=datatype, shape=(1, *dims))
+    return bytes(request.SerializeToString())
+
+
+@lru_cache(maxsize=256)
+def _output(name: str) -> bytes:
+    request = pb.ModelInferRequest()
+    request.outputs.add(name=name)
+    return bytes(request.SerializeToString())

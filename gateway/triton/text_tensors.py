@@ -1,0 +1,126 @@
+"""Requests and responses of the text models, `ensemble` and `tensorrt_llm_bls`.
+
+Their `text_output` is BYTES of one dimension, one text per beam and without a batch dimension
+(v0.5 declares two; flat either way). Streamed, the ensemble decodes each step of the engine alone:
+sentencepiece tokenizers lose the space before a word, and a character split over two tokens is two
+U+FFFD. That is lost before it gets here. A BLS that accumulates tokens sends the whole text each
+time, in which only the end may be incomplete.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineError
+from gateway.generation import Generation, TextPrompt, TokenDelta
+from gateway.triton.dialect import Dialect, TextModel
+from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.tensors import add_common, add_sampling, is_final
+
+_REPLACEMENT = "\ufffd"
+_NEVER = -1
+
+
+def text_request(dialect: Dialect, generation: Generation, text: TextPrompt) -> Request:
+    """The request for one generation, streaming where it can."""
+    build = RequestBuilder(dialect.model, dialect.inputs, generation.request_id)
+    build.texts("prompt", [text.text])
+    build.scalar("max_tokens", generation.max_tokens)
+    if build.has("end_id"):
+        # Left out, preprocessing fills in the tokenizer's own.
+        build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
+    if text.stop:
+        build.texts("stop_words", text.stop)
+    if text.bad:
+        build.texts("bad_words", text.bad)
+    if text.bias:
+        build.texts("bias", [word for word, _ in text.bias])
+        build.numbers("bias_weights", [weight for _, weight in text.bias], len(text.bias))
+    add_sampling(build, generation.sampling)
+    add_common(build, dialect, generation)
+    build.output("text_output")
+    return build.request
+
+
+class TextReader:
+    """Reads the responses to one request."""
+
+    def __init__(self, dialect: Dialect, model: TextModel, text: TextPrompt) -> None:
+        self._dialect = dialect
+        self._model = model
+        self._text = text
+        self._seen = ""
+        self._silent = 0
+
+    def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
+        """New text; the number of its tokens is None where it cannot be known from here."""
+        final = is_final(response) or not self._dialect.decoupled
+        found = _texts(response)
+        text = found[0] if found else ""
+        if not self._dialect.decoupled:
+            return TokenDelta([], True, _reused(response), text=self._whole(text))
+        if self._model.accumulates:
+            text = self._added(text)
+        tokens = None
+        if self._model.token_by_token:
+            tokens = self._count(text) if found else 0
+        return TokenDelta([], final, _reused(response), text=text, tokens=tokens)
+
+    def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
+        """The text of each beam, best first, from the one response of a beam search."""
+        return [TokenDelta([], True, text=self._whole(text)) for text in _texts(response)]
+
+    def _count(self, text: str) -> int:
+        """How many tokens this response shows to have come.
+
+        One without text is a token that has none (yet), unless it is the last: that is the end.
+        """
+        silent, self._silent = self._silent, int(not text)
+        return silent + int(bool(text))
+
+    def _whole(self, text: str) -> str:
+        """Without the prompt, and without a character that the last token left incomplete."""
+        if self._dialect.restates_prompt:
+            if not text.startswith(self._text.restated):
+                raise EngineError("The engine's answer does not begin with the prompt.")
+            text = text[len(self._text.restated) :]
+        return text.rstrip(_REPLACEMENT)
+
+    def _added(self, text: str) -> str:
+        """What the whole text has more than before, but for an incomplete character at its end.
+
+        Past a stop word a BLS sends empty texts.
+        """
+        text = text.rstrip(_REPLACEMENT)
+        added = text[len(self._seen) :]
+        if added:
+            self._seen = text
+        return added
+
+
+def _texts(response: pb.ModelInferResponse) -> list[str]:
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.name == "text_output":
+            return list(_elements(raw))
+    return []
+
+
+def _elements(raw: bytes) -> Iterator[str]:
+    """The elements of a BYTES tensor: each is its length in 4 bytes, then what should be UTF-8."""
+    position = 0
+    while position < len(raw):
+        (length,) = struct.unpack_from("<I", raw, position)
+        position += 4 + length
+        yield raw[position - length : position].decode(errors="replace")
+
+
+def _reused(response: pb.ModelInferResponse) -> int:
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.name == "kv_cache_reused_blocks":
+            blocks: int = array("i", raw)[0]
+            return blocks
+    return 0

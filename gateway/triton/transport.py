@@ -1,0 +1,127 @@
+"""The seam between what Triton is asked and the wire that carries it.
+
+Two transports stand behind it: `http2` (our own, on asyncio) and `grpcio` (grpc.aio, the reference
+that the first is tested against). Both raise GatewayErrors and TimeoutError, nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+# One request message, in the pieces that it consists of; sent in order, never joined.
+Message = Sequence[bytes | memoryview]
+Metadata = Mapping[str, str]
+TransportName = Literal["http2", "grpcio"]
+
+# Triton's own limit both ways. gRPC's length prefix could say twice that.
+MAX_MESSAGE_BYTES = 2**31 - 1
+_TLS_SCHEME = "grpcs://"
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ResponseStream(Protocol[T_co]):
+    """Responses to the one request of a stream, in order. One reader at a time."""
+
+    async def read(self) -> T_co | None:
+        """The next response, None at the end.
+
+        Raises GatewayError when the RPC fails, and CancelledError after `cancel`.
+        """
+
+    def read_nowait(self) -> T_co | None:
+        """A response that is already here; None says nothing about the end."""
+
+    def pending(self) -> bool:
+        """Whether `read_nowait` has a response. A transport that cannot know says False."""
+
+    def cancel(self) -> None:
+        """Ends the stream at once; idempotent."""
+
+
+class Transport(Protocol):
+    """Calls to one Triton endpoint. Belongs to one event loop."""
+
+    async def stream(
+        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+    ) -> ResponseStream[T]:
+        """Starts a call of its own with one request: cancelling it hits nothing else.
+
+        Raises GatewayError when there is no connection.
+        """
+
+    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+        """Raises TimeoutError when there is no answer in time, GatewayError when it fails."""
+
+    def disconnect(self) -> None:
+        """Fails what still runs and drops the connections; the next call makes a new one."""
+
+    async def close(self) -> None:
+        """Fails what still runs and closes the connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How replicas are reached.
+
+    `tls_*` are PEM files for ``grpcs://`` endpoints: the authorities to trust (the system's when
+    None), and the client's own certificate with its key where the server asks for one.
+    `metadata` goes with every call, such as the key of a restricted protocol.
+    """
+
+    transport: TransportName = "http2"
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    metadata: Metadata = field(default_factory=dict)
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For HTTP/2 as gRPC wants it: verified, and agreed upon by ALPN. Raises OSError."""
+        context = ssl.create_default_context(cafile=self.tls_ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["h2"])
+        if self.tls_cert is not None:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one Triton listens."""
+
+    host: str
+    port: int
+    tls: bool
+    name: str
+    """What the certificate must be for."""
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """From ``host:port`` or ``grpcs://host:port``; IPv6 in brackets. Raises ValueError.
+
+        Behind ``#`` there may be the name that the server's certificate is for.
+        """
+        address, _, name = text.removeprefix(_TLS_SCHEME).partition("#")
+        host, colon, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 2**16) or "/" in host:
+            raise ValueError(f"{text!r} is neither host:port nor {_TLS_SCHEME}host:port")
+        return cls(host, int(port), text.startswith(_TLS_SCHEME), name or host)
+
+    @property
+    def authority(self) -> str:
+        """``host:port``, as HTTP/2 and grpcio take it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def message_bytes(request: Message) -> int:
+    """Size of one request. Raises ValueError when it is too long for Triton."""
+    size = sum(memoryview(piece).nbytes for piece in request)
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {size} bytes is longer than Triton accepts")
+    return size

@@ -1,0 +1,194 @@
+"""The tokens of one tokenizer as bytes, and token ids to text as they come.
+
+Two decoders with one interface: vocabularies of bytes (GPT-2's alphabet: Llama 3, Qwen, Mistral's
+newer ones) need but a table and Python's UTF-8 decoder, which is exact for any sequence of ids
+(0.3 us a token); all others go through Rust's `DecodeStream` (0.6 us a token and more to begin).
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+# Enough context for a decoder that treats the first token differently (Metaspace drops its space).
+_PRIME_IDS = 6
+# UTF-8 needs at most 4 bytes and a token holds at least one, so text still undecodable after
+# this many tokens never becomes a character.
+_MAX_HELD_IDS = 4
+_REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    """Token ids to text that never shows half a character; bytes that are no UTF-8 are dropped."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that became certain with these ids; empty while a character is incomplete."""
+
+    def flush(self) -> str:
+        """The whole characters that were held back, once no more ids come."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (`bytes_to_unicode` of its encoder.py), inverted."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    stand_ins = {chr(byte): byte for byte in plain}
+    return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class Vocabulary:
+    """What each token id of a tokenizer stands for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        definition = json.loads(tokenizer.to_str())
+        self._byte_level = _is_byte_level(definition)
+        special = {t["id"] for t in definition["added_tokens"] if t["special"]}
+        # Filled as tokens are seen: most of a large vocabulary never is.
+        self._shown: dict[int, bytes] = _Table(self)
+        self._skipped: dict[int, bytes] = _Table(self)
+        self._skipped.update(dict.fromkeys(special, b""))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; those of a special token are its name's."""
+        token = self.tokenizer.id_to_token(token_id) or ""
+        if self._byte_level:
+            # Byte-level vocabularies write each byte as one printable character.
+            known = [_BYTE_OF.get(char) for char in token]
+            return token.encode() if None in known else bytes(b for b in known if b is not None)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("\u2581", " ").encode()
+
+    def decoder(
+        self, prompt_ids: list[int], visible: Iterable[str] = (), *, skip_special: bool = True
+    ) -> Decoder:
+        """For text that follows `prompt_ids`; of special tokens only `visible` ones are shown."""
+        if not self._byte_level:
+            return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
+        table = self._skipped if skip_special else self._shown
+        if visible:
+            ids = {self.tokenizer.token_to_id(token): token.encode() for token in visible}
+            table = _Table(self, table)
+            table.update({i: raw for i, raw in ids.items() if i is not None})
+        return ByteDecoder(table)
+
+    def offsets(self, ids: list[int]) -> list[int]:
+        """Where each token's text begins, in characters; those of a split character share one."""
+        decoder = self.decoder([], skip_special=False)
+        offsets, length = [], 0
+        for token_id in ids:
+            offsets.append(length)
+            length += len(decoder.push((token_id,)))
+        return offsets
+
+
+class _Table(dict[int, bytes]):
+    """Bytes by token id, looked up once; `under` knows some that this table does not."""
+
+    def __init__(self, vocabulary: Vocabulary, under: dict[int, bytes] | None = None) -> None:
+        self._find = vocabulary.token_bytes if under is None else under.__getitem__
+
+    def __missing__(self, token_id: int) -> bytes:
+        raw = self[token_id] = self._find(token_id)
+        return raw
+
+
+class ByteDecoder:
+    """Decodes tokens that are bytes: joined, they are the text."""
+
+    def __init__(self, table: dict[int, bytes]) -> None:
+        self._table = table
+        self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
+
+    def push(self, ids: Sequence[int]) -> str:
+        table = self._table
+        if len(ids) == 1:
+            return self._decode(table[ids[0]])
+        return self._decode(b"".join([table[token_id] for token_id in ids]))
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class StreamDecoder:
+    """Decodes with the tokenizer's own decoder, which looks at neighbouring tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: list[int],
+        visible: Iterable[str] = (),
+        *,
+        skip_special: bool = True,
+    ) -> None:
+        """Special tokens are skipped but for those in `visible`."""
+        self._skip_special = skip_special
+        self._tokenizer = tokenizer
+        ids = {tokenizer.token_to_id(token): token for token in visible}
+        self._visible = {i: token for i, token in ids.items() if i is not None}
+        context = prompt_ids[-_PRIME_IDS:]
+        # A stream primed with half a character would repeat the prompt's end in its first text.
+        if tokenizer.decode(context).endswith(_REPLACEMENT):
+            context = []
+        self._context = context
+        self._restart()
+        self._held: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1:
+            return self._push(ids[0])
+        return "".join([self._push(token_id) for token_id in ids])
+
+    def flush(self) -> str:
+        held, self._held = self._held, []
+        if not held:
+            return ""
+        self._restart()
+        return self._whole(held)
+
+    def _push(self, token_id: int) -> str:
+        if token_id in self._visible:
+            return self.flush() + self._visible[token_id]
+        text = self._step(token_id)
+        if text is not None:
+            self._held = []
+            return text.replace(_REPLACEMENT, "") if _REPLACEMENT in text else text
+        self._held.append(token_id)
+        if len(self._held) <= _MAX_HELD_IDS:
+            return ""
+        [given_up, *retry], self._held = self._held, []
+        self._restart()
+        return self._whole([given_up]) + "".join([self._push(held) for held in retry])
+
+    def _whole(self, ids: list[int]) -> str:
+        """One id can hold whole characters and then the first bytes of another."""
+        skip = self._skip_special
+        before = self._tokenizer.decode(self._context, skip_special_tokens=skip)
+        text = self._tokenizer.decode(self._context + ids, skip_special_tokens=skip)[len(before) :]
+        return text.replace(_REPLACEMENT, "")
+
+    def _step(self, token_id: int) -> str | None:
+        try:
+            return self._stream.step(self._tokenizer, token_id)
+        except Exception:  # the Rust binding raises bare Exception and leaves the stream broken
+            self._restart()
+            return self._stream.step(self._tokenizer, token_id)
+
+    def _restart(self) -> None:
+        self._stream = DecodeStream(self._context, skip_special_tokens=self._skip_special)
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether decoding is joining bytes, whatever the neighbours are."""
+    decoder = definition.get("decoder") or {}
+    steps = decoder.get("decoders", [decoder])
+    return [step.get("type") for step in steps] == ["ByteLevel"]

@@ -1,0 +1,99 @@
+"""What the URL of a Redis says, without a client for it.
+
+``redis://``, ``rediss://`` and ``unix://`` name one server, in the form of redis-py. The others
+name several hosts, separated by commas; what stands after the hosts is as in ``redis://``:
+
+``redis+sentinel://[user:password@]host[:26379],.../service[/database][?option=value]``
+``redis+cluster://[user:password@]host[:6379],...[?option=value]``
+
+``rediss+`` in place of ``redis+`` is TLS, to the sentinels too. User, password and options are for
+the Redis servers, the options ``sentinel_username`` and ``sentinel_password`` for the sentinels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+_PLAIN = ("redis", "rediss", "unix")
+_TLS = ("redis", "rediss")
+_ADDRESS = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
+_NOT_A_URL = "not a URL; has the password a / ? # or @ that is not %-encoded?"
+_PORTS = {"sentinel": 26379, "cluster": 6379}
+_SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "password"}
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """A URL taken apart. `service` is empty but for a sentinel's, `hosts` is for one server.
+
+    Nothing that is printed shows a password.
+    """
+
+    kind: Literal["server", "sentinel", "cluster"]
+    hosts: tuple[tuple[str, int], ...]
+    service: str = ""
+    sentinel_login: dict[str, str] = field(default_factory=dict, repr=False)
+    """`username` and `password`, as far as they are given."""
+    _before: str = field(default="", repr=False)
+    _after: str = field(default="", repr=False)
+
+    def at(self, host: str, port: int) -> str:
+        """The same way to one server, in the form of redis-py."""
+        bracketed = f"[{host}]" if ":" in host else host
+        return f"{self._before}{bracketed}:{port}{self._after}"
+
+    @property
+    def server(self) -> str:
+        """What redis-py takes for one server; the first of `hosts` where there are any."""
+        return self.at(*self.hosts[0]) if self.hosts else self._before
+
+
+def parse(url: str) -> RedisUrl:
+    """Raises ValueError. Its message repeats nothing of the URL, which may hold a password."""
+    scheme, separator, _ = url.partition("://")
+    tls, _, kind = scheme.partition("+")
+    if not separator or (scheme not in _PLAIN and (tls not in _TLS or kind not in _PORTS)):
+        raise ValueError(
+            "a Redis URL begins with redis://, rediss://, unix://, redis+sentinel://, "
+            "rediss+sentinel://, redis+cluster:// or rediss+cluster://"
+        )
+    try:
+        parts = urlsplit(url)
+        login, at, addresses = parts.netloc.rpartition("@")
+        hosts = tuple(_host(address, _PORTS.get(kind, 6379)) for address in addresses.split(","))
+    except ValueError:
+        raise ValueError(_NOT_A_URL) from None
+    if not kind:
+        if len(hosts) > 1:
+            raise ValueError("redis:// and rediss:// name one host")
+        return RedisUrl("server", (), _before=url)
+    if not all(host for host, _ in hosts):
+        raise ValueError("the hosts of a Redis URL are separated by single commas")
+    options = dict(parse_qsl(parts.query))
+    before = f"{tls}://{login}{at}"
+    if kind == "cluster":
+        if parts.path not in ("", "/", "/0") or options.get("db", "0") != "0":
+            raise ValueError("a Redis cluster has the database 0 alone")
+        return RedisUrl("cluster", hosts, _before=before, _after=_query(options))
+    service, _, database = parts.path.removeprefix("/").partition("/")
+    if not service or not (database or "0").isdecimal():
+        raise ValueError("a sentinel's URL ends with /SERVICE or /SERVICE/DATABASE, a number")
+    sentinel_login = {
+        name: options.pop(option) for option, name in _SENTINEL_OPTIONS.items() if option in options
+    }
+    after = f"/{database or 0}{_query(options)}"
+    return RedisUrl("sentinel", hosts, unquote(service), sentinel_login, before, after)
+
+
+def _host(address: str, default: int) -> tuple[str, int]:
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(_NOT_A_URL)
+    parts = urlsplit(f"//{address}")
+    return parts.hostname or "", parts.port or default
+
+
+def _query(options: dict[str, str]) -> str:
+    return f"?{urlencode(options)}" if options else ""

@@ -1,0 +1,115 @@
+"""A `gateway serve` of its own for a test, in front of the real Triton of the stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import yaml
+
+from gateway.commands.up import DEMO_MODEL
+from gateway.stack.ports import PortClaims
+from gateway.tenants import key_hash
+from tests.conftest import Stack
+
+READY_WITHIN_S = 180  # two seconds are normal
+
+
+class GatewayProcess:
+    """Use in a `with`; it is ready inside and has ended after."""
+
+    def __init__(self, folder: Path, stack: Stack, **settings: object) -> None:
+        """`folder` gets its log and adapters; `settings` become GATEWAY_ variables."""
+        folder.mkdir(exist_ok=True)
+        self.log = folder / "gateway.log"
+        with PortClaims() as claims:
+            self.port, self.admin_port = claims.take_free(), claims.take_free()
+        self.url = f"http://127.0.0.1:{self.port}"
+        if settings.get("admin_port") == 0:
+            settings["admin_port"] = self.admin_port
+        fields: dict[str, object] = {
+            "port": self.port,
+            "triton_grpc": stack.triton_grpc,
+            "tokenizer_dir": DEMO_MODEL,
+            "store_dir": folder / "adapters",
+            **settings,
+        }
+        inherited = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
+        self._env = inherited | {f"GATEWAY_{k.upper()}": str(v) for k, v in fields.items()}
+
+    def __enter__(self) -> GatewayProcess:
+        command = [sys.executable, "-m", "gateway", "serve"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not self._is_ready():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    @property
+    def text(self) -> str:
+        """What it has logged."""
+        return self.log.read_text(encoding="utf-8")
+
+    def wait_for(self, text: str, times: int = 1, within_s: float = 15.0) -> None:
+        """Until `text` is that often in the log."""
+        deadline = time.monotonic() + within_s
+        while self.text.count(text) < times:
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.text}"
+            time.sleep(0.05)
+
+    def client(self, key: str | None = None) -> httpx.Client:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+    def async_client(self, key: str) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None)
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, limits=limits)
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def tenant(name: str, key: str, **fields: Any) -> dict[str, Any]:
+    """An entry of `tenants`; it may use the whole common catalogue unless `models` says less."""
+    return {"name": name, "keys": [key_hash(key)], "models": ["*"], **fields}
+
+
+def write_config(path: Path, *tenants: dict[str, Any], **sections: Any) -> Path:
+    """The configuration file, put in its place in one step, as an operator should."""
+    new = path.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"tenants": list(tenants), **sections}), encoding="utf-8")
+    return new.replace(path)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    """A short completion."""
+    return {"model": "demo", "prompt": "Hi", "max_tokens": 1, "temperature": 0, **fields}

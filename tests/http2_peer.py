@@ -1,0 +1,201 @@
+"""A scripted HTTP/2 server made with `h2`, which is strict about what a client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+
+from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.transport import Endpoint, Wire
+
+Headers = list[tuple[str, str]]
+HANGS_AFTER_S = 30.0
+OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+def grpc_message(payload: bytes, *, compressed: bool = False) -> bytes:
+    return struct.pack(">BI", compressed, len(payload)) + payload
+
+
+class Peer(asyncio.Protocol):
+    """One connection. Whatever the client did wrong is in `violations`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        config = H2Configuration(client_side=False, header_encoding="utf-8")
+        self.h2 = H2Connection(config)
+        self.h2.local_settings = Settings(client=False, initial_values=server.settings)
+        self.h2.max_inbound_frame_size = self.h2.local_settings.max_frame_size
+        self.transport: Any = None
+        self.events: list[Event] = []
+        self.headers: dict[int, dict[str, str]] = {}
+        self.requests: dict[int, bytearray] = {}
+        self.resets: dict[int, int] = {}
+        self.closed = asyncio.Event()
+        self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self._server.peers.append(self)
+        if self._server.greets:
+            self.h2.initiate_connection()
+            self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._server.greets:
+            return
+        try:
+            events = self.h2.receive_data(data)
+        except ProtocolError as error:
+            self._server.violations.append(error)
+            self.flush()
+            return
+        for event in events:
+            self._handle(event)
+        self.flush()
+
+    def _handle(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, RequestReceived):
+            self.headers[event.stream_id] = dict(event.headers)  # type: ignore[arg-type]
+            self.requests[event.stream_id] = bytearray()
+        elif isinstance(event, DataReceived):
+            self.requests[event.stream_id] += event.data
+            if self._server.acknowledges:
+                size = event.flow_controlled_length
+                self.h2.acknowledge_received_data(size, event.stream_id)
+        elif isinstance(event, StreamEnded):
+            self._server.answer(self, event.stream_id)
+        elif isinstance(event, StreamReset):
+            self.resets[event.stream_id] = int(event.error_code)
+            self._unsent.pop(event.stream_id, None)
+        elif isinstance(event, WindowUpdated):
+            self._send_unsent()
+        elif isinstance(event, ConnectionTerminated):
+            self.closed.set()
+
+    def flush(self) -> None:
+        self.transport.write(self.h2.data_to_send())
+
+    def begin(self, stream_id: int, headers: Headers = OK) -> None:
+        self.h2.send_headers(stream_id, headers)
+        self.flush()
+
+    def send(self, stream_id: int, data: bytes, **options: Any) -> None:
+        self.h2.send_data(stream_id, data, **options)
+        self.flush()
+
+    def send_within_windows(self, stream_id: int, data: bytes, trailers: Headers | None) -> None:
+        """As much as the client allows now, the rest when it allows more."""
+        self._unsent[stream_id] = (bytearray(data), trailers)
+        self._send_unsent()
+
+    def unsent(self, stream_id: int) -> int:
+        return len(self._unsent[stream_id][0]) if stream_id in self._unsent else 0
+
+    def _send_unsent(self) -> None:
+        for stream_id, (data, trailers) in list(self._unsent.items()):
+            while data and (window := self.h2.local_flow_control_window(stream_id)):
+                size = min(window, self.h2.max_outbound_frame_size, len(data))
+                self.h2.send_data(stream_id, bytes(data[:size]))
+                del data[:size]
+            if not data:
+                del self._unsent[stream_id]
+                if trailers is not None:
+                    self.h2.send_headers(stream_id, trailers, end_stream=True)
+        self.flush()
+
+    def end(self, stream_id: int, status: int = 0, **more: str) -> None:
+        trailers = [("grpc-status", str(status))]
+        trailers += [(name.replace("_", "-"), value) for name, value in more.items()]
+        self.h2.send_headers(stream_id, trailers, end_stream=True)
+        self.flush()
+
+    def reset(self, stream_id: int, code: int) -> None:
+        self.h2.reset_stream(stream_id, ErrorCodes(code))
+        self.flush()
+
+    def goaway(self, last: int, code: int = 0) -> None:
+        """GOAWAY as bytes: h2 would take the connection for closed."""
+        payload = struct.pack(">II", last, code)
+        self.transport.write(b"\0\0\x08\x07\0\0\0\0\0" + payload)
+
+
+class Server:
+    """`answer` is called with each request once it has ended."""
+
+    def __init__(self, answer: Callable[[Peer, int], None], **settings: int) -> None:
+        self.answer = answer
+        self.settings = {SettingCodes[name.upper()]: value for name, value in settings.items()}
+        self.peers: list[Peer] = []
+        self.violations: list[ProtocolError] = []
+        self.greets = True
+        """Whether connections get an answer at all."""
+        self.acknowledges = True
+        """Whether DATA is acknowledged with new window as it comes."""
+        self.endpoint = ""
+
+
+def echo(peer: Peer, stream_id: int) -> None:
+    """Answers with the request."""
+    peer.begin(stream_id)
+    peer.send_within_windows(stream_id, bytes(peer.requests[stream_id]), [("grpc-status", "0")])
+
+
+def silence(peer: Peer, stream_id: int) -> None:
+    """Sends the headers and no more."""
+    peer.begin(stream_id)
+
+
+@contextlib.asynccontextmanager
+async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: Peer(server), "127.0.0.1", port)
+    server.endpoint = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for peer in server.peers:
+            peer.transport.abort()
+        await listener.wait_closed()
+    assert server.violations == []
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Server) -> AsyncIterator[Http2Transport]:
+    """A transport to `server`, which listens meanwhile."""
+    async with listening(server):
+        transport = Http2Transport(Endpoint.parse(server.endpoint), Wire())
+        try:
+            async with asyncio.timeout(HANGS_AFTER_S):
+                yield transport
+        finally:
+            await transport.close()
+
+
+async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)

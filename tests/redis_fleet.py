@@ -1,0 +1,231 @@
+"""Real Redis processes that make up a whole: a master that sentinels watch, and a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.exceptions import RedisError
+
+from gateway.stack.errors import StackError
+from gateway.stack.ports import LOCALHOST, PortClaims
+
+PASSWORD = "p%40ss:w,rd"
+"""As it stands in a URL; a colon, a comma and an escape in it must do no harm."""
+_PASSWORD = "p@ss:w,rd"
+_BINARY = Path(sys.executable).parent / "redis-server"
+_SLOTS = 16384
+
+
+@dataclass
+class Process:
+    """One redis-server with its configuration file, or one sentinel."""
+
+    folder: Path
+    port: int
+    sentinel: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *lines: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "redis.conf"
+        if lines:
+            path.write_text("\n".join((f"port {self.port}", *lines, "")), encoding="utf-8")
+        command = [str(_BINARY), str(path)] + ["--sentinel"] * self.sentinel
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+
+    def client(self) -> redis.Redis:
+        password = None if self.sentinel else _PASSWORD
+        return redis.Redis(LOCALHOST, self.port, password=password, socket_timeout=1)
+
+    def kill(self) -> None:
+        """As ``kill -9``."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+
+@dataclass
+class Fleet:
+    """`url` is what a gateway is told."""
+
+    url: str
+    servers: list[Process]
+
+    def at(self, port: int) -> Process:
+        return next(server for server in self.servers if server.port == port)
+
+
+@dataclass
+class Watched(Fleet):
+    sentinels: list[Process]
+
+    def master(self) -> Process | None:
+        """The one that a majority of the sentinels name, if it takes writes."""
+        named = []
+        for sentinel in self.sentinels:
+            with contextlib.suppress(RedisError):
+                question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "gate way")
+                address = sentinel.client().execute_command(*question)
+                named += [] if address is None else [int(address[1])]
+        for server in self.servers:
+            if named.count(server.port) >= 2 and is_master(server):
+                return server
+        return None
+
+
+def is_master(server: Process) -> bool:
+    try:
+        return bool(server.client().info("replication")["role"] == "master")
+    except RedisError:
+        return False
+
+
+def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]:
+    """A folder, what makes a process in it, and all that were made; they are killed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="redis-"))
+    made: list[Process] = []
+
+    def make(*, sentinel: bool = False) -> Process:
+        made.append(Process(folder / str(len(made)), _port(claims), sentinel))
+        return made[-1]
+
+    with PortClaims() as claims:
+        try:
+            yield folder, make, made
+        finally:
+            for process in made:
+                process.kill()
+            shutil.rmtree(folder)
+
+
+def _port(claims: PortClaims) -> int:
+    """A free one; the cluster's own port lies 10,000 above."""
+    while True:
+        port = claims.take_free()
+        with contextlib.suppress(OSError, OverflowError, StackError):
+            with socket.create_server((LOCALHOST, port + 10_000)):
+                return port
+
+
+_COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
+
+
+@contextlib.contextmanager
+def running_sentinels(*, stubborn: bool = False) -> Iterator[Watched]:
+    """A master with two replicas and three sentinels, which need a second to see it dead.
+
+    A `stubborn` master never learns that it was replaced, as one that is cut off.
+    """
+    with _processes() as (_, make, _made):
+        servers = [make() for _ in range(3)]
+        common = (*_COMMON, f'masterauth "{_PASSWORD}"', "repl-diskless-sync-delay 0")
+        servers[0].start(*common, *['rename-command SLAVEOF ""'] * stubborn)
+        for replica in servers[1:]:
+            replica.start(*common, f"replicaof {LOCALHOST} {servers[0].port}")
+        until(lambda: _answers(servers[0]))
+        until(lambda: servers[0].client().info("replication")["connected_slaves"] == 2)
+        sentinels = [make(sentinel=True) for _ in range(3)]
+        for sentinel in sentinels:
+            sentinel.start(
+                f"bind {LOCALHOST}",
+                f'sentinel monitor "gate way" {LOCALHOST} {servers[0].port} 2',
+                'sentinel down-after-milliseconds "gate way" 1000',
+                'sentinel failover-timeout "gate way" 3000',
+                f'sentinel auth-pass "gate way" "{_PASSWORD}"',
+            )
+        hosts = ",".join(f"{LOCALHOST}:{sentinel.port}" for sentinel in sentinels)
+        fleet = Watched(f"redis+sentinel://:{PASSWORD}@{hosts}/gate%20way/0", servers, sentinels)
+        until(lambda: all(_sees_all(sentinel) for sentinel in sentinels))
+        yield fleet
+
+
+def _answers(server: Process) -> bool:
+    try:
+        return bool(server.client().ping())
+    except RedisError:
+        return False
+
+
+def _sees_all(sentinel: Process) -> bool:
+    try:
+        state = sentinel.client().sentinel_masters().get("gate way", {})
+    except RedisError:
+        return False
+    return state.get("num-other-sentinels") == 2 and state.get("num-slaves") == 2
+
+
+@contextlib.contextmanager
+def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
+    """Three masters, with one replica each if so wanted."""
+    with _processes() as (_, make, _made):
+        servers = [make() for _ in range(6 if replicas else 3)]
+        for server in servers:
+            server.start(
+                *_COMMON,
+                f'masterauth "{_PASSWORD}"',
+                "repl-diskless-sync-delay 0",
+                "cluster-enabled yes",
+                "cluster-node-timeout 1000",
+            )
+        for server in servers:
+            until(lambda server=server: _answers(server))
+        share = -(-_SLOTS // 3)
+        for number, server in enumerate(servers[:3]):
+            client = server.client()
+            client.execute_command(f"CLUSTER SET-CONFIG-EPOCH {number + 1}")
+            slots = range(number * share, min(_SLOTS, (number + 1) * share))
+            client.execute_command("CLUSTER ADDSLOTS", *slots)
+        for server in servers[1:]:
+            server.client().execute_command("CLUSTER MEET", LOCALHOST, servers[0].port)
+        until(lambda: all(_knows(server, len(servers)) for server in servers))
+        for master, replica in zip(servers[:3], servers[3:], strict=False):
+            identity = master.client().execute_command("CLUSTER MYID").decode()
+            replica.client().execute_command("CLUSTER REPLICATE", identity)
+        until(lambda: all(_is_whole(server) for server in servers))
+        if replicas:
+            until(lambda: all(_has_replica(server) for server in servers[:3]))
+        hosts = ",".join(f"{LOCALHOST}:{server.port}" for server in servers[:2])
+        yield Fleet(f"redis+cluster://:{PASSWORD}@{hosts}", servers)
+
+
+def _info(server: Process) -> dict[str, str]:
+    info: dict[str, str] = server.client().execute_command("CLUSTER INFO")
+    return info
+
+
+def _knows(server: Process, count: int) -> bool:
+    return int(_info(server)["cluster_known_nodes"]) == count
+
+
+def _is_whole(server: Process) -> bool:
+    return _info(server)["cluster_state"] == "ok"
+
+
+def _has_replica(server: Process) -> bool:
+    state = server.client().info("replication")
+    return state["connected_slaves"] == 1 and state["slave0"]["state"] == "online"

@@ -1,0 +1,348 @@
+"""Text mode where it is dense: what is sent for a prompt, what is read from text responses."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
+from gateway.generation import Generation, Options, Sampling, TextPrompt, TokenDelta
+from gateway.message import MessageForm
+from gateway.prompt import Prompts
+from gateway.text_pieces import PieceStream
+from gateway.text_prompt import fit_text, text_prompt
+from gateway.triton.choice import Choice, Wanted, choose
+from gateway.triton.dialect import Dialect, TextModel, read_dialect
+from gateway.triton.names import CORE, TEXT, Thing
+from gateway.triton.tensors import token_delta
+from gateway.triton.text_tensors import TextReader
+
+
+def llama_like() -> Tokenizer:
+    """A token for each byte, and <s> before every text that is encoded with special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|eot|>"])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", bos)]
+    )
+    return tokenizer
+
+
+TOKENIZER = llama_like()
+BOS, EOS, EOT = (TOKENIZER.token_to_id(token) for token in ("<s>", "</s>", "<|eot|>"))
+
+
+@pytest.fixture
+def prompts() -> Prompts:
+    return Prompts(TOKENIZER, {"bos_token": "<s>", "eos_token": "</s>"}, [EOS, EOT])
+
+
+def ids_of(text: str, *, special: bool) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=special).ids)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("text", ["<s>Hello", "<s>[INST] <s>", "<s>"])
+async def test_a_chat_has_the_beginning_that_its_template_wrote_once(
+    prompts: Prompts, text: str, adds: bool
+) -> None:
+    sent, ids = await fit_text(prompts, text, TextModel(adds_special_tokens=adds), chat=True)
+    assert ids == ids_of(text, special=False) == ids_of(sent, special=adds)
+    assert sent == (text.removeprefix("<s>") if adds else text)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+async def test_a_completion_has_what_the_tokenizer_adds(prompts: Prompts, adds: bool) -> None:
+    sent, ids = await fit_text(prompts, "Hello", TextModel(adds_special_tokens=adds), chat=False)
+    assert ids == ids_of("Hello", special=True) == ids_of(sent, special=adds)
+    assert ids.count(BOS) == 1
+
+
+async def test_what_cannot_be_avoided_is_counted(prompts: Prompts) -> None:
+    sent, ids = await fit_text(prompts, "Hello", TextModel(adds_special_tokens=True), chat=True)
+    assert (sent, ids) == ("Hello", ids_of("Hello", special=True))
+
+
+def test_words_in_place_of_ids(prompts: Prompts) -> None:
+    options = Options(Sampling(seed=1), stop=("a", "b"), bad_words=("c",))
+    text = text_prompt(prompts, "x", ids_of("<s>x", special=False), TextModel(), options)
+    assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c",), (), "x")
+    held = Options(Sampling(seed=1, min_tokens=3), stop=("a",), ignore_eos=True)
+    shown = TextModel(skips_special_tokens=False)
+    text = text_prompt(prompts, "x", ids_of("<s>x", special=False), shown, held)
+    assert text == TextPrompt("x", restated="<s>x")
+
+
+def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
+    """Preprocessing encodes each word with special tokens: here <s> would be biased too."""
+    options = Options(Sampling(seed=1, logit_bias=((ids_of("a", special=False)[0], 5.0),)))
+    with pytest.raises(UnsupportedParameter) as caught:
+        text_prompt(prompts, "x", [1], TextModel(), options)
+    assert caught.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    ("form", "skips", "served"),
+    [
+        (MessageForm(tools="mistral"), True, False),
+        (MessageForm(tools="mistral"), False, True),
+        (MessageForm(tools="mistral", required=True), True, True),
+        (MessageForm(tools="hermes"), True, True),
+        (MessageForm(), True, True),
+    ],
+)
+def test_tools_need_marks_that_are_shown(form: MessageForm, skips: bool, served: bool) -> None:
+    tokenizer = llama_like()
+    tokenizer.add_special_tokens(["[TOOL_CALLS]"])
+    prompts = Prompts(tokenizer, {"eos_token": "</s>"}, [EOS])
+    model = TextModel(skips_special_tokens=skips)
+    options = Options(Sampling(seed=1), message=form)
+    if served:
+        assert text_prompt(prompts, "x", [1], model, options).text == "x"
+        return
+    with pytest.raises(UnsupportedParameter) as caught:
+        text_prompt(prompts, "x", [1], model, options)
+    assert caught.value.param == "tools"
+
+
+def config_of(names: dict[Thing, tuple[str, ...]], **extra: Any) -> Any:
+    config = model_config_pb2.ModelConfig(**extra)
+    for known in names.values():
+        config.input.add(name=known[0], data_type="TYPE_INT32")
+    config.output.add(name="sequence_length")
+    return config
+
+
+def dialect(*, decoupled: bool = True, drop: tuple[Thing, ...] = ()) -> Dialect:
+    names = {thing: known for thing, known in CORE.items() if thing not in drop}
+    config = config_of(names)
+    config.model_transaction_policy.decoupled = decoupled
+    return read_dialect("m", config, max_seq_len=64, vocab_size=256)
+
+
+def response(final: bool, *texts: str | bytes) -> pb.ModelInferResponse:
+    message = pb.ModelInferResponse()
+    message.parameters["triton_final_response"].bool_param = final
+    if texts:
+        raw = [text.encode() if isinstance(text, str) else text for text in texts]
+        message.outputs.add(name="text_output", datatype="BYTES", shape=[len(raw)])
+        message.raw_output_contents.append(
+            b"".join(struct.pack("<I", len(text)) + text for text in raw)
+        )
+    return message
+
+
+def read(model: TextModel, *responses: pb.ModelInferResponse) -> tuple[list[str], int]:
+    reader = TextReader(dialect(), model, TextPrompt("x"))
+    deltas = [reader.delta(one) for one in responses]
+    assert [delta.final for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    return [delta.text or "" for delta in deltas], sum(delta.tokens or 0 for delta in deltas)
+
+
+@pytest.mark.parametrize(
+    ("responses", "tokens"),
+    [
+        ([response(False, "a"), response(True, "b")], 2),  # cut by length
+        ([response(False, "a"), response(True, "")], 1),  # the ensemble after the end token
+        ([response(False, "a"), response(False, ""), response(True)], 1),  # BLS after it
+        ([response(False, "a"), response(True)], 1),
+        ([response(False, ""), response(False, "b"), response(True, "")], 2),  # a hidden token
+    ],
+)
+def test_tokens_are_counted_by_responses(
+    responses: list[pb.ModelInferResponse], tokens: int
+) -> None:
+    assert read(TextModel(), *responses)[1] == tokens
+
+
+def test_text_so_far_becomes_text_that_is_new() -> None:
+    texts = ["a", "a\ufffd", "a\ufffd", "a🦉", "a🦉b\ufffd"]
+    responses = [*(response(False, text) for text in texts), response(True)]
+    found, tokens = read(TextModel(accumulates=True), *responses)
+    assert found == ["a", "", "", "🦉", "b", ""]
+    assert tokens == len(texts)
+
+
+def test_past_a_stop_word_texts_are_empty() -> None:
+    responses = [response(False, "ab"), response(False, ""), response(False, ""), response(True)]
+    assert read(TextModel(accumulates=True), *responses)[0] == ["ab", "", "", ""]
+
+
+@given(st.text(), st.integers(0, 3))
+def test_any_text_comes_as_it_was_cut(text: str, width: int) -> None:
+    pieces = [text[i : i + width + 1] for i in range(0, len(text), width + 1)]
+    found, _ = read(TextModel(), *(response(False, piece) for piece in pieces), response(True))
+    assert "".join(found) == text
+
+
+def test_bytes_that_are_no_text_do_no_harm() -> None:
+    assert read(TextModel(), response(False, b"\xff"), response(True))[0] == ["\ufffd", ""]
+
+
+def test_a_prompt_that_comes_back_is_taken_off() -> None:
+    whole = dialect(decoupled=False, drop=("exclude_prompt",))
+    reader = TextReader(whole, TextModel(), TextPrompt("<s>x", restated="x"))
+    delta = reader.delta(response(True, "xyz\ufffd"))
+    assert (delta.text, delta.final, delta.tokens) == ("yz", True, None)
+    with pytest.raises(EngineError, match="does not begin with the prompt"):
+        reader.delta(response(True, "other"))
+
+
+def generation(**fields: Any) -> Generation:
+    defaults = {"request_id": "r", "prompt_ids": [1, 2], "max_tokens": 5}
+    return Generation(**(defaults | {"sampling": Sampling(seed=1)} | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts", "finish", "tokens"),
+    [
+        ({"end_id": 1}, [1, 1, 0], "stop", 2),
+        ({"end_id": 1}, [1, 1, 1, 1, 1], "length", 5),
+        ({"end_id": None}, [1, 1, 1, 1], "length", 5),  # nothing else can have ended it
+        ({"end_id": None, "text": TextPrompt("x", stop=("s",))}, [1, 1], "stop", 2),
+        ({"end_id": 1}, [None], "stop", 1),
+        ({"end_id": 1, "max_tokens": 1}, [None], "length", 1),
+    ],
+)
+def test_finish_reason_and_usage(
+    fields: dict[str, Any], counts: list[int | None], finish: str, tokens: int
+) -> None:
+    stream = PieceStream(TOKENIZER, generation(**fields))
+    for position, count in enumerate(counts):
+        final = position == len(counts) - 1
+        delta = stream.push(TokenDelta([], final, text="a" if count != 0 else "", tokens=count))
+    assert (delta.finish, delta.tokens) == (finish, tokens)
+
+
+def test_a_stop_string_over_two_texts() -> None:
+    stream = PieceStream(TOKENIZER, generation(stop=("END",), end_id=1))
+    deltas = [stream.push(TokenDelta([], False, text=text, tokens=1)) for text in ("a E", "NDb")]
+    assert [(delta.text, delta.finish) for delta in deltas] == [("a ", None), ("", "stop")]
+
+
+def test_zeros_for_outputs_that_were_not_asked_for() -> None:
+    """Releases v0.10 to v0.13 send them."""
+    message = response(True)
+    for name, datatype, raw in (
+        ("output_ids", "INT32", array("i", [7, 8])),
+        ("sequence_length", "INT32", array("i", [2])),
+        ("cum_log_probs", "FP32", array("f", [0])),
+        ("output_log_probs", "FP32", array("f", [0])),
+        ("context_logits", "FP32", array("f", [0])),
+        ("generation_logits", "FP32", array("f", [0])),
+        ("batch_index", "INT32", array("i", [0])),
+    ):
+        message.outputs.add(name=name, datatype=datatype, shape=[1, 1, 1])
+        message.raw_output_contents.append(raw.tobytes())
+    assert token_delta(message, dialect(), generation()) == TokenDelta([7, 8], True)
+
+
+def test_the_prompts_ids_are_taken_off_where_they_come_back() -> None:
+    message = response(True)
+    message.outputs.add(name="output_ids", datatype="INT32", shape=[1, 1, 3])
+    message.raw_output_contents.append(array("i", [1, 2, 9]).tobytes())
+    whole = dialect(decoupled=False, drop=("exclude_prompt",))
+    assert token_delta(message, whole, generation()).ids == [9]
+
+
+class Models:
+    """A server by the configs of its models."""
+
+    def __init__(self, **configs: Any) -> None:
+        self.configs = configs
+
+    async def model_ready(self, model: str) -> bool:
+        return model in self.configs
+
+    async def model_config(self, model: str) -> Any:
+        return self.configs[model]
+
+
+def lora_bls(*, reshape: bool, perf_metrics: bool) -> Any:
+    config = config_of(TEXT, backend="python")
+    for tensor in config.input:
+        if tensor.name == "lora_weights":
+            tensor.data_type = model_config_pb2.TYPE_FP16
+        elif tensor.name == "lora_task_id" and reshape:
+            tensor.reshape.shape.extend([])
+            tensor.reshape.SetInParent()
+        elif tensor.name == "return_kv_cache_reuse_stats" and perf_metrics:
+            tensor.name = "return_perf_metrics"
+    return config
+
+
+async def chosen(server: Models, **wanted: Any) -> Choice:
+    fields = {"core": "tensorrt_llm", "max_seq_len": 64, "vocab_size": 256} | wanted
+    return await choose(server, Wanted(**fields))
+
+
+@pytest.mark.parametrize(
+    ("reshape", "perf_metrics", "takes"),
+    [(True, False, False), (True, True, True), (False, False, True)],
+)
+async def test_a_bls_model_that_loses_adapters_is_known(
+    reshape: bool, perf_metrics: bool, takes: bool
+) -> None:
+    bls = lora_bls(reshape=reshape, perf_metrics=perf_metrics)
+    choice = await chosen(Models(tensorrt_llm_bls=bls), mode="text")
+    assert (choice.dialect.lora_dtype is not None) is takes
+
+
+async def test_a_bls_model_without_its_core_is_taken_only_when_told() -> None:
+    server = Models(tensorrt_llm_bls=lora_bls(reshape=False, perf_metrics=False))
+    with pytest.raises(EngineUnavailable, match="but not its core model"):
+        await chosen(server)
+    choice = await chosen(server, mode="text")
+    assert (choice.dialect.model, choice.dialect.stop) == ("tensorrt_llm_bls", None)
+
+
+async def test_answers_that_may_begin_with_the_prompt_are_refused_at_the_start() -> None:
+    names = {thing: known for thing, known in TEXT.items() if thing != "exclude_prompt"}
+    with pytest.raises(EngineUnavailable, match="begin with the prompt is unknown"):
+        await chosen(Models(ensemble=config_of(names)), mode="text")
+
+
+@pytest.mark.parametrize(
+    ("value", "inputs", "adds"),
+    [
+        (None, (), False),  # v0.9
+        (None, ("DECODER_QUERY",), True),  # v0.11
+        ("false", ("DECODER_QUERY",), False),
+        ("true", (), True),
+        ("${add_special_tokens}", ("DECODER_QUERY",), True),
+    ],
+)
+async def test_special_tokens_by_default_and_as_told(
+    value: str | None, inputs: tuple[str, ...], adds: bool
+) -> None:
+    before = model_config_pb2.ModelConfig()
+    for name in inputs:
+        before.input.add(name=name)
+    if value is not None:
+        before.parameters["add_special_tokens"].string_value = value
+    server = Models(preprocessing=before, tensorrt_llm_bls=config_of(TEXT), tensorrt_llm=None)
+    server.configs["tensorrt_llm"] = config_of(CORE)
+    found = await chosen(server, mode="text")
+    assert found.dialect.text is not None
+    assert found.dialect.text.adds_special_tokens is adds
+
+
+def test_an_engine_folder_that_is_not_named_is_not_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"build_config": {"max_seq_len": 7}}')
+    monkeypatch.chdir(tmp_path)
+    assert dialect().max_seq_len == 64

@@ -1,0 +1,186 @@
+"""Permits: bounds, fair turns, and that no place is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.admission import Admission
+from gateway.errors import Overloaded
+
+
+def _admission(limit: int, *, queue: int = 1000, wait_s: float = 5.0, share: float = 1.0):  # type: ignore[no-untyped-def]
+    return Admission(lambda: limit, lambda: share, queue=queue, wait_s=wait_s)
+
+
+async def test_no_more_than_the_limit_run_at_once() -> None:
+    admission, running, most = _admission(3), 0, 0
+
+    async def one() -> None:
+        nonlocal running, most
+        async with admission.permit("a"):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            running -= 1
+
+    await asyncio.gather(*[one() for _ in range(30)])
+    assert most == 3
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+async def test_a_flood_of_one_tenant_delays_another_by_one_place() -> None:
+    admission, order = _admission(2), []
+
+    async def one(tenant: str) -> None:
+        async with admission.permit(tenant):
+            order.append(tenant)
+            await asyncio.sleep(0)
+
+    flood = [asyncio.create_task(one("a")) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*[one("b") for _ in range(3)], *flood)
+    # b takes each second place from when it came, though a hundred of a were before it.
+    assert [i for i, tenant in enumerate(order) if tenant == "b"][-1] < 10
+
+
+async def test_a_higher_priority_goes_first() -> None:
+    admission, order = _admission(2), []
+
+    async def one(tenant: str, priority: int) -> None:
+        async with admission.permit(tenant, priority):
+            order.append(tenant)
+            await asyncio.sleep(0.001)
+
+    await asyncio.gather(*[one("a", 0) for _ in range(20)], *[one("b", 5) for _ in range(20)])
+    assert order[2:22] == ["b"] * 20
+
+
+async def test_one_tenant_leaves_places_for_the_next() -> None:
+    admission = _admission(8, share=0.75)
+    mine = [admission.permit("a") for _ in range(6)]
+    for permit in mine:
+        await permit.__aenter__()
+    waits = asyncio.create_task(admission.permit("a").__aenter__())
+    await asyncio.sleep(0)
+    assert admission.waiting == 1
+    async with asyncio.timeout(1), admission.permit("b"):
+        assert admission.in_flight == 7
+    waits.cancel()
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    admission = _admission(1, queue=1)
+    async with admission.permit("a"):
+        waits = asyncio.create_task(admission.permit("a").__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="waiting"):
+            await admission.permit("a").__aenter__()
+        waits.cancel()
+
+
+async def test_in_a_full_queue_the_longest_line_gives_way() -> None:
+    admission = _admission(1, queue=4)
+    async with admission.permit("a"):
+        mine = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(4)]
+        await asyncio.sleep(0)
+        other = asyncio.create_task(admission.permit("b").__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await mine[-1]
+        assert admission.waiting == 4
+        for task in [*mine[:-1], other]:
+            task.cancel()
+
+
+async def test_who_waits_too_long_is_told() -> None:
+    admission = _admission(1, wait_s=0.01)
+    async with admission.permit("a"):
+        with pytest.raises(Overloaded, match=r"0\.01 seconds"):
+            await admission.permit("b").__aenter__()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+async def test_places_that_appear_are_handed_out() -> None:
+    limit = [0]
+    admission = Admission(lambda: limit[0], queue=10, wait_s=5)
+    waits = asyncio.create_task(admission.permit("a").__aenter__())
+    await asyncio.sleep(0)
+    assert admission.waiting == 1
+    limit[0] = 1
+    admission.fill()
+    await waits
+    assert admission.in_flight == 1
+
+
+@pytest.fixture(params=range(20))
+def chance(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+    return random.Random(request.param)
+
+
+async def test_no_place_is_lost_whenever_a_request_is_cancelled(chance: random.Random) -> None:
+    admission = _admission(2, queue=6, wait_s=0.01)
+
+    async def one(tenant: str) -> None:
+        async with admission.permit(tenant):
+            await asyncio.sleep(chance.random() * 0.004)
+
+    tasks = []
+    for _ in range(60):
+        tasks.append(asyncio.create_task(one(chance.choice("abc"))))
+        if chance.random() < 0.6:
+            chance.choice(tasks).cancel()
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.random() * 0.003)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (admission.in_flight, admission.waiting) == (0, 0)
+    assert not admission._lines
+    async with asyncio.timeout(1), admission.permit("a"), admission.permit("b"):
+        pass
+
+
+async def test_choices_are_counted_one_by_one() -> None:
+    admission = _admission(4)
+    async with admission.permit("a", cost=3):
+        assert admission.in_flight == 3
+        two = asyncio.create_task(admission.permit("b", cost=2).__aenter__())
+        await asyncio.sleep(0)
+        assert admission.waiting == 1
+    await two
+    assert admission.in_flight == 2
+
+
+async def test_a_request_larger_than_everything_runs_alone() -> None:
+    admission = _admission(2)
+    async with admission.permit("a", cost=10):
+        assert admission.in_flight == 10
+        small = asyncio.create_task(admission.permit("b").__aenter__())
+        await asyncio.sleep(0)
+        assert admission.waiting == 1
+    await small
+
+
+async def test_a_request_with_many_choices_is_not_passed_for_ever() -> None:
+    admission, done = _admission(8, share=0.5), asyncio.Event()
+
+    async def keep_busy(tenant: str) -> None:
+        while not done.is_set():
+            async with admission.permit(tenant):
+                await asyncio.sleep(0.001)
+
+    busy = [asyncio.create_task(keep_busy(tenant)) for tenant in "abcd" for _ in range(4)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(1), admission.permit("e", priority=10, cost=4):
+        assert admission.in_flight <= 8
+    done.set()
+    await asyncio.gather(*busy)
+
+
+async def test_a_deadline_that_has_passed_is_not_waited_for() -> None:
+    admission = _admission(1)
+    async with admission.permit("a"):
+        with pytest.raises(TimeoutError):
+            await admission.permit("b", wait_s=0).__aenter__()

@@ -1,0 +1,209 @@
+"""The configuration file: every mistake with its line, and reloads that take all or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway.configuration import Configuration, ConfigurationError, ConfigurationFile, load
+from gateway.marked_yaml import MarkedYaml, YamlProblem
+
+HASH = "sha256:" + "0" * 64
+GOOD = f"""\
+admin_keys:
+  - sha256:{"1" * 64}
+tenants:
+  - name: acme
+    keys:
+      - {HASH}
+    models: [demo, "acme-*"]
+    requests_per_minute: 600
+limits:
+  when_redis_is_away:
+    tokens_per_minute: refuse
+"""
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "gateway.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _problems(folder: Path, text: str) -> list[str]:
+    path = _file(folder, text)
+    with pytest.raises(ConfigurationError) as found:
+        load(path)
+    return [line.removeprefix(f"{path}:") for line in str(found.value).splitlines()]
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    configuration, _ = load(_file(tmp_path, GOOD))
+    assert configuration.tenants is not None
+    (acme,) = configuration.tenants
+    assert (acme.name, acme.models, acme.requests_per_minute) == ("acme", ["demo", "acme-*"], 600)
+    assert (acme.tokens_per_minute, acme.priority) == (None, 0)
+    assert configuration.limits.when_redis_is_away.tokens_per_minute == "refuse"
+    assert configuration.limits.when_redis_is_away.requests_per_minute == "local"
+
+
+def test_an_empty_file_has_no_tenants(tmp_path: Path) -> None:
+    assert load(_file(tmp_path, ""))[0] == Configuration()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("  - name: acme", "  - naem: acme", "4: tenants[0].naem: unknown; allowed: name, keys, "),
+        ("    models: [demo", "    model: [demo", "4: tenants[0].models: missing"),
+        ("600", "many", "8: tenants[0].requests_per_minute: found 'many'; must be a whole number"),
+        ("600", "'600'", "8: tenants[0].requests_per_minute: found '600'; must be a whole"),
+        ("600", "0", "8: tenants[0].requests_per_minute: found '0'; must be greater than or equal"),
+        ("600", "true", "8: tenants[0].requests_per_minute: found 'True'; must be a whole number"),
+        ("name: acme", "name: a/b", "4: tenants[0].name: found 'a/b'; must match pattern"),
+        ("name: acme", "name: ..", "4: tenants[0].name: found '..'; must match pattern"),
+        ("refuse", "wait", "11: limits.when_redis_is_away.tokens_per_minute: found 'wait'; must"),
+        ("limits:", "limit:", "9: limit: unknown; allowed: admin_keys, tenants, limits"),
+        ("    tokens_per", "    token_per", "11: limits.when_redis_is_away.token_per_minute: unkn"),
+        (f"- {HASH}", "- sha256:12", "6: tenants[0].keys[0]: must be `sha256:` and 64 hex digits"),
+        ("1" * 64, "0" * 64, "6: tenants[0].keys[0]: used twice; it is already a key of the admin"),
+        ("    models:", "    name: again\n    models:", "7: name: written twice"),
+        ("limits:", "tenants: []\nlimits:", "9: tenants: written twice"),
+        ('"acme-*"]', '"acme-*"', "8: not YAML: "),
+        ("[demo,", "[!!python/name:os.system demo,", "7: not YAML: "),
+        ("    keys:\n", "    keys: none\n", "5: tenants[0].keys: must be a list"),
+        ('[demo, "acme-*"]', "demo", "7: tenants[0].models: found 'demo'; must be a list"),
+    ],
+)
+def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
+    assert old in GOOD
+    problems = _problems(tmp_path, GOOD.replace(old, new, 1))
+    assert any(problem.startswith(expected) for problem in problems), problems
+
+
+def test_all_mistakes_are_told_at_once_in_order(tmp_path: Path) -> None:
+    text = GOOD.replace("600", "x").replace("refuse", "y").replace("acme\n", "acme\n    z: 1\n")
+    lines = [int(problem.partition(":")[0]) for problem in _problems(tmp_path, text)]
+    assert lines == [5, 9, 12]
+
+
+def test_a_tenant_twice(tmp_path: Path) -> None:
+    second = f"  - name: acme\n    keys: [{HASH}]\n    models: []\n"
+    problems = _problems(tmp_path, GOOD.replace("limits:", second + "limits:"))
+    assert problems == [
+        "9: tenants[1].name: 'acme' is used twice; first by tenants[0]",
+        "10: tenants[1].keys[0]: used twice; it is already a key of acme",
+    ]
+
+
+def test_a_key_in_the_place_of_its_hash_is_not_repeated(tmp_path: Path) -> None:
+    for text in (GOOD.replace(HASH, "sk-verysecret"), GOOD.replace("1" * 64, "sk-verysecret")):
+        assert "verysecret" not in "\n".join(_problems(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"\xe4")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        load(tmp_path / "latin.yaml")
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab:-[]{}&*!?#<>|'\" \n\t\0,%@`é1", max_size=60))
+@example("&a [*a]")
+@example("? [a]\n: b")
+@example("[" * 5000)
+@example("tenants: &a [*a]")
+@example("<<: {a: 1}\n<<: {b: 2}")
+def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
+    with contextlib.suppress(YamlProblem):
+        assert MarkedYaml(text).line(["tenants", 0, "name"]) >= 1
+        return
+    with pytest.raises(YamlProblem) as found:
+        MarkedYaml(text)
+    assert 1 <= found.value.line <= text.count("\n") + 2
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["tenants", "name", "keys", "models", "limits", "admin_keys", "x"]),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_data_is_taken_or_refused_with_a_place(
+    tmp_path_factory: pytest.TempPathFactory, data: object
+) -> None:
+    path = _file(tmp_path_factory.getbasetemp(), yaml.safe_dump(data, allow_unicode=True))
+    with contextlib.suppress(ConfigurationError):
+        load(path)
+        return
+    with pytest.raises(ConfigurationError) as found:
+        load(path)
+    assert re.match(rf"{path}:\d+: ", str(found.value))
+
+
+async def test_reloads_take_all_or_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _file(tmp_path, GOOD)
+    file = ConfigurationFile(path)
+    outcomes: list[bool] = []
+    seen: list[Configuration] = []
+    told = asyncio.Event()
+
+    def reloaded(applied: bool) -> None:
+        outcomes.append(applied)
+        told.set()
+
+    file.on_reload = reloaded
+    file.subscribe(seen.append)
+    watch = asyncio.create_task(file.watch())
+
+    async def change(text: str, *, signal: bool = False) -> None:
+        told.clear()
+        _file(tmp_path, text)
+        if signal:
+            file.reload_now()
+        await asyncio.wait_for(told.wait(), 10)
+
+    await change(GOOD.replace("acme\n", "other\n"))
+    assert (outcomes, file.current.tenants[0].name) == ([True], "other")  # type: ignore[index]
+    with caplog.at_level(logging.ERROR):
+        await change(GOOD.replace("600", "x"))
+    assert f"{path}:8: tenants[0].requests_per_minute" in caplog.text
+    assert (outcomes, file.current.tenants[0].name) == ([True, False], "other")  # type: ignore[index]
+    await change(GOOD, signal=True)
+    assert (outcomes, file.current.tenants[0].name) == ([True, False, True], "acme")  # type: ignore[index]
+    told.clear()
+    path.unlink()
+    await asyncio.wait_for(told.wait(), 10)
+    assert outcomes[-1] is False
+    names = [configuration.tenants[0].name for configuration in seen]  # type: ignore[index]
+    assert names == ["acme", "other", "acme"]
+    watch.cancel()
+
+
+async def test_what_cannot_be_served_here_is_refused_as_a_mistake(tmp_path: Path) -> None:
+    path = _file(tmp_path, GOOD)
+    with pytest.raises(ConfigurationError, match="not here"):
+        ConfigurationFile(path, lambda configuration: "not here")
+    with pytest.raises(ConfigurationError, match="not here"):
+        ConfigurationFile(None, lambda configuration: "not here")

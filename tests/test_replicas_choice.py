@@ -1,0 +1,143 @@
+"""Breaker, choice and discovery: what decides where a request goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.replicas.breaker import Breaker
+from gateway.replicas.choice import choose
+from gateway.replicas.discovery import resolve
+
+
+@dataclass
+class _Place:
+    endpoint: str
+    in_flight: int = 0
+
+
+def _places(count: int) -> list[_Place]:
+    return [_Place(f"10.0.0.{i}:8001") for i in range(count)]
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _fail(breaker: Breaker, clock: _Clock, times: int) -> None:
+    for _ in range(times):
+        clock.now += 0.2
+        breaker.failed(clock.now - 0.1, probe=False)
+
+
+def test_three_failures_in_a_row_open_the_breaker() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    _fail(breaker, clock, 2)
+    breaker.succeeded()
+    _fail(breaker, clock, 2)
+    assert breaker.allows
+    _fail(breaker, clock, 1)
+    assert not breaker.allows
+
+
+def test_a_broken_connection_is_one_failure() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    clock.now = 5.0
+    for began in range(50):
+        breaker.failed(began / 10, probe=False)
+    assert breaker.allows
+
+
+def test_what_was_sent_before_does_not_lengthen_the_pause() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    _fail(breaker, clock, 3)
+    opened = clock.now
+    _fail(breaker, clock, 4)
+    clock.now = opened + 1.01
+    assert breaker.allows
+
+
+def test_one_probe_at_a_time_decides() -> None:
+    clock = _Clock()
+    breaker = Breaker(clock)
+    _fail(breaker, clock, 3)
+    clock.now = 0.0 + clock.now + 1.0
+    start = clock.now - 1.0
+    assert breaker.allows
+    assert breaker.begin()
+    assert not breaker.allows
+    breaker.failed(clock.now, probe=True)
+    clock.now = start + 2.9
+    assert not breaker.allows  # the pause has doubled
+    clock.now = start + 3.1
+    assert breaker.begin()
+    breaker.undecided(probe=True)
+    assert breaker.begin()  # the one before said nothing
+    breaker.succeeded()
+    assert breaker.allows
+    assert not breaker.open
+
+
+@given(st.binary(min_size=1), st.integers(2, 8))
+def test_a_key_stays_at_home_while_there_is_room(key: bytes, count: int) -> None:
+    places = _places(count)
+    homes = {choose(places, key).endpoint for _ in range(20)}
+    assert len(homes) == 1
+    [home] = homes
+    without = [place for place in places if place.endpoint != home]
+    # When another replica goes, nothing changes for this key.
+    assert choose([p for p in places if p != without[0]], key).endpoint == home
+
+
+@given(st.integers(2, 8), st.lists(st.binary(min_size=1, max_size=2), max_size=200))
+def test_load_is_bounded_however_the_keys_are_spread(count: int, keys: list[bytes]) -> None:
+    places = _places(count)
+    for key in keys:
+        choose(places, key).in_flight += 1
+    assert max(p.in_flight for p in places) <= max(1.25 * len(keys) / count + 2, 5)
+
+
+def test_without_a_key_the_least_loaded_is_taken() -> None:
+    places = _places(3)
+    for _ in range(30):
+        choose(places, None).in_flight += 1
+    assert [p.in_flight for p in places] == [10, 10, 10]
+
+
+def test_many_adapters_live_on_one_replica_each() -> None:
+    places = _places(4)
+    homes = Counter(choose(places, f"adapter {i}".encode()).endpoint for i in range(200))
+    assert len(homes) == 4
+    assert min(homes.values()) > 25
+
+
+async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lookup(host: str, port: int, **_: object) -> list[object]:
+        if host == "gone":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        if host == "away":
+            raise socket.gaierror(socket.EAI_AGAIN, "try again")
+        return [(0, 0, 0, "", (a, port)) for a in ("10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1")]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
+    assert await resolve(["a:1", "dns:///triton:8001"]) == [
+        *("a:1", "10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001")
+    ]
+    assert await resolve(["grpcs+dns:///triton:8001"]) == [
+        *("grpcs://10.0.0.1:8001#triton", "grpcs://10.0.0.2:8001#triton"),
+        "grpcs://[fd00::1]:8001#triton",
+    ]
+    assert await resolve(["dns:///gone:8001"]) == []
+    assert await resolve(["a:1", "dns:///away:8001"]) is None

@@ -1,0 +1,74 @@
+"""Requests that are put together from bytes are what protobuf would have made."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineError
+from gateway.triton.names import CORE, read_inputs
+from gateway.triton.request import RequestBuilder, varint
+
+
+def _config() -> model_config_pb2.ModelConfig:
+    config = model_config_pb2.ModelConfig()
+    for name, datatype in (
+        ("input_ids", "TYPE_INT32"),
+        ("request_output_len", "TYPE_INT32"),
+        ("random_seed", "TYPE_UINT64"),
+    ):
+        config.input.add(name=name, data_type=datatype)
+    return config
+
+
+INPUTS = read_inputs(_config(), CORE)
+
+
+def _parsed(build: RequestBuilder) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest.FromString(build.request.data)
+
+
+@given(st.text(min_size=1, max_size=300), st.lists(st.integers(-(2**31), 2**31 - 1), max_size=400))
+def test_any_id_and_prompt(request_id: str, ids: list[int]) -> None:
+    build = RequestBuilder("tensorrt_llm", INPUTS, request_id)
+    build.numbers("prompt", ids, len(ids))
+    build.scalar("max_tokens", 7)
+    build.output("output_ids")
+    request = _parsed(build)
+    assert (request.model_name, request.id) == ("tensorrt_llm", request_id)
+    assert build.request.id == request_id
+    assert request.parameters["triton_enable_empty_final_response"].bool_param
+    assert [(i.name, i.datatype, list(i.shape)) for i in request.inputs] == [
+        ("input_ids", "INT32", [1, len(ids)]),
+        ("request_output_len", "INT32", [1, 1]),
+    ]
+    prompt, limit = request.raw_input_contents
+    assert prompt == struct.pack(f"<{len(ids)}i", *ids)
+    assert limit == struct.pack("<i", 7)
+    assert [output.name for output in request.outputs] == ["output_ids"]
+
+
+def test_an_unsigned_value_wraps() -> None:
+    build = RequestBuilder("tensorrt_llm", INPUTS, "x")
+    build.scalar("seed", -1)
+    assert _parsed(build).raw_input_contents[0] == b"\xff" * 8
+
+
+def test_what_the_model_has_no_input_for_is_an_error() -> None:
+    with pytest.raises(EngineError, match="guide"):
+        RequestBuilder("tensorrt_llm", {}, "x").texts("guide", ["{}"])
+
+
+@given(st.integers(0, 2**35))
+def test_varint(value: int) -> None:
+    # The id of a message of that length would be framed alike.
+    decoded, shift = 0, 0
+    for byte in varint(value):
+        decoded |= (byte & 0x7F) << shift
+        shift += 7
+    assert decoded == value

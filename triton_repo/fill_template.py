@@ -1,0 +1,110 @@
+"""Fills `${name}` in a config.pbtxt from `key:value,key:value`, as tools/fill_template.py does.
+
+The form and its escapes are those of tensorrtllm_backend v0.16 and later: a backslash takes the
+next character as it is, and the text is split twice, at commas and then at colons. So a comma in
+a value is written `\\,` and a colon `\\\\:`. What is not given stays as `${name}`, which both
+backends read as "not set" in a string and Triton cannot parse in a number.
+
+    python -m triton_repo.fill_template [-i] FILE "key:value,key:value"
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
+
+PRESET: Mapping[str, str] = {
+    "max_queue_size": "0",
+    "max_queue_delay_microseconds": "0",
+    # Upstream's files have this type written out.
+    "lora_weights_data_type": "TYPE_FP16",
+}
+
+
+class SubstitutionError(ValueError):
+    """The text is not `key:value,key:value`."""
+
+
+def parse_substitutions(text: str) -> dict[str, str]:
+    """The values by key; of a key given twice the last one counts.
+
+    Raises SubstitutionError naming the part that is not one key and one value.
+    """
+    values: dict[str, str] = {}
+    for part in _split(text, ",") if text else ():
+        pair = _split(part, ":")
+        if len(pair) != 2:
+            raise SubstitutionError(
+                f"{part!r}: found {len(pair) - 1} colons; allowed: key:value. "
+                "Write a comma in a value as \\, and a colon as \\\\:"
+            )
+        values[pair[0]] = pair[1]
+    return values
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """The text of a config.pbtxt with `values`, and `PRESET` where they say nothing."""
+    return Template(template).safe_substitute({**PRESET, **values})
+
+
+def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
+    """Keys that do not occur in the file at all; upstream refuses them since v0.19."""
+    return [key for key in values if key not in template]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a config.pbtxt")
+    parser.add_argument("substitutions", metavar="KEY:VALUE,KEY:VALUE")
+    parser.add_argument(
+        "-i", "--in_place", "--in-place", action="store_true", help="write FILE instead of stdout"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse keys that FILE does not have, as v0.19 does"
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Fills one file; 1 when it cannot be read or the substitutions are not allowed."""
+    try:
+        values = parse_substitutions(parsed.substitutions)
+        template = parsed.file.read_text(encoding="utf-8")
+        unknown = unknown_keys(template, values)
+        for key in unknown:
+            print(f"{parsed.file}: key {key!r} does not exist in the file", file=sys.stderr)
+        if unknown and parsed.strict:
+            return 1
+        filled = fill(template, values)
+        if parsed.in_place:
+            parsed.file.write_text(filled, encoding="utf-8")
+        else:
+            print(filled)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _split(text: str, delimiter: str) -> list[str]:
+    parts, escaped = [""], False
+    for character in text:
+        if escaped:
+            parts[-1] += character
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif character == delimiter:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fills the templates of a config.pbtxt.")
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
