@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/gateway up
 
 test: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -35,5 +35,5 @@ audit: setup
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[local,test]'
 	touch $@

@@ -179,15 +179,20 @@ def canary(server: Server, begin: float) -> Iterator[list[float]]:
 
 def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Window:
     """The same window for a client that only receives, in the place of the process under test."""
-    begin = time.monotonic() + 2.0 + streams / _STREAMS_PER_SECOND
-    end = begin + bench.seconds
     command = [sys.executable, "-m", "bench.receivers", kind, "--triton", triton]
     command += ["--streams", str(streams), "--seed", str(seed)]
-    command += ["--begin", str(begin), "--end", str(end)]
+    pipe = subprocess.PIPE
     with on_cores(bench.cores.gateway):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT)
+    assert process.stdin
+    assert process.stdout
     try:
         watched = Server(kind, process.pid, 0)
+        process.stdout.readline()
+        begin = time.monotonic() + 1.0 + streams / _STREAMS_PER_SECOND
+        end = begin + bench.seconds
+        process.stdin.write(f"{begin} {end}\n")
+        process.stdin.flush()
         wait_until(begin)
         before = watched.cpu_s()
         wait_until(end)

@@ -80,7 +80,12 @@ class Admission:
     async def enter(self, tenant: str, priority: int, cost: int, wait_s: float) -> None:
         line = self._lines.setdefault(tenant, _Line())
         line.priority = priority
-        if not self._somebody_is_first() and self._may_have(line, cost) and self._fits(cost):
+        limit = self._limit()
+        if (
+            not self._somebody_is_first(limit)
+            and self._may_have(line, cost, limit)
+            and self._fits(cost, limit)
+        ):
             self._admit(line, cost)
             return
         try:
@@ -119,11 +124,12 @@ class Admission:
     def fill(self) -> None:
         """Hands out the places that are free; to be called when the limit may have grown."""
         while self.waiting:
-            able = [line for line in self._lines.values() if self._is_waiting(line)]
+            limit = self._limit()
+            able = [line for line in self._lines.values() if self._is_waiting(line, limit)]
             if not able:
                 return
             line = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
-            if not self._fits(line.waiting[0].cost):
+            if not self._fits(line.waiting[0].cost, limit):
                 return  # what is free is kept until it is enough
             waiting = line.waiting.popleft()
             self.waiting -= 1
@@ -135,21 +141,22 @@ class Admission:
         line.in_flight += cost
         self.in_flight += cost
 
-    def _fits(self, cost: int) -> bool:
+    def _fits(self, cost: int, limit: int) -> bool:
         """Whether so many places are free; what is larger than everything runs alone."""
-        limit = self._limit()
         return limit > 0 and self.in_flight + min(cost, limit) <= limit
 
-    def _may_have(self, line: _Line, cost: int) -> bool:
+    def _may_have(self, line: _Line, cost: int, limit: int) -> bool:
         """Whether the tenant's share allows so many more."""
-        mine = max(1, int(self._limit() * self._share()))
+        mine = max(1, int(limit * self._share()))
         return line.in_flight + min(cost, mine) <= mine
 
-    def _is_waiting(self, line: _Line) -> bool:
-        return bool(line.waiting) and self._may_have(line, line.waiting[0].cost)
+    def _is_waiting(self, line: _Line, limit: int) -> bool:
+        return bool(line.waiting) and self._may_have(line, line.waiting[0].cost, limit)
 
-    def _somebody_is_first(self) -> bool:
-        return bool(self.waiting) and any(map(self._is_waiting, self._lines.values()))
+    def _somebody_is_first(self, limit: int) -> bool:
+        return bool(self.waiting) and any(
+            self._is_waiting(line, limit) for line in self._lines.values()
+        )
 
     def _shed(self, line: _Line) -> None:
         """Raises Overloaded when waiting is no use.

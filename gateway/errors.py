@@ -172,6 +172,10 @@ class EngineError(GatewayError):
     """The engine failed on this request for a reason that a retry does not mend."""
 
 
+class EngineBroken(EngineError):
+    """Not this request failed but what it was given to: the next ones will fail there too."""
+
+
 class EngineUnavailable(GatewayError):
     """Triton cannot be reached or is not ready."""
 

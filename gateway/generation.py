@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from adapters.adapter import Converted
 from gateway.message import MessageEvent, MessageForm
@@ -260,8 +260,17 @@ class TextDelta(NamedTuple):
     events: tuple[MessageEvent, ...] | None = None
 
 
-ChoiceDelta = tuple[int, TextDelta]
-"""The index of a choice and what is new in it."""
+class Sink(Protocol):
+    """Where the deltas of a request's choices go."""
+
+    def push(self, index: int, delta: TextDelta) -> bool:
+        """Takes what is new in a choice. False when `drain` should be awaited before the next.
+
+        It is called from wherever the engine's bytes are received, and must not wait.
+        """
+
+    async def drain(self) -> None:
+        """Returns once more can be taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
-import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -20,15 +18,15 @@ from gateway.errors import (
 from gateway.generation import (
     MAX_CHOICES,
     Batch,
-    ChoiceDelta,
     FinishReason,
     Generation,
     Options,
+    Sink,
     TextDelta,
     TokenDelta,
     TokenLogprob,
 )
-from gateway.replicas.attempts import TokenDeltas, whole
+from gateway.replicas.attempts import attempt
 from gateway.replicas.replicas import Lease
 from gateway.served import check_served
 from gateway.service import Service
@@ -57,7 +55,7 @@ async def prepare(
         )
     _check_ids(service, options)
     # The engine knows a request by this id, so it must be unique whatever the client sends.
-    request_id = uuid.uuid4().hex
+    request_id = secrets.token_hex(16)
     dialect = service.replicas.dialect
     check_served(dialect, options, chat=chat)
     # Building a Generation whole takes a third of the time of `dataclasses.replace`.
@@ -92,8 +90,8 @@ async def prepare(
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
         echo = None
         if options.echo:
-            whole = isinstance(prompt, str) and options.truncate_prompt is None
-            echo = str(prompt) if whole else service.prompts.decode(prompt_ids)
+            as_given = isinstance(prompt, str) and options.truncate_prompt is None
+            echo = str(prompt) if as_given else service.prompts.decode(prompt_ids)
         # The beams of one search are one engine request.
         for choice in range(1 if options.beam_search else options.n):
             generations.append(
@@ -183,69 +181,51 @@ async def _echo(service: Service, generation: Generation, deadline: float) -> Te
     """The prompt as the first delta; the last one too when nothing is to be generated."""
     logprobs: list[TokenLogprob] = []
     if generation.logprobs is not None:
-        entries = await whole(
-            service.replicas,
-            generation,
-            deadline,
-            lambda lease, left: lease.engine.prompt_logprobs(generation, left, lease.metadata),
-        )
+
+        async def ask(lease: Lease, left: float) -> list[TokenLogprob]:
+            found = await lease.engine.prompt_logprobs(generation, left, lease.metadata)
+            lease.answered()
+            return found
+
+        entries = await attempt(service.replicas, generation, deadline, ask)
         offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
         logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
 
-async def choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
-    """Deltas of all choices as they come; the first error ends all. Consume under `aclosing`.
+async def generate(service: Service, batch: Batch, sink: Sink) -> None:
+    """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
-    Raises Overloaded when it is not this request's turn in time, RequestTimeout at its deadline.
+    Cancelled, or at an error, it stops the engine. Raises Overloaded when it is not this request's
+    turn in time, RequestTimeout at its deadline.
     """
     left = batch.deadline - asyncio.get_running_loop().time()
     turn = service.admission.permit(
         batch.tenant, batch.priority, cost=batch.places, wait_s=max(left, 0)
     )
     try:
-        async with turn, aclosing(_choices(service, batch)) as deltas:
-            async for delta in deltas:
-                yield delta
+        async with turn:
+            batch.meter.began = True
+            if batch.generations[0].beams:
+                await _beams(service, batch, sink)
+            elif len(batch.generations) == 1:
+                await _choice(service, batch, 0, sink)
+            else:
+                await _several(service, batch, sink)
     except TimeoutError:
         limit = batch.timeout_s
         raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
 
 
-async def _choices(service: Service, batch: Batch) -> AsyncGenerator[ChoiceDelta, None]:
-    """Deltas of all choices, each of which has its place."""
-    batch.meter.began = True
-    if batch.generations[0].beams:
-        for start, generation in enumerate(batch.generations):
-            for index, delta in enumerate(await _beams(service, generation, batch)):
-                yield start * generation.beams + index, delta
-        return
-    if len(batch.generations) == 1:
-        async with aclosing(generate(service, batch.generations[0], batch)) as deltas:
-            async for delta in deltas:
-                yield 0, delta
-        return
-    # Only here do tokens pass a queue: one task for each choice.
-    queue: asyncio.Queue[ChoiceDelta | BaseException] = asyncio.Queue(len(batch.generations))
-
-    async def run(index: int, generation: Generation) -> None:
-        try:
-            async with aclosing(generate(service, generation, batch)) as deltas:
-                async for delta in deltas:
-                    await queue.put((index, delta))
-        except Exception as error:
-            await queue.put(error)
-
-    tasks = [asyncio.create_task(run(i, g)) for i, g in enumerate(batch.generations)]
-    unfinished = len(tasks)
+async def _several(service: Service, batch: Batch, sink: Sink) -> None:
+    """A task for each choice."""
+    tasks = [
+        asyncio.create_task(_choice(service, batch, index, sink))
+        for index in range(len(batch.generations))
+    ]
     try:
-        while unfinished:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            unfinished -= item[1].finish is not None
-            yield item
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -258,17 +238,26 @@ def _text_stream(service: Service, generation: Generation) -> TextStream | Piece
     return PieceStream(service.prompts.tokenizer, generation)
 
 
-async def _beams(service: Service, generation: Generation, batch: Batch) -> list[TextDelta]:
-    """The beams of one search, each as its only delta; the engine cannot stream them apart."""
+async def _beams(service: Service, batch: Batch, sink: Sink) -> None:
+    """The beams of each search, each as its only delta; the engine cannot stream them apart."""
+    for start, generation in enumerate(batch.generations):
+        for index, delta in enumerate(await _search(service, generation, batch)):
+            sink.push(start * generation.beams + index, delta)
+        await sink.drain()
+
+
+async def _search(service: Service, generation: Generation, batch: Batch) -> list[TextDelta]:
     metrics = service.metrics
 
     async def ask(lease: Lease, left: float) -> list[TokenDelta]:
         with lease.engine.generate(generation, left, lease.metadata) as tokens:
-            return await tokens.beams()
+            deltas = await tokens.beams()
+        lease.answered()
+        return deltas
 
     metrics.in_flight.inc()
     try:
-        deltas = await whole(service.replicas, generation, batch.deadline, ask)
+        deltas = await attempt(service.replicas, generation, batch.deadline, ask)
     finally:
         metrics.in_flight.dec()
     of_model = metrics.of(generation.lora.name if generation.lora else service.settings.model_name)
@@ -280,42 +269,51 @@ async def _beams(service: Service, generation: Generation, batch: Batch) -> list
     return texts
 
 
-async def generate(
-    service: Service, generation: Generation, batch: Batch
-) -> AsyncGenerator[TextDelta, None]:
-    """Text deltas of one generation; the last one carries the finish reason.
-
-    Leaving early (the client went away, a stop string, the deadline) stops the engine. Consume
-    it under `contextlib.aclosing`, from one task. Raises TimeoutError at the deadline.
-    """
+async def _choice(service: Service, batch: Batch, index: int, sink: Sink) -> None:
+    """One generation; its last delta carries the finish reason. Raises TimeoutError."""
+    generation = batch.generations[index]
     metrics = service.metrics
     model = generation.lora.name if generation.lora else service.settings.model_name
     text = _text_stream(service, generation)
     started = time.perf_counter()
-    delta = TextDelta("", 0)
+    last = TextDelta("", 0)
     of_model = metrics.of(model)
+
+    def push(tokens: TokenDelta) -> bool:
+        """Once a token, from where its bytes are received."""
+        nonlocal last
+        if last.finish is not None:
+            return False  # it came together with the end of a stop string
+        if not last.tokens and (tokens.ids or tokens.text):
+            now = time.perf_counter()
+            of_model.time_to_first_token.observe(now - started)
+            batch.meter.first_token = batch.meter.first_token or now
+        last = text.push(tokens)
+        return sink.push(index, last) and last.finish is None
+
+    async def ask(lease: Lease, left: float) -> None:
+        with lease.engine.generate(generation, left, lease.metadata) as tokens:
+            first = await tokens.first()
+            lease.answered()
+            push(first)
+            while last.finish is None:
+                await sink.drain()
+                await tokens.feed(push)
+
     metrics.in_flight.inc()
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     try:
         if generation.echo is not None:
             echoed = await _echo(service, generation, batch.deadline)
+            sink.push(index, echoed)
+            await sink.drain()
             if not generation.max_tokens:
-                delta = echoed
-            yield echoed
-            if not generation.max_tokens:
+                last = echoed
                 return
-        with TokenDeltas(service.replicas, generation, batch.deadline) as tokens:
-            async for token_delta in tokens:
-                if not delta.tokens and (token_delta.ids or token_delta.text):
-                    now = time.perf_counter()
-                    of_model.time_to_first_token.observe(now - started)
-                    batch.meter.first_token = batch.meter.first_token or now
-                delta = text.push(token_delta)
-                yield delta
-                if delta.finish is not None:
-                    return
+        await attempt(service.replicas, generation, batch.deadline, ask)
+        await sink.drain()
     finally:
         metrics.in_flight.dec()
-        of_model.completion_tokens.inc(delta.tokens)
-        batch.meter.add(delta)
+        of_model.completion_tokens.inc(last.tokens)
+        batch.meter.add(last)
         of_model.duration.observe(time.perf_counter() - started)

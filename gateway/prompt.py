@@ -10,7 +10,6 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +21,7 @@ from tokenizers import Tokenizer
 from gateway.errors import InvalidRequest
 from gateway.generation import Options
 from gateway.reasoning import guess as guess_tags
+from gateway.segments import Segments
 from gateway.tools.forms import Form
 from gateway.tools.forms import guess as guess_form
 from gateway.vocabulary import Vocabulary
@@ -29,6 +29,7 @@ from gateway.vocabulary import Vocabulary
 # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the GIL,
 # so text longer than this goes to a thread; the hop costs some 0.3 ms, more than short text takes.
 _INLINE_CHARS = 4096
+_OF_EVERY_DICT = frozenset(dir(dict))
 # Private-use characters, which no message should hold.
 _MARK = "\uf8ff\uf8fe\uf8ff"
 # What a request may not set through `chat_template_kwargs`: it has parameters of their own for
@@ -60,6 +61,7 @@ class Prompts:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.vocabulary = Vocabulary(tokenizer)
+        self._segments = Segments(tokenizer, eos_ids)
         self._vocab_size = tokenizer.get_vocab_size()
         self._special = {
             name: token["content"] if isinstance(token, dict) else token
@@ -135,15 +137,23 @@ class Prompts:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; long text is encoded in a thread without holding the GIL."""
-        encode = partial(
-            self.tokenizer.encode_batch_fast, [text], add_special_tokens=add_special_tokens
-        )
-        if len(text) <= _INLINE_CHARS:
-            [encoding] = encode()
-        else:
-            loop = asyncio.get_running_loop()
-            [encoding] = await loop.run_in_executor(self._pool, encode)
-        return encoding.ids
+        if not add_special_tokens:
+            return await self._segments.encode(text, self._encode)
+        [ids] = await self._encode([text], add_special_tokens=True)
+        return ids
+
+    async def _encode(
+        self, texts: list[str], *, add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        def encode() -> list[list[int]]:
+            # One by one: of several, each would go to a thread of the tokenizer's own.
+            encode = self.tokenizer.encode_batch_fast
+            found = [encode([text], add_special_tokens=add_special_tokens) for text in texts]
+            return [encoding.ids for [encoding] in found]
+
+        if sum(map(len, texts)) <= _INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
 
     def opening(self) -> str:
         """The special tokens that the tokenizer puts before a text, as text."""
@@ -225,15 +235,21 @@ def _template_source(source: str | list[dict[str, str]] | None) -> str | None:
     return source
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Jinja asks for the attribute first: an exception for every key of every message."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _compile(source: str) -> Template:
     """Compiles a chat template in the environment that Hugging Face templates are written for.
 
     (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
     escapes, `raise_exception`, `strftime_now`.)
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)

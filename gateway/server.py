@@ -29,7 +29,7 @@ _BACKLOG = 2048
 _TICK_S = 0.1
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Ends in steps: readiness off, no new connections, no new requests, then cancellation.
 
     With a port for admins it listens there too, with the same application. A worker listens on
@@ -44,6 +44,7 @@ class _Server(uvicorn.Server):
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
         self._worker = worker
+        self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         own: socket.socket | None = None
@@ -72,6 +73,9 @@ class _Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, HttpProtocol)
                 connection.check()
+        if self._app.state.service.failed.is_set():
+            self.exit_code = 1  # so that whoever started this process starts another
+            self.should_exit = True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -110,7 +114,7 @@ def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
     return listeners
 
 
-def build_server(settings: Settings, worker: Worker | None = None) -> uvicorn.Server:
+def build_server(settings: Settings, worker: Worker | None = None) -> Server:
     """A server that has not begun to listen; its application is `config.app`."""
     app = create_app(settings, worker)
     limits = ConnectionLimits(
@@ -134,7 +138,7 @@ def build_server(settings: Settings, worker: Worker | None = None) -> uvicorn.Se
         timeout_graceful_shutdown=int(settings.shutdown_grace),
         **uvicorn_options(settings),
     )
-    return _Server(config, app, settings, worker)
+    return Server(config, app, settings, worker)
 
 
 def serve(settings: Settings) -> int:
@@ -154,5 +158,6 @@ def serve(settings: Settings) -> int:
             ]
         )
         return Workers(settings.workers, listen(settings.host, ports)).run()
-    build_server(settings, worker).run()
-    return 0
+    server = build_server(settings, worker)
+    server.run()
+    return server.exit_code

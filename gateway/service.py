@@ -59,12 +59,14 @@ class Service:
     tracer: Tracer | None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the adapters of the configuration are registered."""
+    failed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `run` has ended by a mistake of ours: what is known is not kept true any more."""
 
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
-        watch = asyncio.create_task(self._look_after_replicas())
-        reload = asyncio.create_task(self.configuration.watch())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_after_replicas())
+            tasks.create_task(self.configuration.watch())
             await self.replicas.wait_ready()
             while not self.started.is_set():
                 try:
@@ -74,10 +76,12 @@ class Service:
                     await asyncio.sleep(_TICK_S)
                 else:
                     self.started.set()
-            await watch
-        finally:
-            watch.cancel()
-            reload.cancel()
+
+    def ended(self, work: asyncio.Task[None]) -> None:
+        """To be told of the end of `run`."""
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.critical("the gateway cannot go on", exc_info=error)
+            self.failed.set()
 
     async def _look_after_replicas(self) -> None:
         """Makes them what the configuration says, and hands out places that have come free."""
@@ -147,6 +151,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
             # One look before the port opens: with Triton up, the first request is served.
             await replicas.configure(_endpoints(settings, configuration.current))
             work = asyncio.create_task(service.run())
+            work.add_done_callback(service.ended)
             try:
                 yield service
             finally:

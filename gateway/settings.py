@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.replicas.discovery import checked
 from gateway.tools.forms import Form
 from lora_store import redis_url
 
@@ -235,6 +236,16 @@ class Settings(BaseSettings):
     @property
     def triton_endpoints(self) -> list[str]:
         return [endpoint.strip() for endpoint in self.triton_grpc.split(",")]
+
+    @field_validator("triton_grpc")
+    @classmethod
+    def _endpoints_are_whole(cls, endpoints: str) -> str:
+        for endpoint in endpoints.split(","):
+            try:
+                checked(endpoint.strip())
+            except ValueError as error:
+                raise ValueError(f"{endpoint.strip()!r} {error}") from None
+        return endpoints
 
     @field_validator("redis_url")
     @classmethod

@@ -5,12 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Iterator
 
+import hypothesis
 import openai
 import pytest
 
 from tests.local_stack import Stack, Up
 
 __all__ = ["Stack"]
+
+# Machines that run tests are busy: an example's time says nothing about the code.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 # What `gateway up` is told for each value of --triton-mode.
@@ -36,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mode = config.getoption("--triton-mode")
     for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
         for mark in item.iter_markers("token_mode_only"):
             if mode in (mark.kwargs.get("of") or TRITON_MODES) and mode != "token":
                 item.add_marker(pytest.mark.skip(reason=mark.args[0]))

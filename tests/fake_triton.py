@@ -36,12 +36,18 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.reached = False
         """Whether the fault has happened."""
         self.error = "Maximum queue size of 1 has been reached, please try again later"
+        self.pause_s = 0.0
+        """Before each token."""
+        self.deaf = False
+        """Whether it answers requests, but not whether it serves its model."""
         self.stopped: list[str] = []
         self.requests: list[pb.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
         """Of each call with one of `requests`."""
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
+        if self.deaf:
+            await asyncio.Event().wait()
         return pb.ModelReadyResponse(ready=True)
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
@@ -66,6 +72,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             self.metadata.append(dict(context.invocation_metadata()))
             last = len(self.tokens) - 1
             for n, token in enumerate(self.tokens):
+                await asyncio.sleep(self.pause_s)
                 self.reached |= n == self.step
                 if n == self.step and self.fault == "slow":
                     await asyncio.sleep(0.5)

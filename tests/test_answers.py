@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from hypothesis import given
@@ -12,7 +11,7 @@ from openai._streaming import SSEDecoder
 
 from gateway.api.answers import Answer, Kind
 from gateway.api.sse import COMMENT, DONE
-from gateway.generation import Batch, ChoiceDelta, Generation, Sampling, TextDelta
+from gateway.generation import Batch, Generation, Sampling, TextDelta
 
 # Line ends of every kind, quotes, colons and what looks like the protocol itself.
 pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
@@ -26,19 +25,29 @@ def _batch(choices: int) -> Batch:
     return Batch("r", generations, 1, choices, 1, "fp_0", 64, "", 0, timeout_s=9, deadline=9)
 
 
-async def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) -> bytes:
-    async def deltas() -> AsyncGenerator[ChoiceDelta, None]:
-        for turn in range(max(map(len, texts), default=0)):
-            for index, own in enumerate(texts):
-                if turn < len(own):
-                    yield index, TextDelta(own[turn], turn + 1)
-        for index, own in enumerate(texts):
-            yield index, TextDelta("", len(own), "stop")
+class _Written:
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
 
-    answer = Answer(kind, 'm"\n', _batch(len(texts)))
-    frames = [frame async for frame in answer.frames(deltas(), include_usage=usage)]
+    def write(self, data: bytes) -> bool:
+        self.frames.append(data)
+        return True
+
+    async def drain(self) -> None:
+        pass
+
+
+def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) -> bytes:
+    body = _Written()
+    sink = Answer(kind, 'm"\n', _batch(len(texts))).stream(body, include_usage=usage)
+    for turn in range(max(map(len, texts), default=0)):
+        for index, own in enumerate(texts):
+            if turn < len(own):
+                sink.push(index, TextDelta(own[turn], turn + 1))
+    for index, own in enumerate(texts):
+        sink.push(index, TextDelta("", len(own), "stop"))
     between = COMMENT if comments else b""
-    return between + between.join(frames) + DONE
+    return between + between.join(body.frames) + DONE
 
 
 def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], Any]:
@@ -67,10 +76,10 @@ def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], A
     st.booleans(),
     st.booleans(),
 )
-async def test_any_text_survives_the_stream(
+def test_any_text_survives_the_stream(
     kind: Kind, texts: list[list[str]], usage: bool, comments: bool
 ) -> None:
-    raw = await _written(kind, texts, usage, comments)
+    raw = _written(kind, texts, usage, comments)
     read, finishes, counted = _read(kind, raw, len(texts))
     assert read == ["".join(own) for own in texts]
     assert finishes == ["stop"] * len(texts)

@@ -142,6 +142,38 @@ def test_required_and_named_choices_are_enforced(client: openai.OpenAI, stream: 
         assert json.loads(call["function"]["arguments"])["city"] in {"Oslo", "Lima"}
 
 
+FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_time"}}]
+
+
+@pytest.mark.parametrize("choice", FORCED)
+@pytest.mark.parametrize("limit", [1, 2, 4, 8])
+def test_a_forced_call_cut_by_length_is_what_is_known_of_it(
+    client: openai.OpenAI, choice: Any, limit: int
+) -> None:
+    fields: dict[str, Any] = OPTIONS | {"tool_choice": choice, "max_tokens": limit}
+    [whole] = client.chat.completions.create(messages=QUESTION, **fields).choices
+    assert whole.finish_reason == "length"
+    assert whole.message.content is None
+    known = [call.model_dump()["function"] for call in whole.message.tool_calls or []]
+    assert len(known) <= 1
+    if choice != "required":
+        assert known
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(known[0]["arguments"] if known else "")
+
+    streamed: list[dict[str, str]] = []
+    for chunk in client.chat.completions.create(messages=QUESTION, stream=True, **fields):
+        [last] = chunk.choices
+        assert not last.delta.content
+        for call in last.delta.tool_calls or []:
+            assert call.function is not None
+            if call.function.name is not None:
+                streamed.append({"name": call.function.name, "arguments": ""})
+            streamed[-1]["arguments"] += call.function.arguments or ""
+    assert last.finish_reason == "length"
+    assert streamed == known
+
+
 def test_parallel_calls_can_be_forbidden(client: openai.OpenAI) -> None:
     for seed in range(5):
         message, _ = _ask(

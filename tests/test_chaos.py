@@ -197,7 +197,7 @@ async def _client(world: World, client: httpx.AsyncClient, name: str, stop: asyn
     models = ["demo", "zh", f"{owner}/own"]
     count = 0
     while not stop.is_set():
-        model, long = chance.choice(models), chance.random() < 0.2
+        model, long = chance.choice(models), chance.random() < 0.1
         leaves_s = chance.uniform(0.01, 1.5) if chance.random() < 0.1 else None
         deadline_s = chance.uniform(6, 12)
         request_id = f"{name}-{count}"
@@ -216,7 +216,7 @@ async def _client(world: World, client: httpx.AsyncClient, name: str, stop: asyn
         took = seen.ended - seen.started
         assert took < deadline_s + LATE_S, f"{request_id}: {seen.outcome} after {took:.1f} s"
         count += 1
-        await asyncio.sleep(chance.uniform(0.5, 3))
+        await asyncio.sleep(chance.uniform(1, 4))
 
 
 async def _learn_answers(world: World) -> None:

@@ -50,7 +50,51 @@ def test_serve_names_the_variables_that_are_wrong() -> None:
     assert "GATEWAY_PORT: Input should be a valid integer" in answer.stderr
 
 
-def test_serve_says_why_it_does_not_start(tmp_path: Path) -> None:
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path / "nowhere"))
-    assert answer.returncode != 0
-    assert "nowhere" in answer.stderr
+def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_TOKENIZER_DIR: {nowhere} is not a folder\n"
+        f"GATEWAY_TRITON_TLS_CA: {nowhere} is not a file\n"
+    )
+
+
+def test_serve_names_what_it_cannot_write_to(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    places = {"GATEWAY_STORE_DIR": str(file / "store"), "GATEWAY_USAGE_LOG": str(tmp_path)}
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), **places)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_STORE_DIR: {file}/store is not a folder that can be written to\n"
+        f"GATEWAY_USAGE_LOG: {tmp_path} is not a file that can be written to\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "wrong"),
+    [
+        ("localhost", "localhost"),
+        ("http://localhost:8001", "http://localhost:8001"),
+        ("a:1, b:port", "b:port"),
+        ("a:1,", ""),
+        ("a:65536", "a:65536"),
+        ("dns:///grpcs://a:1", "dns:///grpcs://a:1"),
+    ],
+)
+def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: str) -> None:
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TRITON_GRPC=endpoints)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_TRITON_GRPC: {wrong!r} must be host:port, grpcs://host:port or "
+        "dns:///host:port\n"
+    )
+
+
+def test_settings_that_do_not_go_together_name_themselves(tmp_path: Path) -> None:
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        "gateway serve: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
+    )

@@ -92,6 +92,7 @@ def test_text_models(run: Client, model: str) -> None:
     assert "Paris" in bare
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("streaming", [["--streaming"], []])
 @pytest.mark.parametrize("how", [[], ["--stop-via-request-cancel"]])
 def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:

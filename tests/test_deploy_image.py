@@ -171,7 +171,7 @@ def _base_python() -> Path:
     return folder
 
 
-def _answers(url: str, process: subprocess.Popen[str], within: float = 60) -> httpx.Response:
+def _answers(url: str, process: subprocess.Popen[str], within: float = 180) -> httpx.Response:
     deadline = time.monotonic() + within
     while True:
         try:
@@ -249,7 +249,7 @@ def _running(image: Image, port: int, *arguments: str, **settings: str) -> Itera
         process.kill()
 
 
-def _until_ready(port: int, process: subprocess.Popen[str], within: float = 120) -> None:
+def _until_ready(port: int, process: subprocess.Popen[str], within: float = 240) -> None:
     deadline = time.monotonic() + within
     while _answers(f"http://127.0.0.1:{port}/health/ready", process).status_code != 200:
         assert time.monotonic() < deadline

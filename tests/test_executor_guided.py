@@ -353,6 +353,7 @@ def test_a_heavy_guide_does_not_hold_up_the_others(
     assert meanwhile > 10
 
 
+@pytest.mark.timed
 def test_a_cancelled_request_does_not_wait_for_its_guide(
     executor: trtllm.Executor, prompt: list[int]
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_cycle_may_end_the_sequence_or_stop(tmp_path: Path) -> None:
     assert both.tokens(0) == both.tokens(1) == [7, 8, 9]
 
 
+@pytest.mark.timed
 def test_pace(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=100.0, first_token_ms=60.0)
     with start(engine) as executor:
@@ -61,6 +62,7 @@ def test_pace(tmp_path: Path) -> None:
     assert 0.155 <= whole < 0.8
 
 
+@pytest.mark.timed
 def test_a_late_request_does_not_wait_for_the_others(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=1.0, first_token_ms=10.0)
     with start(engine) as executor:
@@ -75,6 +77,7 @@ def test_a_late_request_does_not_wait_for_the_others(tmp_path: Path) -> None:
         assert [o.last.output_token_ids for o in gather(executor, [slow, late])] == [[[]]] * 2
 
 
+@pytest.mark.timed
 def test_thousands_of_requests_are_cheap(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=20.0, first_token_ms=10.0)
     with start(engine) as executor:

@@ -11,6 +11,9 @@ import pytest
 
 from tests.cluster import paced_engine, tritons
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.metrics import sample
+
+pytestmark = pytest.mark.timed
 
 FLOOD, SAMPLES, PLACES = 500, 20, 16
 TOKENS_PER_SECOND, FIRST_TOKEN_S = 50.0, 0.15
@@ -44,7 +47,12 @@ async def test_a_flood_of_one_tenant_is_not_felt_by_another(
     )
     keys = {"flood": "sk-flood-key", "small": "sk-small-key"}
     config = write_config(tmp_path / "c.yaml", *[tenant(*pair) for pair in keys.items()])
-    settings = {"config": config, "replica_in_flight": PLACES, "queue_timeout": 120}
+    settings = {
+        "config": config,
+        "replica_in_flight": PLACES,
+        "queue_timeout": 120,
+        "admin_port": 0,
+    }
     with (
         tritons(tmp_path, engine, 1) as one,
         GatewayProcess(tmp_path / "g", one, **settings) as gateway,
@@ -54,13 +62,19 @@ async def test_a_flood_of_one_tenant_is_not_felt_by_another(
             gateway.async_client(keys["small"]) as small,
         ):
             unloaded = await _p95(small)
-            fields = body(max_tokens=25, ignore_eos=True)
+            fields = body(max_tokens=15, ignore_eos=True)
             started = time.monotonic()
             many = [
                 asyncio.create_task(flood.post("/v1/completions", json=fields, timeout=180))
                 for _ in range(FLOOD)
             ]
-            await asyncio.sleep(1)  # they are in the queue by then
+            # Until they are in the queue: connecting so many keeps this process busy.
+            metrics = f"http://127.0.0.1:{gateway.admin_port}/metrics"
+            async with asyncio.timeout(60):
+                while (
+                    sample((await small.get(metrics)).text, "gateway_requests_waiting") < FLOOD / 2
+                ):
+                    await asyncio.sleep(0.1)
             loaded = await _p95(small)
             left = sum(not task.done() for task in many)
             answers = await asyncio.gather(*many)

@@ -26,7 +26,7 @@ from tests.test_faults import ids_of, metric_of, running, save_tokenizer
 TEXT = "hello"
 KEY = "sk-acme-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}
-WITHIN_S = 5.0
+WITHIN_S = 20.0
 
 
 @dataclass
@@ -100,7 +100,7 @@ async def test_one_end_whatever_breaks_wherever(
         step, stalled = 0, list[str]()
         while it.engine.reached or step == 0:
             it.engine.step, it.engine.reached, before = step, False, len(it.engine.requests)
-            deadline = {"x-request-timeout": "0.4"} if fault == "stall" else {}
+            deadline = {"x-request-timeout": "1"} if fault == "stall" else {}
             answer = await it.client.post(
                 "/v1/completions", json=it.body(stream=stream), headers=deadline
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -13,18 +14,24 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.configuration import Configuration
 from gateway.errors import RequestTimeout
-from gateway.generation import Options, Sampling
+from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
 from gateway.logs import configure_logging
-from gateway.pipeline import choices, prepare
-from gateway.server import build_server
+from gateway.pipeline import generate, prepare
+from gateway.request_context import RequestContext
+from gateway.server import Server, build_server
 from gateway.settings import Settings
 from tests.fake_triton import FakeTriton, Fault, serving
+from tests.gateway_process import tenant, write_config
+
+pytestmark = pytest.mark.timed
 
 TEXT = "hello"
+_OF_A_REQUEST = (RequestResponseCycle, RequestContext, Batch, Generation)
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -51,7 +58,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @contextlib.asynccontextmanager
 async def running(
     folder: Path, endpoint: str, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Any, uvicorn.Server]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
     """A gateway in this event loop; yields a client, the service and the server."""
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
     fields["store_dir"] = folder / "adapters"
@@ -62,8 +69,8 @@ async def running(
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
         yield client, server.config.app.state.service, server  # type: ignore[union-attr]
-        server.should_exit = True
-        await task
+    server.should_exit = True
+    await task
 
 
 def ids_of(folder: Path, text: str) -> list[int]:
@@ -126,27 +133,51 @@ async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream
         assert metric_of(service, "gateway_generations_in_flight") == 0
 
 
+class Slow:
+    """A sink that wants a pause after each delta."""
+
+    def __init__(self) -> None:
+        self.deltas: list[TextDelta] = []
+
+    def push(self, index: int, delta: TextDelta) -> bool:
+        self.deltas.append(delta)
+        return False
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0.2)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
 async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -> None:
     """It ends the request, not whatever the consumer is doing just then."""
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=4)
+    sink = Slow()
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, request_timeout=0.3) as (_, service, _),
     ):
         batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
-        texts = []
-
-        async def consume() -> None:
-            async with contextlib.aclosing(choices(service, batch)) as deltas:
-                async for _, delta in deltas:
-                    texts.append(delta.text)
-                    await asyncio.sleep(0.2)
-
         with pytest.raises(RequestTimeout):
-            await consume()
+            await generate(service, batch, sink)
         # What arrived while it was busy has been given to it in one piece.
-        assert "".join(texts) == TEXT[:4]
+        assert sink.text == TEXT[:4]
         assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
+
+
+async def test_what_comes_with_the_end_of_a_stop_string_is_dropped(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    sink = Slow()
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (_, service, _),
+    ):
+        options = Options(Sampling(seed=1), stop=("el",))
+        await generate(service, await prepare(service, ["x"], options, chat=False), sink)
+    assert sink.text == "h"
+    assert [delta.finish for delta in sink.deltas] == [None, "stop"]
 
 
 async def test_every_log_line_names_its_request(
@@ -224,6 +255,48 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
         assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
 
 
+async def test_a_request_on_its_way_when_the_server_ends_is_answered(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, service, server),
+    ):
+        assert (await client.get("/health/live")).status_code == 200
+        server.should_exit = True
+        while not service.replicas.draining:
+            await asyncio.sleep(0)
+        # Sent on the connection that was idle when the server closed what is idle.
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+        assert answer.json()["choices"][0]["text"] == TEXT
+        assert answer.headers["connection"] == "close"
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health/live")
+
+
+async def test_a_mistake_in_the_background_ends_the_server(
+    tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would go on with what it last knew, and nobody would notice."""
+    config = write_config(tokenizer_dir / "c.yaml", tenant("acme", "sk-acme-key"))
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, config=config) as (_, service, server),
+    ):
+        first = service.configuration.current
+
+        def fails(configuration: Configuration) -> None:
+            assert configuration is first
+
+        service.configuration.subscribe(fails)
+        service.configuration.reload_now()
+        async with asyncio.timeout(20):
+            while not server.should_exit:
+                await asyncio.sleep(0.01)
+    assert server.exit_code == 1
+    assert "the gateway cannot go on" in caplog.text
+
+
 async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
     async with (
@@ -241,6 +314,23 @@ async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: 
             stream = await api.completions.create(model="m", prompt="x", stream=True)
             text = "".join([chunk.choices[0].text async for chunk in stream])
         assert text == TEXT
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: int) -> None:
+    """Half a character is no frame; headers come with the first one that is."""
+    text = "\u00e9x"
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, text), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True, "n": n}
+        response = await client.post("/v1/completions", json=body)
+        events = [json.loads(e[6:]) for e in response.text.split("\n\n")[:-2]]
+        choices = [event["choices"][0] for event in events]
+        for index in range(n):
+            assert "".join(c["text"] for c in choices if c["index"] == index) == text
 
 
 async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
@@ -282,8 +372,34 @@ async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -
         }
         preflight = await client.options("/v1/completions", headers=headers)
         answer = await client.get("/v1/models", headers=headers)
+        body = {"model": "m", "prompt": "x", "stream": True}
+        generated = await client.post("/v1/completions", headers=headers, json=body)
+        assert generated.status_code == 200
+        assert ("access-control-allow-origin" in generated.headers) is bool(origins)
         if origins:
             assert preflight.status_code == 200
             assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
             assert "x-request-id" in answer.headers["access-control-expose-headers"]
         assert ("access-control-allow-origin" in answer.headers) is bool(origins)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answered_request_waits_for_no_collector(
+    tokenizer_dir: Path, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                body = {"model": "m", "prompt": "x", "stream": stream}
+                await client.post("/v1/completions", json=body)
+            # The connection keeps what it has of its last request.
+            await client.get("/health/live")
+            gc.collect()
+            cyclic = [type(found) for found in gc.garbage if isinstance(found, _OF_A_REQUEST)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert cyclic == []

@@ -125,7 +125,7 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
         )
         await engine.refresh()
         with pytest.raises(EngineError), engine.generate(generation, timeout_s=5) as tokens:
-            await anext(tokens)
+            await tokens.first()
         await engine.close()
     assert len(servicer.requests) == 1
     assert servicer.stopped == []

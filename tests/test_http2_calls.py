@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from gateway.errors import EngineError, EngineUnavailable, GatewayError, Overloaded
+from gateway.errors import (
+    EngineBroken,
+    EngineError,
+    EngineUnavailable,
+    GatewayError,
+    Overloaded,
+)
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import Endpoint, Transport, Wire
@@ -115,19 +121,80 @@ async def test_messages_and_frames_need_not_agree() -> None:
         assert await everything(await start(transport)) == [b"a", b"", b"bc", long, b"d"]
 
 
-async def test_what_is_there_is_taken_without_waiting() -> None:
+class Taker:
+    """Takes what it is fed, and has enough after `enough` calls; the lists are kept apart."""
+
+    def __init__(self, enough: int = 1_000_000) -> None:
+        self.enough = enough
+        self.fed: list[list[bytes]] = []
+
+    def __call__(self, messages: Sequence[bytes]) -> bool:
+        self.fed.append([*messages])
+        return len(self.fed) < self.enough
+
+
+async def test_what_has_come_together_is_fed_together() -> None:
     both = grpc_message(b"1") + grpc_message(b"2")
-    server = Server(in_frames((both, {}), (grpc_message(b"3"), {})))
-    async with connected(server) as transport:
+    async with connected(Server(in_frames((both, {}), (grpc_message(b"3"), {})))) as transport:
         call = await start(transport)
-        assert not call.pending()
-        assert call.read_nowait() is None
         assert await call.read() == b"1"
-        await asyncio.sleep(0.05)
-        assert call.pending()
-        assert [call.read_nowait(), call.read_nowait(), call.read_nowait()] == [b"2", b"3", None]
+        await until(lambda: call.status is not None)
+        taker = Taker()
+        assert await call.feed(taker) is False
+        assert taker.fed == [[b"2", b"3"]]
         assert await call.read() is None
-        assert await call.read() is None
+
+
+@pytest.mark.parametrize("make", [Http2Transport, GrpcioTransport])
+async def test_feeding_stops_when_asked_and_goes_on_where_it_stopped(
+    make: type[Http2Transport | GrpcioTransport],
+) -> None:
+    server = Server(silence)
+    async with listening(server):
+        transport = make(Endpoint.parse(server.endpoint), Wire())
+        call = await start(transport)
+        taker = Taker(enough=2)
+        feeding = asyncio.create_task(call.feed(taker))
+        await until(lambda: server.peers and server.peers[0].requests)
+        (peer,) = server.peers
+        for n in range(2):
+            peer.send(1, grpc_message(b"%d" % n))
+            await until(lambda n=n: len(taker.fed) > n)
+        assert await feeding is True
+        peer.send(1, grpc_message(b"2"))
+        peer.end(1, 14, grpc_message="gone")
+        taker.enough = 1_000_000
+        with pytest.raises(EngineUnavailable):
+            await call.feed(taker)
+        assert taker.fed == [[b"0"], [b"1"], [b"2"]]
+        await transport.close()
+
+
+async def test_what_a_taker_raises_ends_nothing_but_its_own_feeding() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(2)]
+        takers = [Taker(), Taker()]
+
+        def fails(messages: Sequence[bytes]) -> bool:
+            raise EngineError(f"{takers[0](messages)}")
+
+        feeding = [
+            asyncio.create_task(calls[0].feed(fails)),
+            asyncio.create_task(calls[1].feed(takers[1])),
+        ]
+        await until(lambda: server.peers and len(server.peers[0].requests) == 2)
+        (peer,) = server.peers
+        for stream_id in (1, 3, 1, 3):
+            peer.h2.send_data(stream_id, grpc_message(b"x"))
+        peer.flush()
+        with pytest.raises(EngineError, match="True"):
+            await feeding[0]
+        await until(lambda: sum(map(len, takers[1].fed)) == 2)
+        calls[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await feeding[1]
+        assert sum(map(len, takers[1].fed)) == 2
 
 
 def trailers_only(*fields: tuple[str, str]) -> Callable[[Peer, int], None]:
@@ -157,7 +224,7 @@ def resetting(code: int) -> Any:
 QUEUE_FULL = "Exceeds%20maximum queue size %C3%A4%zz"
 ENDINGS: dict[str, tuple[Any, type[GatewayError]]] = {
     "busy": (ending(13, QUEUE_FULL), Overloaded),
-    "internal": (ending(13, "boom"), EngineError),
+    "internal": (ending(13, "boom"), EngineBroken),
     "away": (ending(14), EngineUnavailable),
     "unknown": (ending(2), EngineUnavailable),
     "cancelled": (ending(1), EngineUnavailable),
@@ -170,18 +237,18 @@ ENDINGS: dict[str, tuple[Any, type[GatewayError]]] = {
     ),
     "no number": (
         after_one(lambda p, s: p.h2.send_headers(s, [("grpc-status", "x")], end_stream=True)),
-        EngineError,
+        EngineBroken,
     ),
     "no trailers": (after_one(lambda p, s: p.send(s, b"", end_stream=True)), EngineUnavailable),
-    "trailers only": (trailers_only(*OK, ("grpc-status", "13")), EngineError),
+    "trailers only": (trailers_only(*OK, ("grpc-status", "13")), EngineBroken),
     "compressed": (
         after_one(lambda p, s: p.send(s, grpc_message(b"x", compressed=True))),
-        EngineError,
+        EngineBroken,
     ),
     "503": (trailers_only((":status", "503"), ("content-type", "text/html")), EngineUnavailable),
-    "403": (trailers_only((":status", "403"), ("content-type", "text/html")), EngineError),
-    "reset: no error": (resetting(0), EngineError),
-    "reset: internal": (resetting(2), EngineError),
+    "403": (trailers_only((":status", "403"), ("content-type", "text/html")), EngineBroken),
+    "reset: no error": (resetting(0), EngineBroken),
+    "reset: internal": (resetting(2), EngineBroken),
     "reset: refused": (resetting(7), EngineUnavailable),
     "reset: cancel": (resetting(8), EngineUnavailable),
     "reset: calm": (resetting(11), EngineError),
@@ -220,7 +287,7 @@ async def test_a_stream_that_ends_within_a_message() -> None:
     async with connected(server) as transport:
         messages, error = await until_the_end(await start(transport))
         assert messages == [b"first"]
-        assert type(error) is EngineError
+        assert type(error) is EngineBroken
 
 
 async def test_an_answer_that_is_not_grpc() -> None:

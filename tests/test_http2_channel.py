@@ -15,6 +15,8 @@ from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import Endpoint, Wire
 from tests.http2_peer import Peer, Server, connected, echo, grpc_message, listening, silence, until
 
+pytestmark = pytest.mark.timed
+
 
 async def start(transport: Any, request: bytes = b"x") -> Any:
     return await transport.stream("/a/B", [request], bytes, {})

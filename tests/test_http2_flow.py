@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from h2.settings import SettingCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.triton.http2 import frames
 from gateway.triton.http2.call import WINDOW
+from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.uploads import Uploads
 from tests.http2_peer import Peer, Server, connected, echo, grpc_message, silence, until
 
@@ -91,6 +97,40 @@ async def test_uploads_take_turns_and_leave_room_for_the_small() -> None:
         assert await (await start(transport, b"small")).read() == b"small"
 
 
+def test_a_flood_ends_the_turn_after_one_read() -> None:
+    """Else uvloop reads on for as long as there is more, and new connections wait for seconds."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    unknown = frames.frame(0xFA, 0, 0, bytes(frames.DEFAULT_MAX_FRAME))  # to be ignored
+    flood = threading.Thread(target=theirs.sendall, args=(frames.settings([]) + unknown * 2000,))
+
+    async def run() -> list[int]:
+        reads = [0]
+
+        class Counting(Connection):
+            def data_received(self, data: bytes) -> None:
+                reads[-1] += 1
+                super().data_received(data)
+
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: Counting(lambda _: None), sock=ours)
+        flood.start()
+        while flood.is_alive():
+            await asyncio.sleep(0)
+            reads.append(0)
+        assert not connection.closed
+        connection.abort()
+        return reads
+
+    reads = uvloop.run(run())
+    flood.join()
+    theirs.close()
+    listener.close()
+    assert sum(reads) > 100
+    assert max(reads) == 1
+
+
 async def test_an_answer_before_the_end_of_the_request_ends_the_upload() -> None:
     server = Server(echo)
     server.acknowledges = False
@@ -142,13 +182,19 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
         count = 40_000 if bytes(peer.requests[stream_id]) == grpc_message(b"many") else 10
         peer.send_within_windows(stream_id, message * count, [("grpc-status", "0")])
 
+    def enough(messages: Sequence[bytes]) -> bool:
+        fed.extend(messages)
+        return False
+
+    fed: list[bytes] = []
     server = Server(answer)
     async with connected(server) as transport:
         slow = await start(transport, b"many")
+        assert await slow.feed(enough)
         await until(lambda: server.peers and server.peers[0].unsent(1))
         await asyncio.sleep(0.1)
         left = server.peers[0].unsent(1)
-        assert left >= 40_000 * len(message) - WINDOW
+        assert left >= (40_000 - len(fed)) * len(message) - WINDOW
         for _ in range(10):
             quick = await start(transport, b"few")
             assert [await quick.read() for _ in range(11)][-2:] == [b"x" * 1000, None]
@@ -156,7 +202,7 @@ async def test_a_slow_reader_slows_its_own_stream_only() -> None:
         count = 0
         while await slow.read() is not None:
             count += 1
-        assert count == 40_000
+        assert count + len(fed) == 40_000
 
 
 async def test_answers_of_calls_that_have_ended_do_not_use_up_the_connection() -> None:

@@ -110,13 +110,13 @@ def _settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
-    """With an adapter, a schema and alternatives, as the options asked for.
+    """With an adapter in BF16, a schema and alternatives, as the options asked for.
 
     The adapter was trained on "demo", which is what the folder is called, not the served model.
     """
     out, model = tmp_path / "out", shutil.copytree(DEMO_MODEL, tmp_path / "demo")
     answer = _import(
-        *(model, "--name", "acme/countries", "--cpu", "--output", out),
+        *(model, "--name", "acme/countries", "--cpu", "--output", out, "--dtype", "bfloat16"),
         *("--lora-modules", "all", "--max-lora-rank", 16, "--guided-decoding"),
         *("--gather-generation-logits", "--max-seq-len", 1024, "--max-batch-size", 4),
     )
@@ -274,6 +274,16 @@ def test_the_tokenizer_is_needed(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert f"{model}/tokenizer.json does not exist" in answer.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("goal", [["--cpu"], ["--gpu", "H100"]])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, goal: list[str]) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "in"):
+        answer = _import(DEMO_MODEL, "--name", "m", "--output", place, *goal)
+        assert answer.returncode == 1
+        assert answer.stderr.startswith("gateway import: ")
+        assert str(place) in answer.stderr
 
 
 def test_an_architecture_that_the_cpu_executor_cannot_run(tmp_path: Path) -> None:

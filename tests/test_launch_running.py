@@ -22,6 +22,8 @@ from tests.triton_server import MODEL, Server, core_inputs, new_ids, repository_
 from triton_repo.executor import engine
 from triton_repo.render import render
 
+pytestmark = pytest.mark.timed
+
 READY_WITHIN = 120.0
 PROMPT = [1, 5, 9]
 LONG = 500

@@ -22,6 +22,8 @@ from tests.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.metrics import metric
 from tests.redis_server import RedisServer, running_redis
 
+pytestmark = pytest.mark.timed
+
 KEYS = {name: f"sk-{name}-key" for name in ("fifty", "large", "tokens", "single", "free", "pair")}
 
 
@@ -121,7 +123,7 @@ def test_tokens_are_reserved_and_then_settled_by_what_was_used(
         assert usage["total_tokens"] < reserved
         assert usage["completion_tokens"] < 20
         expected = 500 - usage["total_tokens"] - usage["prompt_tokens"] - 1
-        time.sleep(1)  # it is settled without anybody waiting for that
+        time.sleep(3)  # it is settled without anybody waiting for that
         second = other.post("/v1/completions", json=_count(max_tokens=1))
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == expected
         assert second.headers["x-ratelimit-limit-tokens"] == "500"
@@ -173,7 +175,7 @@ def test_requests_at_once_are_counted_over_all_gateways(
         _until_served(two)  # the client above left in the middle
 
 
-def _until_served(client: httpx.Client, within_s: float = 5.0) -> float:
+def _until_served(client: httpx.Client, within_s: float = 20.0) -> float:
     started = time.monotonic()
     while (answer := client.post("/v1/completions", json=body())).status_code == 429:
         assert time.monotonic() - started < within_s
@@ -198,7 +200,7 @@ def test_a_gateway_that_dies_gives_its_requests_back(
             assert next(lines)
             assert two.post("/v1/completions", json=body()).status_code == 429
             first.process.kill()
-        _until_served(two, within_s=25)  # a lease is 15 s
+        _until_served(two, within_s=60)  # a lease is 15 s
 
 
 async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(redis: RedisServer) -> None:
@@ -209,7 +211,7 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(redis: RedisSe
         assert decision.refused is None
         # Another one's view, though all that the first one told has been lost.
         redis.client().flushall()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while not redis.client().exists("limits:{t}"):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
@@ -247,7 +249,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
                 ask.cancel()
             elif (taken := ask.result()) is not None and taken.refused is None:
                 limits.settle(Settlement("t", taken.second, -9, True))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while True:
             decision = await limits.take(Ask("t", None, 9, 1, 9))
             assert decision is not None
@@ -264,6 +266,63 @@ async def test_scripts_that_redis_forgot_are_sent_again(redis: RedisServer) -> N
             *[limits.take(Ask("t", 5, None, None, 1)) for _ in range(9)]
         )
         assert [d is not None and d.refused is None for d in decisions].count(True) == 5
+
+
+async def test_what_is_wrong_with_one_tenants_key_harms_no_other(redis: RedisServer) -> None:
+    redis.client().set("limits:{broken}", "not a hash")
+    ups: list[bool] = []
+    async with SharedLimits(redis.url, ups.append) as limits:
+        for _ in range(3):
+            broken, *others = await asyncio.gather(
+                limits.take(Ask("broken", 5, None, 1, 1)),
+                *[limits.take(Ask(f"t{n}", 5, None, 1, 1)) for n in range(5)],
+            )
+            assert broken is None
+            assert None not in others
+        refused = [decision.refused for decision in others if decision is not None]
+        assert refused == ["concurrent_requests"] * 5
+        redis.client().delete("limits:{broken}")
+        assert await limits.take(Ask("broken", 5, None, 1, 1)) is not None
+    assert ups == [True]
+
+
+async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
+    """Each byte comes in time, so no read of the connection ever times out."""
+    trickles = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = redis.url.removeprefix("unix://")
+        from_redis, to_redis = await asyncio.open_unix_connection(path)
+
+        async def there() -> None:
+            while data := await reader.read(65536):
+                to_redis.write(data)
+            to_redis.close()
+
+        sending = asyncio.create_task(there())
+        while data := await from_redis.read(65536):
+            while trickles.is_set() and data:
+                writer.write(data[:1])
+                data = data[1:]
+                await asyncio.sleep(0.002)
+            writer.write(data)
+        await sending
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ask = Ask("t", 100, None, 1, 1)
+    async with server:
+        async with SharedLimits(f"redis://127.0.0.1:{port}") as limits:
+            assert limits.up
+            trickles.set()
+            *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
+            assert last is None
+            trickles.clear()
+            # What was counted for nobody is given back.
+            async with asyncio.timeout(20):
+                while (decision := await limits.take(ask)) is None or decision.refused is not None:
+                    await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
@@ -292,13 +351,13 @@ def test_redis_away_costs_nobody_a_wait(
             statuses.append(client.post("/v1/completions", json=body()).status_code)
             slowest = max(slowest, time.monotonic() - started)
         assert statuses == [200, 200, 200, 429, 429]
-        assert slowest < 2  # a Redis client's own patience is longer; a busy machine's is not
+        assert slowest < 8  # a Redis client's own patience has no end
         assert metric(metrics, "gateway_limits_shared") == 0
         if how == "stopped":
             redis.signal(signal.SIGCONT)
         else:
             redis.start()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while metric(metrics, "gateway_limits_shared") == 0:
             assert time.monotonic() < deadline
             time.sleep(0.1)

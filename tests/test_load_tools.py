@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.environments import make_environment
 from tests.local_stack import Stack
 from tests.triton_server import MODEL
 
 REQUIREMENTS = Path(__file__).parent / "aiperf" / "requirements.txt"
 REQUESTS, OUTPUT = 10, 20
-
-
-def _run(*command: str, **environment: str) -> str:
-    done = subprocess.run(
-        command,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture
@@ -42,10 +28,7 @@ def venv(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_aiperf(stack: Stack, venv: Path, tmp_path: Path) -> None:
-    _run(sys.executable, "-m", "venv", "--without-pip", str(venv))
-    pip = [sys.executable, "-m", "pip", "--python", str(venv)]
-    pip.append("--disable-pip-version-check")
-    _run(*pip, "install", "--no-compile", "--requirement", str(REQUIREMENTS))
+    python = make_environment(venv, REQUIREMENTS)
     load = {
         "--model": "demo",
         "--url": stack.gateway,
@@ -60,7 +43,14 @@ def test_aiperf(stack: Stack, venv: Path, tmp_path: Path) -> None:
         "--ui": "none",
     }
     options = [part for option in load.items() for part in option]
-    _run(str(venv / "bin" / "aiperf"), "profile", "--streaming", *options)
+    done = subprocess.run(
+        [python.with_name("aiperf"), "profile", "--streaming", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
     [export] = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     found = json.loads(export.read_text())
     assert found["request_count"]["avg"] == REQUESTS

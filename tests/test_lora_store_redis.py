@@ -19,6 +19,8 @@ from tests.lora_files import content
 from tests.redis_server import RedisServer, running_redis
 from tests.test_lora_store_disk import record
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:

@@ -43,6 +43,8 @@ from tests.redis_server import running_redis
 from tests.test_lora_store_disk import record
 from tests.test_lora_store_tiered import Gateway
 
+pytestmark = pytest.mark.timed
+
 ADMIN_KEY = "an-admin-key"
 
 

@@ -23,11 +23,13 @@ from tests.gateway_process import GatewayProcess
 from tests.metrics import sample
 from tests.test_faults import ids_of, metric_of, running, save_tokenizer
 
+pytestmark = pytest.mark.timed
+
 COUNT = "Count from 1 to 300"  # 1,092 tokens
 LONG = {"messages": [{"role": "user", "content": COUNT}], "stream": True, "temperature": 0}
 QUESTION = "美国的首都在哪里? \n答案:"
 ANSWERS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
-SETTLED_WITHIN_S = 30.0
+SETTLED_WITHIN_S = 90.0
 
 
 @dataclass
@@ -278,7 +280,7 @@ async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> N
             await asyncio.sleep(0.01)
         assert 1 <= len(bad.requests) - asked <= 3
         bad.fault = None
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while metric_of(service, failing, replica=first):
             assert await _status(client) == 200
             assert time.monotonic() < deadline
@@ -287,6 +289,78 @@ async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> N
         for _ in range(40):
             assert await _status(client) == 200
         assert len(bad.requests) - asked > 5
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "[TensorRT-LLM][ERROR] Assertion failed: Expected layerId to be in the range",
+        "CUDA runtime error in cudaMallocAsync: out of memory",
+    ],
+)
+async def test_errors_of_one_tenants_requests_do_not_open_the_breaker(
+    tmp_path: Path, error: str
+) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="error", step=0)
+    engine.error = error
+    async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        assert [await _status(client) for _ in range(6)] == [500] * 6
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
+        engine.fault = None
+        assert await _status(client) == 200
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Stub process 'tensorrt_llm_0_0' is not healthy.",
+        "Request for unknown model: 'tensorrt_llm' has no available versions",
+        "CUDA driver error in cuStreamSynchronize: unspecified launch failure",
+    ],
+)
+async def test_a_failing_replica_is_told_of_and_leaves_the_gateway_in_rotation(
+    tmp_path: Path, error: str
+) -> None:
+    """Only a request can show that it works again."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="error", step=0)
+    engine.error = error
+    async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        assert "replicas" not in (await client.get("/health/ready")).json()
+        for _ in range(3):
+            assert await _status(client) in {500, 503}
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 1
+        ready = await client.get("/health/ready")
+        assert ready.status_code == 200
+        assert ready.json()["replicas"] == {endpoint: "failing, left alone for a while"}
+        engine.fault = None
+        deadline = time.monotonic() + 60
+        while await _status(client) != 200:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        assert "replicas" not in (await client.get("/health/ready")).json()
+
+
+async def test_a_replica_that_sends_tokens_is_not_given_up(tmp_path: Path) -> None:
+    """However long it does not say whether it is well."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    text = "x" * 55
+    busy = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    busy.pause_s = 0.2
+    async with (
+        serving(busy) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=64) as (client, _, _),
+    ):
+        busy.deaf = True
+        body = {"model": "m", "prompt": "x"}
+        answer = await client.post("/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == text
+        assert (await client.get("/health/ready")).status_code == 200
 
 
 async def test_deadlines_of_clients_do_not_open_the_breaker(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _unset_fraction(place: Place) -> None:
 MISTAKES: dict[str, Mistake] = {
     "streaming without decoupled": Mistake(
         _not_decoupled,
-        error(CORE, "decoupled_mode"),
+        warning(CORE, "decoupled_mode"),
         "every streaming request fails",
         "decoupled: true",
     ),
@@ -570,6 +570,15 @@ def test_a_repository_for_another_machine_is_checked_with_local_folders(place: P
     assert found(place, **where) == set()
     place.build("build_config", max_batch_size=8)
     assert found(place, **where) == {error(CORE, "triton_max_batch_size")}
+
+
+def test_the_model_whose_tokenizer_is_not_there_is_named(place: Place) -> None:
+    place.set("postprocessing", "tokenizer_dir", "/nowhere")
+    findings = check(place.repository)
+    assert {(one.severity, one.model, one.field) for one in findings} == {
+        error("postprocessing", "tokenizer_dir")
+    }
+    assert any("/nowhere is not a folder" in one.problem for one in findings)
 
 
 def test_a_chat_template_may_be_a_file_of_its_own(place: Place) -> None:

@@ -340,6 +340,29 @@ def test_a_repository_for_another_machine(tmp_path: Path) -> None:
     assert core.parameters["gpt_model_path"].string_value == "/models/engine"
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    built = engine.build(MODEL, tmp_path / "engine")
+    (tmp_path / "file").touch()
+    answer = render("--engine-dir", built, "--tokenizer-dir", MODEL, "--output", tmp_path / "file")
+    assert answer.returncode == 1
+    [line] = answer.stderr.splitlines()
+    assert line.startswith("gateway repo render: ")
+    assert str(tmp_path / "file") in line
+
+
+def test_a_model_that_answers_once_is_rendered_with_a_warning(tmp_path: Path) -> None:
+    built = engine.build(MODEL, tmp_path / "engine")
+    answer = render(
+        *("--engine-dir", built, "--tokenizer-dir", MODEL, "--triton-backend", "python"),
+        *("--decoupled", "false", "--output", tmp_path / "repository"),
+    )
+    assert answer.returncode == 0
+    assert "warning  tensorrt_llm: decoupled_mode\n" in answer.stdout
+    configs = read_configs(tmp_path / "repository")
+    for model in ("tensorrt_llm", "tensorrt_llm_bls"):
+        assert not configs[model].model_transaction_policy.decoupled
+
+
 def test_print_shows_the_parameters_and_writes_nothing(tmp_path: Path) -> None:
     built = engine.build(MODEL, tmp_path / "engine")
     answer = render("--engine-dir", built, "--tokenizer-dir", MODEL, "--print")

@@ -45,9 +45,12 @@ def test_max_completion_tokens_wins() -> None:
     assert chat(max_tokens=5).output_limit == 5
 
 
-@pytest.mark.parametrize("stop", [None, "", [], [""]])
-def test_empty_stop_strings_mean_none(stop: Any) -> None:
-    assert chat(stop=stop).options(None).stop == ()
+@pytest.mark.parametrize(
+    ("stop", "meant"),
+    [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", " "], ("a", " "))],
+)
+def test_stop_strings(stop: Any, meant: tuple[str, ...]) -> None:
+    assert chat(stop=stop).options(None).stop == meant
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))
@@ -87,6 +90,9 @@ def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> No
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": 1}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["", "a"]}, "stop"),
+        ({"bad_words": ["a", ""]}, "bad_words"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"nope": True}}, "stream_options"),
@@ -102,6 +108,21 @@ def test_bad_values_name_the_parameter(fields: dict[str, Any], param: str) -> No
         chat(**fields)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        (["a", ""], "stop.1: String should have at least 1 character."),
+        (1, "stop: Input should be a valid string."),
+        ("a" * 1025, "stop: String should have at most 1024 characters."),
+        (["a"] * 17, "stop: List should have at most 16 items after validation, not 17."),
+    ],
+)
+def test_wrong_stop_strings_in_words(stop: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(stop=stop)
+    assert caught.value.message == message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a": NaN}', b'"\xff"', b"\xff"])

@@ -22,6 +22,8 @@ from tests.gateway_process import GatewayProcess, body
 from tests.raw_http import HOST, answers, connected, next_answer, post, received
 from tests.test_faults import metric_of, running, save_tokenizer
 
+pytestmark = pytest.mark.timed
+
 HEAD_S, BODY_S = 3, 3
 LATE_S = 12.0  # on top, for a busy machine
 MANY = 200

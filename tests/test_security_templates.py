@@ -55,6 +55,14 @@ def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prompts:
     return prompts
 
 
+def test_attributes_come_before_keys(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
+    template = "{% for k, v in tools[0].items() %}{{ k }}={{ v }};{% endfor %}{{ tools[0].other }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    rendered = Prompts.load(tmp_path).render([], [{"items": 1, "name": "n"}])
+    assert rendered == "items=1;name=n;"
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_a_request_is_compiled(prompts: Prompts, text: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": text, "arguments": {text: text}}}

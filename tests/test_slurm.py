@@ -12,7 +12,7 @@ import pytest
 
 from gateway.deployment.launch import Launch
 from gateway.deployment.launch_checks import LaunchError
-from gateway.deployment.slurm import Job, compose_scripts
+from gateway.deployment.slurm import Job, compose_scripts, write_scripts
 
 # What srun does for the ranks of one node: it tells each which one it is, and waits.
 SRUN = """#!/bin/bash
@@ -144,6 +144,15 @@ def test_options_for_sbatch(tmp_path: Path) -> None:
     assert "'--container-image=registry#image:1'" in text
     # The container has to see the script of the rank.
     assert f"--container-mounts=/data:/data,{tmp_path}:{tmp_path}" in text
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    scripts = compose_scripts(
+        Launch(model_repo="/repo", world_size=8), Job(folder=tmp_path / "file")
+    )
+    with pytest.raises(LaunchError, match=f"--output: .*{tmp_path}/file"):
+        write_scripts(scripts)
 
 
 @pytest.mark.parametrize(

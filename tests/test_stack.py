@@ -20,6 +20,8 @@ from gateway.stack.ports import PortClaims
 from gateway.stack.restart import Backoff
 from tests.local_stack import Stack, Up
 
+pytestmark = pytest.mark.timed
+
 
 def _is_open(port: int) -> bool:
     with socket.socket() as probe:

@@ -18,6 +18,8 @@ from gateway.tenants import key_hash
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
 
+pytestmark = pytest.mark.timed
+
 ACME, OTHER, NARROW, ADMIN = "sk-acme-0001", "sk-other-0002", "sk-narrow-0003", "sk-admin-0004"
 SECRETS = (ACME, OTHER, NARROW, ADMIN, "sk-guessed-0005")
 

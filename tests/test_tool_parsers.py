@@ -93,7 +93,8 @@ wild_text = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=
 def test_the_result_does_not_depend_on_the_cuts(form: str, text: str, data: st.DataObject) -> None:
     whole = _parse(MAKERS[form], text)
     assert _parse(MAKERS[form], *_cut(text, data)) == whole
-    if not _calls(whole):
+    # A forced call that was cut before its name is nothing to show.
+    if not _calls(whole) and not (form == "required" and text.lstrip().startswith("[")):
         assert _content(whole) == text
 
 
@@ -216,6 +217,41 @@ def test_a_named_call_is_its_arguments(arguments: dict[str, Any], data: st.DataO
     text = json.dumps(arguments)
     events = _parse(lambda: NamedToolParser("f"), *_cut(text + "\n", data))
     assert events == [CallStart(0, "f"), CallArguments(0, text)]
+
+
+FORCED = '[{"name": "f", "arguments": {"a": [1]}}, {"arguments": {"b": 2}, "name": "g"}]'
+
+
+@pytest.mark.parametrize(
+    ("end", "calls"),
+    [
+        ("[", []),
+        ('[{"name"', []),
+        ('[{"name": "f', []),
+        ('[{"name": "f",', [("f", "")]),
+        ('"arguments": ', [("f", "")]),
+        ('{"a": [', [("f", '{"a": [')]),
+        ('{"a": [1]}}', [("f", '{"a": [1]}')]),
+        ('}}, {"arg', [("f", '{"a": [1]}')]),
+        ('2}, "name": "g', [("f", '{"a": [1]}')]),
+        ('"name": "g"}', [("f", '{"a": [1]}'), ("g", '{"b": 2}')]),
+    ],
+)
+def test_a_required_call_that_was_cut(end: str, calls: list[tuple[str, str]]) -> None:
+    events = _parse(RequiredToolParser, FORCED[: FORCED.index(end) + len(end)])
+    assert _calls(events) == calls
+    assert _content(events) == ""
+
+
+@pytest.mark.parametrize("size", range(len(FORCED) + 1))
+def test_no_cut_shows_the_guides_json(size: int) -> None:
+    assert _content(_parse(RequiredToolParser, FORCED[:size])) == ""
+
+
+@pytest.mark.parametrize("text", ["", " \n", "{", '{"a": [1'])
+def test_a_named_call_that_was_cut(text: str) -> None:
+    assert _calls(_parse(MAKERS["named"], text)) == [("f", text.strip())]
+    assert _content(_parse(MAKERS["named"], text)) == ""
 
 
 # ---- Single cases, each form
@@ -466,7 +502,7 @@ def test_long_and_deep_text_takes_time_in_proportion(form: str, text: str) -> No
         parser.push(text[position : position + 4])
     parser.finish()
     # About 0.5 us a character; quadratic, it would be minutes.
-    assert time.process_time() - start < 20e-6 * len(text)
+    assert time.process_time() - start < 60e-6 * len(text)
 
 
 # ---- Templates and ids

@@ -389,6 +389,7 @@ def test_stop_reaches_the_ensemble_by_its_id(triton: Server) -> None:
     assert reply.outputs["text_output"].tolist() == [b"a"]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_bls"])
 def test_a_cancelled_call_stops_the_engine(

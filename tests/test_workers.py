@@ -19,6 +19,8 @@ from gateway.stack.ports import PortClaims
 from tests.local_stack import Stack
 from tests.metrics import metric
 
+pytestmark = pytest.mark.timed
+
 
 class _Gateway:
     def __init__(self, stack: Stack, folder: Path, port: int) -> None:

@@ -7,14 +7,13 @@ prepared once per request (0.1 us a frame, against 5 us for building a model obj
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
 
-from gateway.generation import Batch, ChoiceDelta, TextDelta, TokenLogprob
+from gateway.generation import Batch, Sink, TextDelta, TokenLogprob
 from gateway.message import MessageEvent
 from gateway.tools.events import CallArguments, CallStart, Content, Reasoning
 
@@ -78,8 +77,10 @@ class _Frames:
         self._usage = usage
         self._closing = before + shape.closing
         self._after = b',"finish_reason":null}]' + usage + b"}\n\n"
-        text_before, self._text_after = shape.text.split(b"%s")
-        self._text_before = before + text_before
+        text_before, text_after = shape.text.split(b"%s")
+        self._text_before, self._text_after = before + text_before, text_after
+        self._plain_after = text_after + _NO_LOGPROBS + self._after
+        self._plain = logprobs is None and prompt_ids is None
         self._opening = b""
         if shape.opening:
             self._opening = before + shape.opening + _NO_LOGPROBS + self._after
@@ -92,14 +93,17 @@ class _Frames:
     def of(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
         frames, self._opening = self._opening, b""
-        self._pending += delta.logprobs
-        if self._ids is not None:
-            self._ids += delta.ids
+        if not self._plain:
+            self._pending += delta.logprobs
+            if self._ids is not None:
+                self._ids += delta.ids
         if delta.events is not None:
             frames += b"".join([self._event(event) for event in delta.events])
         elif delta.text:
-            frames += self._text_before + orjson.dumps(delta.text) + self._text_after
-            frames += self._taken() + self._after
+            after = self._plain_after
+            if not self._plain:
+                after = self._text_after + self._taken() + self._after
+            frames += self._text_before + orjson.dumps(delta.text) + after
         if delta.finish is not None:
             frames += self._closing + self._taken()
             frames += b',"finish_reason":"' + delta.finish.encode() + b'"}]'
@@ -154,7 +158,7 @@ def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[
 
 def _message(events: list[MessageEvent]) -> dict[str, Any]:
     """A whole message of the same events. Without calls there is no `tool_calls`, not `[]`."""
-    content = "".join([event.text for event in events if isinstance(event, Content)])
+    content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
     for event in events:
@@ -164,13 +168,60 @@ def _message(events: list[MessageEvent]) -> dict[str, Any]:
         elif isinstance(event, CallArguments):
             calls[event.index]["function"]["arguments"] += event.text
     message: dict[str, Any] = {"role": "assistant"}
-    message["content"] = content if content or not calls else None
+    message["content"] = "".join(content) if content else None
     message["refusal"] = None
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+class Body(Protocol):
+    """A response's body as it is written."""
+
+    def write(self, data: bytes) -> bool:
+        """False when `drain` should be awaited before the next."""
+
+    async def drain(self) -> None:
+        """Returns once more can be written."""
+
+
+class _Stream:
+    """A `Sink` that writes frames; `last` makes those behind the last choice."""
+
+    def __init__(
+        self, body: Body, choices: list[_Frames], last: Callable[[list[TextDelta]], bytes]
+    ) -> None:
+        self._body = body
+        self._choices = choices
+        self._last = last
+        self._finished: list[TextDelta] = []
+
+    def push(self, index: int, delta: TextDelta) -> bool:
+        frames = self._choices[index].of(delta)
+        if delta.finish is not None:
+            self._finished.append(delta)
+            if len(self._finished) == len(self._choices):
+                frames += self._last(self._finished)
+        return not frames or self._body.write(frames)
+
+    async def drain(self) -> None:
+        await self._body.drain()
+
+
+class Collector:
+    """A `Sink` that keeps the deltas of each choice."""
+
+    def __init__(self, choices: int) -> None:
+        self.received: list[list[TextDelta]] = [[] for _ in range(choices)]
+
+    def push(self, index: int, delta: TextDelta) -> bool:
+        self.received[index].append(delta)
+        return True
+
+    async def drain(self) -> None:
+        pass
 
 
 class Answer:
@@ -202,39 +253,29 @@ class Answer:
         self._created = int(time.time())
         self._model = model
 
-    async def frames(
-        self, deltas: AsyncGenerator[ChoiceDelta, None], *, include_usage: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """SSE frames of all choices as they come, then usage when asked for."""
+    def stream(self, body: Body, *, include_usage: bool) -> Sink:
+        """Writes SSE frames of all choices as they come, then usage when asked for."""
         head = self._head(self._shape.chunk_object)
         usage = b',"usage":null' if include_usage else b""
         choices = [
             _Frames(self._shape, head, index, usage, self._logprobs, self._prompt(index))
             for index in range(self._choices)
         ]
-        finished: list[TextDelta] = []
-        async with aclosing(deltas):
-            async for index, delta in deltas:
-                frames = choices[index].of(delta)
-                if delta.finish is not None:
-                    finished.append(delta)
-                    if include_usage and len(finished) == self._choices:
-                        frames += b"data: " + head + b',"choices":[],"usage":'
-                        frames += orjson.dumps(self._usage(finished)) + b"}\n\n"
-                if frames:
-                    yield frames
 
-    async def collect(
-        self, deltas: AsyncGenerator[ChoiceDelta, None], *, keep: int | None
-    ) -> bytes:
+        def last(finished: list[TextDelta]) -> bytes:
+            if not include_usage:
+                return b""
+            total = orjson.dumps(self._usage(finished))
+            return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
+
+        return _Stream(body, choices, last)
+
+    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
 
-        Usage counts what was generated, kept or not, as at OpenAI.
+        `received` are the deltas of each choice. Usage counts what was generated, kept or not, as
+        at OpenAI.
         """
-        received: list[list[TextDelta]] = [[] for _ in range(self._choices)]
-        async with aclosing(deltas):
-            async for index, delta in deltas:
-                received[index].append(delta)
         usage = self._usage([own[-1] for own in received])
         if keep is not None:
             received = _likeliest(received, self._choices // self._prompts, keep)

@@ -9,7 +9,7 @@ from functools import partial
 from fastapi import Request
 from starlette.responses import Response
 
-from gateway.api.answers import Answer, Kind
+from gateway.api.answers import Answer, Collector, Kind
 from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
@@ -19,10 +19,10 @@ from gateway.api.schemas import (
     GenerationRequest,
     parse,
 )
-from gateway.api.sse import EventStream, cancel_on_disconnect
+from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.message import MessageForm
-from gateway.pipeline import choices, prepare
+from gateway.pipeline import generate, prepare
 from gateway.reasoning import is_open
 from gateway.request_context import current
 from gateway.service import Service
@@ -125,7 +125,6 @@ async def _answer(
         logprobs = partial(form, prompts=service.prompts)
     token_ids = bool(wanted.return_token_ids)
     answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
-    deltas = choices(service, batch)
     # The last thing that may fail or wait: from here on the account is sure to be closed.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(tenant, route, batch, stated=stated)
@@ -133,10 +132,16 @@ async def _answer(
     if route.version:
         headers["x-adapter-version"] = route.version
     if wanted.stream:
-        frames = answer.frames(deltas, include_usage=wanted.include_usage)
-        return EventStream(frames, headers, service.settings.keep_alive, account)
-    async with account, cancel_on_disconnect(request.receive):
-        body = await answer.collect(deltas, keep=wanted.keep)
+        include_usage = wanted.include_usage
+
+        async def write(body: EventBody) -> None:
+            await generate(service, batch, answer.stream(body, include_usage=include_usage))
+
+        return EventStream(write, headers, service.settings.keep_alive, account)
+    collector = Collector(batch.choices)
+    async with account, cancel_on_disconnect(request.scope):
+        await generate(service, batch, collector)
+        body = answer.collected(collector.received, keep=wanted.keep)
     return Response(body, media_type="application/json", headers=headers)
 
 

@@ -18,7 +18,11 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when a request would be served now, else 503 with the reason."""
+    """200 when requests should come here, else 503 with the reason.
+
+    A replica's open breaker does not count: only a request can close it again, and every gateway
+    would be out of rotation at once.
+    """
     service: Service = request.app.state.service
     if service.replicas.draining:
         return JSONResponse({"status": "draining"}, status_code=503)
@@ -35,11 +39,9 @@ async def ready(request: Request) -> Response:
         "model": choice.dialect.model,
         "why": choice.why,
     }
-    if service.replicas.several:
-        detail["replicas"] = {
-            replica.endpoint: "ready" if replica.ready else replica.engine.why_not_ready
-            for replica in service.replicas
-        }
+    states = {replica.endpoint: replica.state for replica in service.replicas}
+    if set(states.values()) != {"ready"} or service.replicas.several:
+        detail["replicas"] = states
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
         detail["redis"] = "up" if service.adapters.store.stats.redis_up else "down"

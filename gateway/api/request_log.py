@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.datastructures import MutableHeaders
@@ -41,10 +41,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        own_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-        context = RequestContext(own_id, trace_parent(headers))
+        context = _context(dict(scope["headers"]))
         current.set(context)
         status = 499
         service: Service = scope["app"].state.service
@@ -56,7 +53,7 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = own_id
+                headers["x-request-id"] = context.request_id
                 if service.replicas.draining:
                     # The client's next request finds another gateway.
                     headers["connection"] = "close"
@@ -80,3 +77,9 @@ class RequestLog:
             log_request(log, facts)
             if context.span is not None:
                 context.span.end(facts)
+
+
+def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
+    given = headers.get(b"x-request-id", b"")
+    own_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
+    return RequestContext(own_id, trace_parent(headers))

@@ -68,10 +68,13 @@ class StreamOptions(Strict):
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+# In a list it could only be a mistake: it would stop, or forbid, nothing.
+Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+# Alone, some clients send an empty one for "none".
 StopString = Annotated[str, StringConstraints(max_length=1024)]
 StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)]
-StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_STOP)]
-BadWords = Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)]
+StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOP)]
+BadWords = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)]
 
 
 class GenerationRequest(Strict):
@@ -123,10 +126,7 @@ class GenerationRequest(Strict):
         return self.max_tokens
 
     def options(self, lora: Lora | None) -> Options:
-        """OpenAI's defaults: temperature 1 and top_p 1, a fresh seed unless one is given.
-
-        An empty stop string stops nothing, and some clients send it for "none".
-        """
+        """OpenAI's defaults: temperature 1 and top_p 1, a fresh seed unless one is given."""
         guide, param = self.guide()
         self._check_beams(guide)
         if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
@@ -142,15 +142,15 @@ class GenerationRequest(Strict):
             min_tokens=self.min_tokens or 0,
             logit_bias=self._bias(),
         )
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
         return Options(
             sampling=sampling,
-            stop=tuple(s for s in stop if s),
+            stop=tuple(stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
             ignore_eos=bool(self.ignore_eos),
-            bad_words=tuple(word for word in self.bad_words or () if word),
+            bad_words=tuple(self.bad_words or ()),
             usage=not self.stream or self.include_usage,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
@@ -322,12 +322,16 @@ R = TypeVar("R", bound=GenerationRequest)
 def parse(model: type[R], body: bytes) -> R:
     """Validates a JSON body. Raises InvalidRequest or UnsupportedParameter naming the parameter."""
     data = load_object(body)
-    served = {
-        name: value
-        for name, value in data.items()
+    fields = model.model_fields
+    served = {}
+    for name, value in data.items():
         # null means unset: the SDKs send it for parameters that are passed as None.
-        if value is not None and _is_served(model, name, value)
-    }
+        if value is None:
+            continue
+        if name in fields:
+            served[name] = value
+        else:
+            _check_not_served(name, value)
     try:
         request = model.model_validate(served)
     except ValidationError as error:
@@ -339,25 +343,24 @@ def parse(model: type[R], body: bytes) -> R:
     return request
 
 
-def _is_served(model: type[GenerationRequest], name: str, value: Any) -> bool:
-    if name in model.model_fields:
-        return True
+def _check_not_served(name: str, value: Any) -> None:
+    """Raises UnsupportedParameter and InvalidRequest unless it asks for nothing."""
     if name in HARMLESS:
-        return False
+        return
     neutral = NOT_SERVED.get(name)
     if neutral is None:
         raise InvalidRequest(f"Unrecognized request argument: {name}.", param=name)
     # `in` would take True for 1 and False for 0.
-    if any(value == option and type(value) is type(option) for option in neutral):
-        return False
-    raise UnsupportedParameter(f"{name} is not supported by this server.", param=name)
+    if not any(value == option and type(value) is type(option) for option in neutral):
+        raise UnsupportedParameter(f"{name} is not supported by this server.", param=name)
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
     """The first problem, in words that name the parameter and what was wrong with it."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the branches of a union, the one that got furthest says what was meant.
-    problem = max(problems, key=lambda found: len(found["loc"]))
+    # Of the branches of a union, the one that got furthest says what was meant; one that is of
+    # another type altogether says least.
+    problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
     location = [part for part in problem["loc"] if not _is_union_branch(part)]
     param = str(location[0]) if location else None
     where = ".".join(map(str, location))
@@ -370,4 +373,4 @@ def _invalid(error: ValidationError) -> InvalidRequest:
 
 def _is_union_branch(part: int | str) -> bool:
     """Pydantic names the tried branch of a union (`str`, `list[...]`) within the location."""
-    return isinstance(part, str) and (part in {"str", "int"} or "[" in part)
+    return isinstance(part, str) and (part in {"str", "constrained-str", "int"} or "[" in part)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.errors import ClientDisconnected, EngineError, GatewayError, ShuttingDown
 from gateway.http_protocol import CHUNKS, ChunkWriter
@@ -20,12 +20,13 @@ log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
 COMMENT = b": keep-alive\n\n"
-_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
+# Of every stream, so not made for each.
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
     # nginx would otherwise collect tokens into a buffer.
-    "x-accel-buffering": "no",
-}
+    (b"x-accel-buffering", b"no"),
+)
 
 
 class cancel_on_disconnect:
@@ -36,15 +37,18 @@ class cancel_on_disconnect:
     that to requests which outlive the shutdown grace, and would then answer in plain text.
     """
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, scope: Scope) -> None:
+        self._client: ChunkWriter = scope["extensions"][CHUNKS]
         self._gone = False
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = asyncio.create_task(self._watch())
+        if self._client.disconnected:
+            raise ClientDisconnected
+        # A task that waits for ASGI's message costs as much as validating the request.
+        self._client.on_disconnect = self._cancel
 
     async def __aexit__(
         self,
@@ -52,7 +56,7 @@ class cancel_on_disconnect:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._watcher.cancel()
+        self._client.on_disconnect = None
         if error_type is not asyncio.CancelledError:
             return
         self._task.uncancel()
@@ -60,90 +64,123 @@ class cancel_on_disconnect:
             raise ClientDisconnected from None
         raise ShuttingDown("The gateway is shutting down; try again.") from None
 
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _cancel(self) -> None:
         self._gone = True
         self._task.cancel()
 
 
+class EventBody:
+    """The body of an `EventStream`: headers and first frame pass the middlewares, others do not.
+
+    Several tasks may drain it.
+    """
+
+    def __init__(self, head: Message, scope: Scope, send: Send, patience_s: float) -> None:
+        self._head = head
+        self._send = send
+        self._patience_s = patience_s
+        self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS)
+        self._direct: ChunkWriter | None = None
+        """Once nothing else writes: its `write` is what a token costs here."""
+        self._waiting = b""
+        self._sending = asyncio.Lock()
+        self._comments: asyncio.Task[None] | None = None
+        # A timer and no task: the first frame is rarely late.
+        self._timer = asyncio.get_running_loop().call_later(patience_s, self._lose_patience)
+        self.started = False
+
+    def write(self, data: bytes) -> bool:
+        """False when `drain` should be awaited before the next one."""
+        if self._direct is not None:
+            return self._direct.write(data)
+        self._waiting += data
+        return False
+
+    async def drain(self) -> None:
+        """Returns once the client has taken enough, or has left."""
+        if self._direct is not None:
+            await self._direct.drain()
+        elif self._waiting:
+            self.be_patient()
+            await self._flush(b"")
+            self._direct = self._chunks
+
+    async def end(self, data: bytes) -> None:
+        await self._flush(data, last=True)
+
+    def be_patient(self) -> None:
+        """No comments any more."""
+        self._timer.cancel()
+        if self._comments is not None:
+            self._comments.cancel()
+
+    def _lose_patience(self) -> None:
+        self._comments = asyncio.create_task(self._comment())
+
+    async def _comment(self) -> None:
+        while True:
+            await self._flush(COMMENT)
+            await asyncio.sleep(self._patience_s)
+
+    async def _flush(self, data: bytes, *, last: bool = False) -> None:
+        async with self._sending:
+            body, self._waiting = self._waiting + data, b""
+            if not (body or last):
+                return
+            if not self.started:
+                await self._send(self._head)
+                self.started = True
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
 class EventStream(Response):
-    """Sends frames as they come, then ``data: [DONE]``.
+    """Sends frames as they are written, then ``data: [DONE]``.
 
     The first frame is awaited before the headers, so that a refusal by the engine is a real 4xx
     or 5xx; only when it takes longer than `patience_s` do headers and comments go out first, so
     that proxies keep the line. An error after the headers is one frame with an `error` object.
-    Everything runs in one task: the generator is closed where it was iterated. (sse-starlette
-    costs twice as much CPU per frame, and Starlette's StreamingResponse neither waits for the
-    first frame nor closes its generator.)
+    Everything runs in one task. (sse-starlette costs twice as much CPU per frame, and Starlette's
+    StreamingResponse does not wait for the first frame.)
     """
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        write: Callable[[EventBody], Awaitable[None]],
         headers: Mapping[str, str],
         patience_s: float,
         account: AbstractAsyncContextManager[None],
     ) -> None:
-        """`account` is open for as long as the frames come; it sees the error that ends them."""
+        """`account` is open for as long as `write` runs; it sees the error that ends it."""
         self._account = account
-        self._frames = frames
+        self._write = write
         self._patience_s = patience_s
-        self._started = False
-        self._comments: asyncio.Task[None] | None = None
         self.status_code = 200
         self.background = None
-        self.init_headers({**_HEADERS, **headers})
+        own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self.raw_headers = [*_HEADERS, *own]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS)
-        # A timer and no task: the first frame is rarely late.
-        timer = asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience, send)
+        head = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        body = EventBody(head, scope, send, self._patience_s)
+        end = DONE
         try:
-            async with (
-                self._account,
-                cancel_on_disconnect(receive),
-                aclosing(self._frames) as frames,
-            ):
-                async for frame in frames:
-                    if not timer.cancelled():
-                        timer.cancel()
-                        self._be_patient()
-                    if chunks is None or not self._started:
-                        await self._send(send, frame)
-                    elif not chunks.write(frame):
-                        await chunks.drain()
+            async with self._account, cancel_on_disconnect(scope):
+                await self._write(body)
         except Exception as error:
-            if not self._started:
+            if not body.started:
                 raise
             if (context := current.get()) is not None:
                 context.error = type(error).__name__
             if isinstance(error, ClientDisconnected):
                 return
-            await self._send(send, _failure(error))
+            end = _failure(error) + DONE
         finally:
-            timer.cancel()
-            self._be_patient()
-        await self._send(send, DONE, last=True)
-
-    def _lose_patience(self, send: Send) -> None:
-        self._comments = asyncio.create_task(self._comment(send))
-
-    def _be_patient(self) -> None:
-        if self._comments is not None:
-            self._comments.cancel()
-
-    async def _comment(self, send: Send) -> None:
-        while True:
-            await self._send(send, COMMENT)
-            await asyncio.sleep(self._patience_s)
-
-    async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
-        if not self._started:
-            self._started = True
-            status, headers = self.status_code, self.raw_headers
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": not last})
+            body.be_patient()
+        await body.end(end)
 
 
 def _failure(error: Exception) -> bytes:

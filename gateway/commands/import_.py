@@ -53,7 +53,8 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
-    except ValueError as error:
+    # What the operating system refuses names its path.
+    except (ValueError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
         return 1

@@ -92,7 +92,7 @@ def _render(parsed: argparse.Namespace) -> int:
                 print(f"{name}: {json.dumps(value)}")
             return 0
         repository.write(description, parsed.output)
-    except (repository.DescriptionError, fill_template.SubstitutionError) as error:
+    except (repository.DescriptionError, fill_template.SubstitutionError, OSError) as error:
         for line in str(error).splitlines():
             print(f"gateway repo render: {line}", file=sys.stderr)
         return 1
@@ -121,7 +121,7 @@ def _check(parsed: argparse.Namespace) -> int:
 
     try:
         findings = check(parsed.repository, parsed.engine_dir, parsed.tokenizer_dir)
-    except RepositoryError as error:
+    except (RepositoryError, OSError) as error:
         print(f"gateway repo check: {error}", file=sys.stderr)
         return 1
     if parsed.json:

@@ -76,12 +76,13 @@ def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
     assert core.file is not None
     if not core.file.decoupled:
         yield Finding(
-            "error",
+            "warning",
             core.name,
             "decoupled_mode",
             "false: every streaming request fails with "
             '"Streaming is only supported if model is deployed using decoupled mode"',
-            "set model_transaction_policy { decoupled: true } here and in tensorrt_llm_bls",
+            "to stream, set model_transaction_policy { decoupled: true } here and in "
+            "tensorrt_llm_bls",
         )
     for model in repository.scripted:
         assert model.file is not None
@@ -232,21 +233,22 @@ def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
         for model in repository.models.values()
         if model.parameter("tokenizer_dir")
     }
-    first = named.get(PREPROCESSING) or next(iter(named.values()), None)
+    first = next((name for name in (PREPROCESSING, *named) if name in named), "")
     for model, folder in named.items():
-        if folder == first:
+        if folder == named[first]:
             continue
         yield Finding(
             "error",
             model,
             "tokenizer_dir",
-            f"{folder}, but {PREPROCESSING} has {first}: token ids of one are not those of the "
+            f"{folder}, but {first} has {named[first]}: token ids of one are not those of the "
             "other",
             "give all models the same folder",
         )
     for folder in dict.fromkeys(named.values()):
         here = places.tokenizer_dir or Path(folder)
-        model = next(name for name in (PREPROCESSING, POSTPROCESSING, *named) if name in named)
+        order = (PREPROCESSING, POSTPROCESSING, *named)
+        model = next(name for name in order if named.get(name) == folder)
         if not here.is_dir():
             yield Finding(
                 "error",

@@ -237,12 +237,6 @@ def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
     return bool(plan_memory(checkpoint, intent, gpu).fits(intent))
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in values.items()
-    }
-
-
 def shell_lines(step: Step) -> str:
     """The command for a shell, an option a line."""
     lines: list[list[str]] = [[]]

@@ -62,10 +62,13 @@ def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
 
 
 def write_scripts(scripts: Mapping[Path, str]) -> Path:
-    """Returns the one for sbatch."""
-    for path, text in scripts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    """Returns the one for sbatch. Raises LaunchError where they cannot be written."""
+    try:
+        for path, text in scripts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"--output: {error}") from error
     return next(iter(scripts))
 
 

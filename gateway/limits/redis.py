@@ -28,8 +28,11 @@ from lora_store.connect import FAILURES, close, connect, server_of
 
 log = logging.getLogger(__name__)
 
-# A request waits for no more than this; Redis answers in well under a millisecond.
+# Redis answers in well under a millisecond.
 _TIMEOUT_S = 0.05
+# That bounds each read, not what a request waits behind: others' batches, a cluster's redirections,
+# a proxy that passes bytes on one by one.
+_PATIENCE_S = 0.5
 _CONNECT_TIMEOUT_S = 1.0
 _RETRY_S = 1.0
 _BATCH = 64
@@ -42,6 +45,9 @@ _NAMES: tuple[LimitName | None, ...] = (
     "tokens_per_minute",
     "concurrent_requests",
 )
+
+# Of the errors without a class of their own, those that say nothing of the key.
+_OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 
 _Answer = asyncio.Future["Decision | None"]
 
@@ -99,18 +105,20 @@ class SharedLimits:
         return self._up
 
     async def take(self, ask: Ask) -> Decision | None:
-        """Counts the request if no limit is in its way; None, soon, when Redis does not answer."""
+        """Counts the request if no limit is in its way; None when Redis does not, within 0.5 s."""
         answer: _Answer = self._loop.create_future()
         with self._lock:
             if not self._up:
                 return None
             self._inbox.put(_Question(ask, answer))
         try:
-            return await answer
+            # Unlike a timeout around it, this sees an answer that came while the loop was busy.
+            await asyncio.wait([answer], timeout=_PATIENCE_S)
         except asyncio.CancelledError:
-            if not answer.cancelled():  # it came in the same moment
+            if not answer.cancel():  # it came in the same moment
                 self._give_back(ask, answer.result())
             raise
+        return None if answer.cancel() else answer.result()
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. A settlement that Redis fails on is not told twice: the reservation then
@@ -191,10 +199,12 @@ class SharedLimits:
         decided: list[tuple[_Answer, Decision | None, Ask]] = []
         for item, result in zip(batch, results, strict=True):
             if isinstance(item, _Question):
-                refused, *numbers = result
-                decision = Decision(_NAMES[refused], *numbers)
-                if decision.refused is None and item.ask.concurrent is not None:
-                    self._running[item.ask.tenant] += 1
+                decision = None
+                if not isinstance(result, ResponseError):
+                    refused, *numbers = result
+                    decision = Decision(_NAMES[refused], *numbers)
+                    if decision.refused is None and item.ask.concurrent is not None:
+                        self._running[item.ask.tenant] += 1
                 decided.append((item.answer, decision, item.ask))
             else:
                 self._running[item.tenant] -= item.concurrent
@@ -211,7 +221,10 @@ class SharedLimits:
         return ask.tenant, ("take", *limits, ask.wanted)
 
     def _call(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
-        """The script's answers, in one round trip. Raises the first error among them."""
+        """The script's answers, in one round trip; in place of one, what is wrong with its key.
+
+        Raises the first error that is not a key's.
+        """
         results = self._pipelined(calls)
         if any(isinstance(result, NoScriptError) for result in results):
             # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
@@ -219,9 +232,11 @@ class SharedLimits:
             again = [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
             for i, result in zip(again, self._pipelined([calls[i] for i in again]), strict=True):
                 results[i] = result
-        for result in results:
+        for (tenant, _), result in zip(calls, results, strict=True):
             if isinstance(result, Exception):
-                raise result
+                if type(result) is not ResponseError or str(result).startswith(_OF_THE_SERVER):
+                    raise result
+                log.warning("the limits of %r cannot be counted in Redis: %s", tenant, result)
         return results
 
     def _pipelined(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:

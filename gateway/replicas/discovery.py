@@ -12,6 +12,8 @@ import logging
 import socket
 from collections.abc import Sequence
 
+from gateway.triton.transport import Endpoint
+
 log = logging.getLogger(__name__)
 
 _SCHEME = "dns:///"
@@ -25,12 +27,13 @@ def is_name(endpoint: str) -> bool:
 
 def checked(endpoint: str) -> str:
     """The endpoint, if it is one. Raises ValueError."""
-    address = endpoint
-    for scheme in (_SCHEME, _TLS_SCHEME, "grpcs://"):
-        address = address.removeprefix(scheme)
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError("must be host:port, grpcs://host:port or dns:///host:port")
+    address = endpoint.removeprefix(_TLS_SCHEME).removeprefix(_SCHEME)
+    try:
+        if is_name(endpoint) and "/" in address:
+            raise ValueError
+        Endpoint.parse(address)
+    except ValueError:
+        raise ValueError("must be host:port, grpcs://host:port or dns:///host:port") from None
     return endpoint
 
 

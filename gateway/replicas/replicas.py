@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gateway.errors import EngineError, EngineUnavailable
+from gateway.errors import EngineBroken, EngineUnavailable
 from gateway.replicas.breaker import Breaker
 from gateway.replicas.choice import choose
 from gateway.replicas.discovery import is_name, resolve
@@ -49,6 +49,15 @@ class Replica:
         """Whether it serves the model, as far as was last seen."""
         return self.engine.ready and not self.leaving
 
+    @property
+    def state(self) -> str:
+        """Whether it is given requests, or why not, in words."""
+        if self.leaving:
+            return "leaving"
+        if not self.engine.ready:
+            return self.engine.why_not_ready
+        return "failing, left alone for a while" if self.breaker.open else "ready"
+
 
 class Lease:
     """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
@@ -80,6 +89,10 @@ class Lease:
                 self.metadata = self._span.metadata
         return self
 
+    @property
+    def has_answered(self) -> bool:
+        return self._answered
+
     def answered(self) -> None:
         """The engine has given a token: it works."""
         self._answered = True
@@ -97,7 +110,8 @@ class Lease:
         self.replica.in_flight -= 1
         silent_s = time.monotonic() - max(self._began, self.replica.answered_at)
         late = isinstance(error, TimeoutError) and not self._answered
-        if (late and silent_s > _SILENCE_S) or isinstance(error, EngineUnavailable | EngineError):
+        # An EngineError is the answer to one request: its tenant could take the replica from all.
+        if (late and silent_s > _SILENCE_S) or isinstance(error, EngineUnavailable | EngineBroken):
             self.replica.breaker.failed(self._began, probe=self._probe)
         else:
             self.replica.breaker.undecided(probe=self._probe)

@@ -4,6 +4,8 @@ Under guided decoding the whole output is bare JSON, whatever form the model was
 of `{"name": ..., "arguments": {...}}` when some call is required, the arguments alone when the
 function is named. A JSON schema says all of it, so every engine that can guide at all can do this;
 the tags of the forms would need a grammar for each. vLLM does the same.
+
+What the output's limit cuts is a call as far as it is known; the guide's JSON is never content.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import InvalidRequest
+from gateway.tools.events import Event
 from gateway.tools.json_calls import JsonToolParser
 
 Schema = dict[str, Any]
@@ -41,6 +44,11 @@ class RequiredToolParser(JsonToolParser):
         while True:
             char = yield from self._text(char, ())
 
+    def finish(self) -> list[Event]:
+        if self._undecided and self._name is None:
+            self._drop()
+        return super().finish()
+
 
 class NamedToolParser(JsonToolParser):
     """Parses what `named_guide` allows: the arguments of function `name`."""
@@ -48,14 +56,21 @@ class NamedToolParser(JsonToolParser):
     def __init__(self, name: str) -> None:
         super().__init__()
         self._forced = name
+        self._begun = False
 
     def _run(self) -> Generator[None, str, None]:
         char = yield from self._gap((yield))
+        self._begun = True
         if char == "{":
             self._commit(self._forced)
             char = yield from self._attempt(self._value(char, self._events.arguments))
         while True:
             char = yield from self._text(char, ())
+
+    def finish(self) -> list[Event]:
+        if not self._begun:
+            self._commit(self._forced)
+        return super().finish()
 
 
 def required_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:

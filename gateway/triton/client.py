@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import EngineError, EngineUnavailable, GatewayError
+from gateway.errors import EngineBroken, EngineUnavailable, GatewayError
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import Endpoint, Metadata, ResponseStream, Transport, Wire
@@ -89,7 +89,7 @@ class TritonClient:
 
 
 def parse_response(data: bytes) -> pb.ModelStreamInferResponse:
-    """Raises EngineError for what is no response."""
+    """Raises EngineBroken for what is no response."""
     return _parsed(pb.ModelStreamInferResponse, data)
 
 
@@ -97,4 +97,4 @@ def _parsed(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise EngineError("The inference server's answer cannot be read.") from error
+        raise EngineBroken("The inference server's answer cannot be read.") from error

@@ -1,32 +1,20 @@
-"""Generations on one Triton replica: token deltas out, a stop request when abandoned."""
+"""One Triton replica: what it serves, whether it is there, and generations on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from types import TracebackType
 
-from tritonclient.grpc import service_pb2 as pb
-
-from gateway.errors import EngineUnavailable, GatewayError, Overloaded
-from gateway.generation import (
-    ColdSend,
-    Generation,
-    Lora,
-    StopReason,
-    TokenDelta,
-    TokenLogprob,
-)
+from gateway.errors import EngineUnavailable, GatewayError
+from gateway.generation import ColdSend, Generation, StopReason, TokenLogprob
 from gateway.triton import tensors, text_tensors
 from gateway.triton.choice import Choice, Wanted, WantedMode, choose
-from gateway.triton.client import TritonClient, parse_response
+from gateway.triton.client import TritonClient
 from gateway.triton.dialect import Dialect
-from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
-from gateway.triton.skeleton import Skeleton
+from gateway.triton.token_stream import TokenStream
 from gateway.triton.transport import Message, Metadata, ResponseStream, Wire
 
 log = logging.getLogger(__name__)
@@ -37,8 +25,6 @@ _LOOK_TIMEOUT_S = 2.0
 _MISSES = 3
 _PLAIN = Wire()
 _NO_METADATA: Metadata = {}
-# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
-_OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 
 
 class Engine:
@@ -67,6 +53,8 @@ class Engine:
         self.on_cold_send = on_cold_send
         self._choice: Choice | None = None
         self._missed = 0
+        self.heard = False
+        """Whether a request has been answered anything since the last look."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops: set[asyncio.Task[None]] = set()
@@ -115,13 +103,14 @@ class Engine:
     async def refresh(self) -> None:
         """Looks once whether the model is served and, after an absence, reads its config anew.
 
-        A server that is only slow to answer is lost after a few looks: it may just be busy.
+        A server that is only slow to answer is lost after a few looks: it may just be busy. While
+        it sends tokens it is not lost at all.
         """
         try:
             await self._look()
         except TimeoutError:
-            self._missed += 1
-            if not self.ready or self._missed >= _MISSES:
+            self._missed = 1 if self.heard else self._missed + 1
+            if not self.heard and (not self.ready or self._missed >= _MISSES):
                 self._lost(f"Triton at {self._client.endpoint} does not answer in time")
                 # What it was given waits for nothing; elsewhere some of it can begin anew.
                 self._client.disconnect()
@@ -130,6 +119,8 @@ class Engine:
             self._lost(f"Triton at {self._client.endpoint}: {error.message}")
         else:
             self._missed = 0
+        finally:
+            self.heard = False
 
     async def _look(self) -> None:
         chosen = self._choice
@@ -141,6 +132,8 @@ class Engine:
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
         choice = await choose(self._client, self._wanted)
+        if choice == self._choice:  # another look was as quick
+            return
         self._choice = choice
         self._seen_ready.set()
         mode, model = choice.dialect.mode, choice.dialect.model
@@ -159,7 +152,7 @@ class Engine:
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
-        Iterating raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
+        Reading raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
         the call.
         """
         dialect = self.dialect
@@ -206,229 +199,3 @@ class Engine:
         if self._stops:
             await asyncio.wait(self._stops, timeout=_STOP_TIMEOUT_S)
         await self._client.close()
-
-
-class TokenStream:
-    """The answer to one generation, to be iterated inside ``with engine.generate(g) as tokens``.
-
-    Left before the final delta, for whatever reason, the RPC is cancelled and the engine told to
-    stop; both happen without an await, so that they survive any cancellation. A BLS model can only
-    be cancelled: the ids of what it asks of the engine are its own.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        dialect: Dialect,
-        request: Request,
-        generation: Generation,
-        timeout_s: float,
-        metadata: Metadata,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._engine = engine
-        self._dialect = dialect
-        self._request = request
-        self._metadata = metadata
-        self._generation = generation
-        self._lora = generation.lora
-        self._reader = None
-        if dialect.text is not None and generation.text is not None:
-            self._reader = text_tensors.TextReader(dialect, dialect.text, generation.text)
-        # Of plain tokens only the first response is read tensor by tensor.
-        self._plain = self._reader is None and generation.logprobs is None
-        self._skeleton: Skeleton | None = None
-        self._held: bytes | None = None
-        self._stream: ResponseStream[bytes] | None = None
-        self._sent = False
-        self._finished = False
-        self._entered = False
-        self._expired = False
-        # One timer for the request; a timeout around each read would cost as much as parsing it.
-        self._deadline = loop.time() + timeout_s
-        self._timer = loop.call_at(self._deadline, self._expire)
-
-    def __enter__(self) -> TokenStream:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._timer.cancel()
-        if self._stream is not None:
-            self._stream.cancel()
-        self._leave()
-        if self._sent and not self._finished and self._dialect.stop is not None:
-            stop = tensors.stop_request(self._dialect.stop, self._request.id)
-            self._engine.stop(stop, self._reason(error_type))
-
-    def _expire(self) -> None:
-        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
-        self._expired = True
-        if self._stream is not None:
-            self._stream.cancel()
-
-    def _reason(self, error_type: type[BaseException] | None) -> StopReason:
-        if error_type is None:
-            return "stop_string"
-        if issubclass(error_type, TimeoutError):
-            return "timeout"
-        return "shutdown" if self._engine.draining else "disconnect"
-
-    def __aiter__(self) -> TokenStream:
-        return self
-
-    async def __anext__(self) -> TokenDelta:
-        if self._finished:
-            raise StopAsyncIteration
-        if self._skeleton is not None and self._stream is not None:
-            data = await self._read(self._stream)
-            ids = self._tokens(self._skeleton, self._stream, data)
-            if ids:
-                return TokenDelta(ids, False)
-        response = await self.response()
-        if self._reader is not None:
-            return self._reader.delta(response)
-        return tensors.token_delta(response, self._dialect, self._generation)
-
-    def _tokens(
-        self, skeleton: Skeleton, stream: ResponseStream[bytes], data: bytes | None
-    ) -> list[int]:
-        """The id in `data` and those that have arrived behind it; nothing is waited for.
-
-        The first response that is of another kind is held for `response`.
-        """
-        ids = []
-        while data is not None:
-            token = skeleton.token(data)
-            if token is None:
-                self._held = data
-                break
-            ids.append(token)
-            data = stream.read_nowait()
-        return ids
-
-    async def beams(self) -> list[TokenDelta]:
-        """All beams of a beam search, best first. Raises GatewayError."""
-        deltas: list[TokenDelta] = []
-        while not self._finished:
-            response = await self.response()
-            if self._reader is not None:
-                deltas += self._reader.beams(response)
-            else:
-                deltas += tensors.beam_deltas(response, self._dialect, self._generation)
-        return deltas
-
-    async def response(self) -> pb.ModelInferResponse:
-        """The next response as it came. Raises GatewayError when it is an error."""
-        if self._stream is not None:
-            response = self._parsed(await self._read(self._stream))
-        else:
-            async with asyncio.timeout_at(self._deadline):
-                if self._lora is not None:
-                    response = await self._begin_with_lora(self._lora)
-                else:
-                    response = await self._begin(self._request.data)
-        if response.error_message:
-            self._finished = True
-            raise from_text(response.error_message)
-        # Without decoupling there is one response, whether it says so or not.
-        self._finished = tensors.is_final(response.infer_response) or not self._dialect.decoupled
-        return response.infer_response
-
-    async def _begin(self, request: bytes | Message) -> pb.ModelStreamInferResponse:
-        """Sends the request and waits for the first response."""
-        self._sent = True
-        try:
-            self._stream = await self._engine.open(request, self._metadata)
-        except EngineUnavailable:
-            self._finished = True
-            raise
-        return self._parsed(await self._read(self._stream))
-
-    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
-        response = parse_response(data)
-        if self._plain and self._skeleton is None and not response.error_message:
-            self._skeleton = Skeleton.of(data, response.infer_response)
-        return response
-
-    async def _read(self, stream: ResponseStream[bytes]) -> bytes:
-        if self._held is not None:
-            data, self._held = self._held, None
-            return data
-        try:
-            response = await stream.read()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._expired and (task is None or not task.cancelling()):
-                raise TimeoutError from None
-            raise
-        except EngineUnavailable:
-            # The line is gone and with it the request; there is nobody to send a stop to.
-            self._finished = True
-            raise
-        if response is None:
-            self._finished = True
-            raise EngineUnavailable("The inference server ended the stream early.")
-        return response
-
-    async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Sends the id alone when the engine holds the adapter, else with the weights.
-
-        What the engine says before the first token about its adapter cache is settled here, and
-        the client notices nothing.
-        """
-        residency = self._engine.residency
-        await residency.enter(lora.task_id)
-        self._entered = True
-        for pause_s in _OVERFLOW_PAUSES_S:
-            carries = await residency.must_carry(lora.task_id)
-            if carries:
-                response = await self._begin_with_weights(lora)
-            else:
-                response = await self._begin(self._request.data)
-            if lora_missing(response.error_message):
-                residency.evicted(lora.task_id)
-                if carries:
-                    return response  # it does not know what it was just given
-            elif lora_cache_full(response.error_message):
-                residency.overflow()
-                self._leave()
-                await asyncio.sleep(pause_s)
-                await residency.enter(lora.task_id)
-                self._entered = True
-            else:
-                return response
-            # That attempt has ended; nothing is running until the next one is sent.
-            self._sent = False
-            self._stream = None
-        self._finished = True
-        raise Overloaded("The engine's adapter cache stays full; try again shortly.")
-
-    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        residency = self._engine.residency
-        cause = residency.cause(lora.task_id)
-        started = time.perf_counter()
-        response = None
-        try:
-            weights = await lora.weights()
-            request = tensors.with_weights(self._request, weights)
-            response = await self._begin(request)
-        finally:
-            if response is None or response.error_message:
-                residency.not_loaded(lora.task_id)
-            else:
-                residency.loaded(lora.task_id)
-        if lora_cache_full(response.error_message):
-            cause = "refused"
-        seconds = time.perf_counter() - started
-        self._engine.on_cold_send(ColdSend(lora.name, cause, weights.nbytes, seconds))
-        return response
-
-    def _leave(self) -> None:
-        if self._entered and self._lora is not None:
-            self._entered = False
-            self._engine.residency.leave(self._lora.task_id)

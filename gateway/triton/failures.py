@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from gateway.errors import (
     ContextLengthExceeded,
+    EngineBroken,
     EngineError,
     EngineUnavailable,
     GatewayError,
@@ -67,6 +68,10 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("Shutdown called", EngineUnavailable, _AWAY),
 )
 
+# After these an engine fails whatever it is given, while Triton still says that it is ready.
+_BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
+_OUT_OF_MEMORY = "out of memory"  # of the device, for one request
+
 
 def lora_missing(text: str) -> bool:
     """The engine does not hold the adapter (any more); the weights have to be sent."""
@@ -84,6 +89,8 @@ def from_text(text: str) -> GatewayError:
         if fragment in text:
             return error(message)
     log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
+    if any(fragment in text for fragment in _BROKEN) and _OUT_OF_MEMORY not in text:
+        return EngineBroken(_FAILED)
     return EngineError(_FAILED)
 
 
@@ -93,4 +100,8 @@ def from_status(status: int, text: str) -> GatewayError:
         return EngineUnavailable(_AWAY)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    return from_text(text)
+    error = from_text(text)
+    if type(error) is EngineError and status != Status.RESOURCE_EXHAUSTED:
+        # An engine answers for a request within a call that succeeds.
+        return EngineBroken(error.message)
+    return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -42,7 +42,7 @@ class GrpcioTransport:
     ) -> _Call[T]:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
         open_call: Any = self._channel.stream_stream(
-            path, request_serializer=None, response_deserializer=parse
+            path, request_serializer=None, response_deserializer=None
         )
         call = open_call(metadata=(*self._metadata, *metadata.items()))
         try:
@@ -53,7 +53,7 @@ class GrpcioTransport:
         except BaseException:
             call.cancel()
             raise
-        return _Call(call)
+        return _Call(call, parse)
 
     async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
         call: Any = self._channel.unary_unary(path)
@@ -76,21 +76,26 @@ class GrpcioTransport:
 
 
 class _Call(Generic[T]):
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, parse: Callable[[bytes], T]) -> None:
         self._call = call
+        self._parse = parse
 
     async def read(self) -> T | None:
+        message = await self._read()
+        return None if message is None else self._parse(message)
+
+    async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
+        while (message := await self._read()) is not None:
+            if not take([message]):
+                return True
+        return False
+
+    async def _read(self) -> bytes | None:
         try:
             message: Any = await self._call.read()
         except grpc.RpcError as error:
             raise _translated(error) from error
         return None if message is grpc.aio.EOF else message
-
-    def read_nowait(self) -> T | None:
-        return None
-
-    def pending(self) -> bool:
-        return False
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -8,7 +8,7 @@ request where building the protobuf object and serializing it takes 35.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,14 +65,15 @@ class RequestBuilder:
 
     def scalar(self, thing: Thing, value: float) -> None:
         """One number or truth value, [1, 1]."""
-        datatype = self._datatype(thing)
-        if limit := _UNSIGNED.get(datatype):
+        tensor, contents, pack, limit = _scalar(*self._declared(thing))
+        if limit:
             value = int(value) & limit
-        self.raw(thing, _ONE[datatype].pack(value), 1)
+        self._tensors.append(tensor)
+        self._contents += (contents, pack(value))
 
     def numbers(self, thing: Thing, values: Sequence[float], *dims: int) -> None:
         """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""
-        datatype = self._datatype(thing)
+        _, datatype = self._declared(thing)
         if limit := _UNSIGNED.get(datatype):
             values = [int(value) & limit for value in values]
         code = _ONE[datatype].format[1:]
@@ -86,17 +87,18 @@ class RequestBuilder:
 
     def raw(self, thing: Thing, raw: bytes, *dims: int) -> None:
         """[1, *dims] of what is packed already, in the declared type."""
-        datatype = self._datatype(thing)
-        self._tensors.append(_input(self._inputs[thing].name, datatype, dims))
+        self._tensors.append(_input(*self._declared(thing), dims))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
 
     def output(self, name: str) -> None:
         self._tensors.append(_output(name))
 
-    def _datatype(self, thing: Thing) -> str:
-        if thing not in self._inputs:
+    def _declared(self, thing: Thing) -> tuple[str, str]:
+        """The name and the data type of an input."""
+        declared = self._inputs.get(thing)
+        if declared is None:
             raise EngineError(f"{self._model} has no input for {thing}.")
-        return self._inputs[thing].datatype
+        return declared.name, declared.datatype
 
 
 def varint(value: int) -> bytes:
@@ -124,6 +126,14 @@ def _input(name: str, datatype: str, dims: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()
     request.inputs.add(name=name, datatype=datatype, shape=(1, *dims))
     return bytes(request.SerializeToString())
+
+
+@lru_cache(maxsize=256)
+def _scalar(name: str, datatype: str) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
+    """Its field, what comes before its value, the value's packer and the mask of unsigned types."""
+    one = _ONE[datatype]
+    contents = _CONTENTS + varint(one.size)
+    return _input(name, datatype, (1,)), contents, one.pack, _UNSIGNED.get(datatype)
 
 
 @lru_cache(maxsize=256)

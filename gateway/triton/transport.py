@@ -34,11 +34,14 @@ class ResponseStream(Protocol[T_co]):
         Raises GatewayError when the RPC fails, and CancelledError after `cancel`.
         """
 
-    def read_nowait(self) -> T_co | None:
-        """A response that is already here; None says nothing about the end."""
+    async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
+        """Gives `take` the responses, serialized, while it returns True.
 
-    def pending(self) -> bool:
-        """Whether `read_nowait` has a response. A transport that cannot know says False."""
+        Those that came together are given together. `take` may be called from wherever the bytes
+        are received, so that a response costs no task switch; what it raises is raised here.
+        Returns False at the end of the stream, True when `take` wants no more. Raises as `read`
+        does.
+        """
 
     def cancel(self) -> None:
         """Ends the stream at once; idempotent."""

@@ -60,7 +60,8 @@ async def complete() -> None:
         assert "".join(filter(None, deltas)) == whole.text
         assert (await model.acomplete(PROMPT)).text == whole.text
         async_deltas = [part.delta async for part in await model.astream_complete(PROMPT)]
-        assert async_deltas == deltas
+        # How many tokens share a chunk goes with the moment.
+        assert "".join(filter(None, async_deltas)) == whole.text
 
 
 async def chat() -> None:

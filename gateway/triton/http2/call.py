@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections import deque
-from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
@@ -26,6 +25,9 @@ T = TypeVar("T")
 class Line(Protocol):
     """What a call needs of its connection."""
 
+    arrived: list[Call[Any]]
+    """The calls to hand messages on, once all that was received has been looked at."""
+
     def reset(self, stream_id: int, code: Code) -> None:
         """Ends the stream from our side; nothing of it is handed on any more."""
 
@@ -34,9 +36,10 @@ class Line(Protocol):
 
 
 class Call(Generic[T]):
-    """A `ResponseStream`. Reading costs a task switch only when nothing is there."""
+    """A `ResponseStream`. What is fed costs no task switch, what is read one at most."""
 
     __slots__ = (
+        "_arrived",
         "_cancelled",
         "_chunks",
         "_held",
@@ -45,6 +48,7 @@ class Call(Generic[T]):
         "_messages",
         "_needed",
         "_parse",
+        "_take",
         "_waiter",
         "_window",
         "status",
@@ -58,10 +62,13 @@ class Call(Generic[T]):
         """How the RPC ended (`failures.Status` and others), None while it runs."""
         self.text = ""
         self._line = line
+        self._arrived = line.arrived
         self._loop = asyncio.get_running_loop()
         self._parse = parse
-        self._messages: deque[bytes] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._messages: list[bytes] = []
+        # Who waits, and what is given the messages meanwhile; the result is whether it has enough.
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Callable[[Sequence[bytes]], bool] | None = None
         self._cancelled = False
         self._window = WINDOW
         # Payloads that are not a whole message yet; looked at again once `_needed` bytes are held.
@@ -71,25 +78,22 @@ class Call(Generic[T]):
 
     async def read(self) -> T | None:
         while not self._messages:
-            if self._cancelled:
-                raise asyncio.CancelledError
-            if self.status is not None:
-                if self.status != Status.OK:
-                    raise from_status(self.status, self.text)
+            if self._ended():
                 return None
-            assert self._waiter is None, "one reader at a time"
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._take()
+            await self._wait(None)
+        message = self._messages.pop(0)
+        if not self._messages:
+            self._refill()
+        return self._parse(message)
 
-    def read_nowait(self) -> T | None:
-        return self._take() if self._messages else None
-
-    def pending(self) -> bool:
-        return bool(self._messages)
+    async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
+        while True:
+            if self._messages and not take(self._all()):
+                return True
+            if self._ended():
+                return False
+            if await self._wait(take):
+                return True
 
     def cancel(self) -> None:
         if self.status is not None:
@@ -99,12 +103,42 @@ class Call(Generic[T]):
         self._messages.clear()
         self._line.reset(self.stream_id, Code.CANCEL)
 
-    def _take(self) -> T:
-        message = self._messages.popleft()
-        # Bytes are given back when they are read, so whoever reads slowly slows the server down.
-        if self._window < _LOW and not self._messages:
-            self._refill()
-        return self._parse(message)
+    def _ended(self) -> bool:
+        """Whether the stream has ended well. Raises for another end."""
+        if self._cancelled:
+            raise asyncio.CancelledError
+        if self.status is None or self.status == Status.OK:
+            return self.status is not None
+        raise from_status(self.status, self.text)
+
+    async def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> bool:
+        assert self._waiter is None, "one reader at a time"
+        self._waiter, self._take = self._loop.create_future(), take
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = self._take = None
+
+    def _all(self) -> Sequence[bytes]:
+        messages, self._messages = self._messages, []
+        self._refill()
+        return messages
+
+    def hand_on(self) -> None:
+        """Messages have arrived, and all that came with them has been received too."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        enough = False
+        if self._take is not None:
+            try:
+                enough = not self._take(self._all())
+            except Exception as error:
+                waiter.set_exception(error)
+                return
+            if not enough:
+                return
+        waiter.set_result(enough)
 
     def receive(self, data: bytes, start: int, stop: int, padding: int = 0) -> None:
         """The payload of a DATA frame, ``data[start:stop]``; called once a token.
@@ -119,8 +153,7 @@ class Call(Generic[T]):
         if not self._held and size >= _PREFIX_BYTES:
             compressed, length = PREFIX.unpack_from(data, start)
             if length == size - _PREFIX_BYTES and not compressed:
-                self._messages.append(data[start + _PREFIX_BYTES : stop])
-                self._wake()
+                self._add(data[start + _PREFIX_BYTES : stop])
                 return
         self._assemble(data[start:stop])
 
@@ -132,12 +165,14 @@ class Call(Generic[T]):
             status, text = Status.INTERNAL, "the stream ended within a message"
         self.status, self.text = status, text
         self._chunks.clear()
-        self._wake()
-
-    def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(False)
+
+    def _add(self, message: bytes) -> None:
+        if not self._messages:
+            self._arrived.append(self)
+        self._messages.append(message)
 
     def _assemble(self, payload: bytes) -> None:
         """Takes a frame that holds a part of a message, or several of them."""
@@ -145,9 +180,7 @@ class Call(Generic[T]):
         self._held += len(payload)
         if self._held >= self._needed and not self._split():
             return
-        if self._messages:
-            self._wake()
-        elif self._window < _LOW:
+        if not self._messages:
             # The rest of a message longer than the window: nobody can read it until it is whole.
             self._refill()
 
@@ -169,7 +202,7 @@ class Call(Generic[T]):
             self._needed += length
             if len(data) - start < self._needed:
                 break
-            self._messages.append(data[start + _PREFIX_BYTES : start + self._needed])
+            self._add(data[start + _PREFIX_BYTES : start + self._needed])
             start += self._needed
         self._chunks = [data[start:]]
         self._held = len(data) - start
@@ -180,6 +213,7 @@ class Call(Generic[T]):
         self._line.reset(self.stream_id, code)
 
     def _refill(self) -> None:
-        if self.status is None:
+        """Gives bytes back when they are read: whoever reads slowly slows the server down."""
+        if self._window < _LOW and self.status is None:
             self._line.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW

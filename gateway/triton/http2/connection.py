@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 # reader can leave lying is up to the window of its own stream.
 _CONNECTION_WINDOW = 2**25
 _MAX_HEADER_BYTES = 2**16
+# A read that brings more than this ends the turn: from a server that sends faster than its tokens
+# can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
+_TURN_BYTES = 2**17
 # One turn of the loop writes so much of the uploads: well below a millisecond.
 _WRITE_BYTES = 2**17
 _WRITE_BUFFER_BYTES = 2**18
@@ -60,6 +63,7 @@ class Connection(asyncio.Protocol):
         self._calls: dict[int, Call[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
         self._receiving: dict[int, Call[Any]] = {}
+        self.arrived: list[Call[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
@@ -195,6 +199,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closed:
             return
+        if len(data) > _TURN_BYTES:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
         if self._rest:
             data = self._rest + data
         try:
@@ -205,6 +212,10 @@ class Connection(asyncio.Protocol):
         except Exception:  # a mistake of ours must not leave calls hanging
             log.exception("an HTTP/2 connection failed")
             self.close("internal error", Code.INTERNAL_ERROR)
+
+    def _read_on(self) -> None:
+        if not self.closed:
+            self._transport.resume_reading()
 
     def _consume(self, data: bytes) -> int:
         """Handles the whole frames in `data`; returns where the first unfinished one begins."""
@@ -232,6 +243,9 @@ class Connection(asyncio.Protocol):
                 return end
         if received:
             self._spend(received)
+        for call in self.arrived:
+            call.hand_on()
+        self.arrived.clear()
         return start
 
     def _spend(self, size: int) -> None:

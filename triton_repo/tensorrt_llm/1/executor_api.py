@@ -1,5 +1,6 @@
 """The executor that this host has, and the one place where its tensors are converted."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,49 @@ class Row:
         return value
 
     def engine_tensor(self, name: str) -> Any:
-        """The row as the executor takes it: a torch tensor for TensorRT-LLM, else numpy."""
-        if torch is None or name not in self._tensors:
-            return self.array(name)
-        # DLPack also carries BF16, which numpy does not have.
+        """The row as the executor takes it: a torch tensor for TensorRT-LLM, else numpy.
+
+        numpy has no BF16; the CPU executor takes its bits as uint16.
+        """
+        if name not in self._tensors:
+            return None
+        if torch is None:
+            bits = np.from_dlpack(_Bits(self._tensors[name]))[self._index]
+            return bits if bits.size else None
         row = torch.from_dlpack(self._tensors[name].to_dlpack())[self._index]
         return row if row.numel() else None
+
+
+class _Head(ctypes.Structure):
+    """The beginning of a DLManagedTensor (dlpack.h), up to the kind of its numbers."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+    )
+
+
+class _Bits:
+    """A tensor for numpy's `from_dlpack`, in which BF16 passes for uint16."""
+
+    UINT, BFLOAT = 1, 4
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = self._tensor.to_dlpack()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.argtypes, pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+        head = _Head.from_address(pointer(capsule, b"dltensor"))
+        if head.code == self.BFLOAT:
+            head.code = self.UINT
+        return capsule
 
 
 def triton_tensor(name: str, tensor: Any) -> Any:

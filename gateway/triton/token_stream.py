@@ -1,0 +1,265 @@
+"""The answer to one generation: token deltas out, a stop request when abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineUnavailable, Overloaded
+from gateway.generation import ColdSend, Generation, Lora, StopReason, TokenDelta
+from gateway.triton import tensors, text_tensors
+from gateway.triton.client import parse_response
+from gateway.triton.dialect import Dialect
+from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.request import Request
+from gateway.triton.skeleton import Skeleton
+from gateway.triton.transport import Message, Metadata, ResponseStream
+
+if TYPE_CHECKING:
+    from gateway.triton.engine import Engine
+
+# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
+_OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
+
+
+class TokenStream:
+    """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``.
+
+    Left before the final delta, for whatever reason, the RPC is cancelled and the engine told to
+    stop; both happen without an await, so that they survive any cancellation. A BLS model can only
+    be cancelled: the ids of what it asks of the engine are its own.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        dialect: Dialect,
+        request: Request,
+        generation: Generation,
+        timeout_s: float,
+        metadata: Metadata,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._dialect = dialect
+        self._request = request
+        self._metadata = metadata
+        self._generation = generation
+        self._lora = generation.lora
+        self._reader = None
+        if dialect.text is not None and generation.text is not None:
+            self._reader = text_tensors.TextReader(dialect, dialect.text, generation.text)
+        # Of plain tokens only the first response is read tensor by tensor.
+        self._plain = self._reader is None and generation.logprobs is None
+        self._skeleton: Skeleton | None = None
+        self._stream: ResponseStream[bytes] | None = None
+        self._sent = False
+        self._finished = False
+        self._entered = False
+        self._expired = False
+        # One timer for the request; a timeout around each read would cost as much as parsing it.
+        self._deadline = loop.time() + timeout_s
+        self._timer = loop.call_at(self._deadline, self._expire)
+
+    def __enter__(self) -> TokenStream:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        self._leave()
+        if self._sent and not self._finished and self._dialect.stop is not None:
+            stop = tensors.stop_request(self._dialect.stop, self._request.id)
+            self._engine.stop(stop, self._reason(error_type))
+
+    def _expire(self) -> None:
+        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
+        self._expired = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _reason(self, error_type: type[BaseException] | None) -> StopReason:
+        if error_type is None:
+            return "stop_string"
+        if issubclass(error_type, TimeoutError):
+            return "timeout"
+        return "shutdown" if self._engine.draining else "disconnect"
+
+    async def first(self) -> TokenDelta:
+        """The first delta. Raises GatewayError."""
+        return self._delta(await self.response())
+
+    async def feed(self, take: Callable[[TokenDelta], bool]) -> None:
+        """Gives `take` the deltas behind the first, up to the final one or until it returns False.
+
+        It is called where the bytes are received, and must not wait. What has arrived with the
+        last one is given all the same; tokens that have arrived together go on together.
+        """
+        if self._finished or self._stream is None:
+            return
+
+        def hand_on(messages: Sequence[bytes]) -> bool:
+            self._engine.heard = True
+            more, ids = True, []
+            for data in messages:
+                token = None if self._skeleton is None else self._skeleton.token(data)
+                if token is not None:
+                    ids.append(token)
+                    continue
+                if ids:
+                    take(TokenDelta(ids, False))
+                    ids = []
+                more = take(self._delta(self._checked(self._parsed(data))))
+                if self._finished:
+                    return False
+            if ids:
+                more = take(TokenDelta(ids, False))
+            return more
+
+        with self._reading():
+            if not await self._stream.feed(hand_on):
+                raise EngineUnavailable("The inference server ended the stream early.")
+
+    def _delta(self, response: pb.ModelInferResponse) -> TokenDelta:
+        if self._reader is not None:
+            return self._reader.delta(response)
+        return tensors.token_delta(response, self._dialect, self._generation)
+
+    async def beams(self) -> list[TokenDelta]:
+        """All beams of a beam search, best first. Raises GatewayError."""
+        deltas: list[TokenDelta] = []
+        while not self._finished:
+            response = await self.response()
+            if self._reader is not None:
+                deltas += self._reader.beams(response)
+            else:
+                deltas += tensors.beam_deltas(response, self._dialect, self._generation)
+        return deltas
+
+    async def response(self) -> pb.ModelInferResponse:
+        """The next response as it came. Raises GatewayError when it is an error."""
+        if self._stream is not None:
+            response = self._parsed(await self._read(self._stream))
+        else:
+            async with asyncio.timeout_at(self._deadline):
+                if self._lora is not None:
+                    response = await self._begin_with_lora(self._lora)
+                else:
+                    response = await self._begin(self._request.data)
+        return self._checked(response)
+
+    def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
+        if response.error_message:
+            self._finished = True
+            raise from_text(response.error_message)
+        # Without decoupling there is one response, whether it says so or not.
+        self._finished = tensors.is_final(response.infer_response) or not self._dialect.decoupled
+        return response.infer_response
+
+    async def _begin(self, request: bytes | Message) -> pb.ModelStreamInferResponse:
+        """Sends the request and waits for the first response."""
+        self._sent = True
+        try:
+            self._stream = await self._engine.open(request, self._metadata)
+        except EngineUnavailable:
+            self._finished = True
+            raise
+        return self._parsed(await self._read(self._stream))
+
+    def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
+        response = parse_response(data)
+        if self._plain and self._skeleton is None and not response.error_message:
+            self._skeleton = Skeleton.of(data, response.infer_response)
+        return response
+
+    async def _read(self, stream: ResponseStream[bytes]) -> bytes:
+        with self._reading():
+            response = await stream.read()
+            if response is None:
+                raise EngineUnavailable("The inference server ended the stream early.")
+            self._engine.heard = True
+            return response
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._expired and (task is None or not task.cancelling()):
+                raise TimeoutError from None
+            raise
+        except EngineUnavailable:
+            # The line is gone and with it the request; there is nobody to send a stop to.
+            self._finished = True
+            raise
+
+    async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        """Sends the id alone when the engine holds the adapter, else with the weights.
+
+        What the engine says before the first token about its adapter cache is settled here, and
+        the client notices nothing.
+        """
+        residency = self._engine.residency
+        await residency.enter(lora.task_id)
+        self._entered = True
+        for pause_s in _OVERFLOW_PAUSES_S:
+            carries = await residency.must_carry(lora.task_id)
+            if carries:
+                response = await self._begin_with_weights(lora)
+            else:
+                response = await self._begin(self._request.data)
+            if lora_missing(response.error_message):
+                residency.evicted(lora.task_id)
+                if carries:
+                    return response  # it does not know what it was just given
+            elif lora_cache_full(response.error_message):
+                residency.overflow()
+                self._leave()
+                await asyncio.sleep(pause_s)
+                await residency.enter(lora.task_id)
+                self._entered = True
+            else:
+                return response
+            # That attempt has ended; nothing is running until the next one is sent.
+            self._sent = False
+            self._stream = None
+        self._finished = True
+        raise Overloaded("The engine's adapter cache stays full; try again shortly.")
+
+    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        residency = self._engine.residency
+        cause = residency.cause(lora.task_id)
+        started = time.perf_counter()
+        response = None
+        try:
+            weights = await lora.weights()
+            request = tensors.with_weights(self._request, weights)
+            response = await self._begin(request)
+        finally:
+            if response is None or response.error_message:
+                residency.not_loaded(lora.task_id)
+            else:
+                residency.loaded(lora.task_id)
+        if lora_cache_full(response.error_message):
+            cause = "refused"
+        seconds = time.perf_counter() - started
+        self._engine.on_cold_send(ColdSend(lora.name, cause, weights.nbytes, seconds))
+        return response
+
+    def _leave(self) -> None:
+        if self._entered and self._lora is not None:
+            self._entered = False
+            self._engine.residency.leave(self._lora.task_id)
