@@ -216,7 +216,7 @@ async def _client(world: World, client: httpx.AsyncClient, name: str, stop: asyn
         took = seen.ended - seen.started
         assert took < deadline_s + LATE_S, f"{request_id}: {seen.outcome} after {took:.1f} s"
         count += 1
-        await asyncio.sleep(chance.uniform(1, 4))
+        await asyncio.sleep(chance.uniform(1, 6))
 
 
 async def _learn_answers(world: World) -> None:

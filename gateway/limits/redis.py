@@ -28,8 +28,8 @@ from lora_store.connect import FAILURES, close, connect, server_of
 
 log = logging.getLogger(__name__)
 
-# Redis answers in well under a millisecond.
-_TIMEOUT_S = 0.05
+# Redis answers in well under a millisecond, but stands still while it forks for a snapshot.
+_TIMEOUT_S = 0.25
 # That bounds each read, not what a request waits behind: others' batches, a cluster's redirections,
 # a proxy that passes bytes on one by one.
 _PATIENCE_S = 0.5
