@@ -48,7 +48,7 @@ GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
-STOP_S = 10.0
+STOP_S = 60.0
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<key>file|rerun): (?P<value>[^\n]+?) -->\n+)?"

@@ -391,8 +391,6 @@ def _footprint(world: World) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-# httpx leaves a socket to the garbage collector when it is cancelled while it connects.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_nothing_is_lost_when_things_break(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

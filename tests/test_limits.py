@@ -300,8 +300,10 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(redis: RedisSer
 async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
     """Each byte comes in time, so no read of the connection ever times out."""
     trickles = asyncio.Event()
+    serving: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
         path = redis.url.removeprefix("unix://")
         from_redis, to_redis = await asyncio.open_unix_connection(path)
 
@@ -319,6 +321,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> 
             writer.write(data)
         await sending
         writer.close()
+        await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -334,6 +337,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> 
             async with asyncio.timeout(20):
                 while (decision := await limits.take(ask)) is None or decision.refused is not None:
                     await asyncio.sleep(0.05)
+        await asyncio.gather(*[task for task in serving if task is not None])
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
