@@ -10,12 +10,15 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 
 from tokenizers import Tokenizer
 
 # Characters, whose ids take about as many bytes, and what a segment takes besides.
 _ROOM = 4 * 2**20
 _EACH = 256
+# Turns of one chat; a text of end tokens alone would keep everybody waiting.
+_MOST = 1024
 
 Encode = Callable[[list[str]], Awaitable[list[list[int]]]]
 """Token ids of texts, without adding special tokens."""
@@ -34,7 +37,7 @@ class Segments:
     async def encode(self, text: str, encode: Encode) -> list[int]:
         """As `encode` does, which is asked for the segments that are not kept."""
         segments = self._cut(text)
-        if len(segments) == 1:
+        if not 1 < len(segments) <= _MOST:
             [whole] = await encode([text])
             return whole
         found = {segment: self._kept.get(segment) for segment in segments}
@@ -62,7 +65,7 @@ class Segments:
         segments = []
         start = 0
         if self._ends:
-            for end in self._end.finditer(text):
+            for end in islice(self._end.finditer(text), _MOST):
                 segments.append(text[start : end.end()])
                 start = end.start()
         return [*segments, text[start:]]

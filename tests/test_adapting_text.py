@@ -256,6 +256,9 @@ def test_the_prompts_ids_are_taken_off_where_they_come_back() -> None:
     message.raw_output_contents.append(array("i", [1, 2, 9]).tobytes())
     whole = dialect(decoupled=False, drop=("exclude_prompt",))
     assert token_delta(message, whole, generation()).ids == [9]
+    # There is no other response, whether this one says so or not.
+    del message.parameters["triton_final_response"]
+    assert token_delta(message, whole, generation()).final
 
 
 class Models:

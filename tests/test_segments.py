@@ -152,3 +152,12 @@ async def test_room_is_for_those_used_last() -> None:
     assert asked.texts.count(often) == 1
     await segments.encode(once.format(0), asked)
     assert asked.texts.count(once.format(0)) == 2
+
+
+async def test_a_text_of_ends_alone_is_one_piece() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    text = END * 5000
+    assert await segments.encode(text, asked) == asked.whole(text)
+    assert asked.texts == [text]

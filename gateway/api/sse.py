@@ -98,12 +98,13 @@ class EventBody:
 
     async def drain(self) -> None:
         """Returns once the client has taken enough, or has left."""
-        if self._direct is not None:
-            await self._direct.drain()
-        elif self._waiting:
+        while self._waiting:
             self.be_patient()
             await self._flush(b"")
-            self._direct = self._chunks
+            if not self._waiting:  # nothing came while that waited for the client
+                self._direct = self._chunks
+        if self._direct is not None:
+            await self._direct.drain()
 
     async def end(self, data: bytes) -> None:
         await self._flush(data, last=True)
@@ -119,18 +120,22 @@ class EventBody:
 
     async def _comment(self) -> None:
         while True:
-            await self._flush(COMMENT)
+            async with self._sending:
+                # Cancelled, it takes no frame with it.
+                await self._pass_on(COMMENT)
             await asyncio.sleep(self._patience_s)
 
     async def _flush(self, data: bytes, *, last: bool = False) -> None:
         async with self._sending:
             body, self._waiting = self._waiting + data, b""
-            if not (body or last):
-                return
-            if not self.started:
-                await self._send(self._head)
-                self.started = True
-            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+            if body or last:
+                await self._pass_on(body, last=last)
+
+    async def _pass_on(self, body: bytes, *, last: bool = False) -> None:
+        if not self.started:
+            await self._send(self._head)
+            self.started = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
 class EventStream(Response):

@@ -96,6 +96,7 @@ class Lease:
     def answered(self) -> None:
         """The engine has given a token: it works."""
         self._answered = True
+        self._probe = False  # it has told; there may be another one by the end of this
         self.replica.answered_at = time.monotonic()
         self.replica.breaker.succeeded()
         if self._span is not None:

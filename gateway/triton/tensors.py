@@ -195,7 +195,7 @@ def token_delta(
 
     Releases v0.10 to v0.13 also send tensors of zeros for what was not asked for.
     """
-    final = is_final(response)
+    final = is_final(response) or not dialect.decoupled
     ids: list[int] = []
     length: int | None = None
     reused = 0

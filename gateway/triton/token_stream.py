@@ -108,7 +108,7 @@ class TokenStream:
         last one is given all the same; tokens that have arrived together go on together.
         """
         if self._finished or self._stream is None:
-            return
+            raise EngineUnavailable("The inference server ended the stream early.")
 
         def hand_on(messages: Sequence[bytes]) -> bool:
             self._engine.heard = True
@@ -119,13 +119,13 @@ class TokenStream:
                     ids.append(token)
                     continue
                 if ids:
-                    take(TokenDelta(ids, False))
+                    more = take(TokenDelta(ids, False)) and more
                     ids = []
-                more = take(self._delta(self._checked(self._parsed(data))))
+                more = take(self._delta(self._checked(self._parsed(data)))) and more
                 if self._finished:
                     return False
             if ids:
-                more = take(TokenDelta(ids, False))
+                more = take(TokenDelta(ids, False)) and more
             return more
 
         with self._reading():

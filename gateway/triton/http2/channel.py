@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 from collections.abc import Callable
+from contextvars import Context
 from typing import TypeVar
 
 from gateway.errors import EngineError, EngineUnavailable
@@ -113,7 +114,8 @@ class Http2Transport:
         if self._dialling is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise from_status(Status.UNAVAILABLE, "")
-            self._dialling = asyncio.create_task(self._dial())
+            # What the connection reads later is nobody's, least of all this request's.
+            self._dialling = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise from_status(Status.UNAVAILABLE, "")
         # Whoever gives up leaves the attempt to those who wait for it too.
