@@ -16,6 +16,7 @@ COPY README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway
 COPY lora_store lora_store
+COPY ops ops
 COPY triton_repo triton_repo
 RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --no-deps .
 
@@ -41,7 +42,7 @@ STOPSIGNAL SIGTERM
 # Liveness: some orchestrators replace an unhealthy container, and an engine that is still loading
 # is no reason to replace its gateway. The image has no curl.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["python", "-c", "import sys; from gateway.stack.servers import answers_ok; sys.exit(not answers_ok('http://127.0.0.1:9000/health/live'))"]
+    CMD ["python", "-c", "import sys; from ops.local_stack.servers import answers_ok; sys.exit(not answers_ok('http://127.0.0.1:9000/health/live'))"]
 ENTRYPOINT ["gateway"]
 
 FROM runtime AS demo

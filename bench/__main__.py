@@ -17,8 +17,8 @@ from bench.machine import ROOT, Others, cores_for, describe
 from bench.parts import PARTS
 from bench.plot import svg
 from bench.servers import Bench, Unmeasured
-from gateway.stack.ports import PortClaims
-from gateway.stack.process import adopt_orphans
+from ops.local_stack.ports import PortClaims
+from ops.local_stack.process import adopt_orphans
 
 SECONDS, QUICK_SECONDS = 3.0, 1.0
 _QUIET = 0.1  # cores

@@ -15,7 +15,7 @@ from bench.measure import chat, percentile, wait_until
 from bench.pace import SILENT
 from bench.servers import Bench, Server, Unmeasured
 from bench.upstream import MARKED
-from gateway.stack.ports import LOCALHOST
+from ops.local_stack.ports import LOCALHOST
 
 _BEAT_MS = 20
 _BACKGROUND = 100

@@ -20,7 +20,7 @@ from bench.machine import ROOT
 from bench.measure import chat, percentile, window
 from bench.pace import BURST
 from bench.servers import Bench, Server
-from gateway.stack.ports import LOCALHOST
+from ops.local_stack.ports import LOCALHOST
 
 REQUIREMENT = "litellm[proxy]>=1.80,<2"
 _VENV = ROOT / "build" / "bench" / "litellm"

@@ -258,7 +258,7 @@ def lora(bench: Bench) -> list[dict[str, Any]]:
     folder = bench.folder / "lora"
     folder.mkdir()
     engine = make_engine(folder / "engine-demo")
-    command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--model", str(engine)]
+    command = [sys.executable, "-m", "ops", "up", "--port", "0", "--model", str(engine)]
     command += ["--state-dir", str(folder / "state")]
     command += ["--parameter", f"lora_cache_host_memory_bytes={4 * 1024**3}"]
     command += ["--parameter", "lora_cache_max_adapter_size=16"]

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from bench.load import NUMBER, Load, Seen, total
 from bench.machine import ROOT
 from bench.servers import MODEL, Bench, Server, Unmeasured, on_cores
-from gateway.stack.ports import LOCALHOST
+from ops.local_stack.ports import LOCALHOST
 
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0

@@ -21,7 +21,7 @@ from bench.machine import cores_for
 from bench.measure import Window, chat, encode, percentile, prompt, receive, wait_until, window
 from bench.pace import BURST, IDLE
 from bench.servers import TRITON_TOKENS_PER_SECOND, Bench, Server, Unmeasured
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 
 Row = dict[str, Any]
 Part = Callable[[Bench], list[Row]]

@@ -15,11 +15,11 @@ import psutil
 
 from bench.load import Clients
 from bench.machine import ROOT, Cores
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.process import Child
-from gateway.stack.repository import PARAMETERS
-from gateway.stack.servers import Ports, answers_ok, redis_child, triton_child
-from gateway.stack.shared_memory import region_prefix, remove_regions
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import Ports, answers_ok, redis_child, triton_child
+from ops.local_stack.shared_memory import region_prefix, remove_regions
 from triton_repo.executor import synthetic
 from triton_repo.render import render
 
@@ -128,7 +128,7 @@ class Bench:
             "GATEWAY_STORE_DIR": str(self.folder / "adapters"),
             "GATEWAY_SHUTDOWN_GRACE": "1",
         }
-        command = [sys.executable, "-m", "gateway", "serve"]
+        command = [sys.executable, "-m", "ops", "serve"]
         ready = f"http://{LOCALHOST}:{port}/health/ready"
         with contextlib.ExitStack() as stack:
             if workers > 1:

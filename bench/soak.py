@@ -59,7 +59,7 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        command = [sys.executable, "-m", "gateway", "up", "--port", "0", "--state-dir", folder]
+        command = [sys.executable, "-m", "ops", "up", "--port", "0", "--state-dir", folder]
         environment = os.environ | {"GATEWAY_LOG_LEVEL": "warning"}
         with (options.out / "stack.log").open("wb") as log:
             up = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from adapters.errors import AdapterError, StoreError
 from gateway.api import adapters, generations, models, openapi, ops, tokens
 from gateway.api.request_log import Handler, RequestLog
+from gateway.catalog.adapters import from_adapters
+from gateway.config.settings import Settings
 from gateway.errors import ClientDisconnected, GatewayError, from_http_status
-from gateway.lora import from_adapters
-from gateway.request_context import current
+from gateway.http.workers import Worker
+from gateway.observability.request_context import current
 from gateway.service import running_service
-from gateway.settings import Settings
-from gateway.workers import Worker
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def create_app(settings: Settings, worker: Worker | None = None) -> Gateway:
         openapi_url=None,
         exception_handlers={kind: answer for kind, answer in _ERRORS.items()},  # noqa: C416
         redirect_slashes=False,
-        # Ours is `gateway.tracing`; this one asks the environment at each request.
+        # Ours is `gateway.observability.tracing`; this one asks the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     # Set by the server once it listens there.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from adapters.adapter import Converted
-from gateway.message import MessageEvent, MessageForm
+from gateway.parsers.message import MessageEvent, MessageForm
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 _LEAST = 1e-6

@@ -13,14 +13,14 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from gateway.access import configuration_file
 from gateway.app import create_app
-from gateway.http_protocol import ConnectionLimits, HttpProtocol
-from gateway.logs import configure_logging
-from gateway.server_tls import check_tls, uvicorn_options
-from gateway.settings import Settings
-from gateway.trace_setup import tracer_class
-from gateway.workers import Worker, Workers
+from gateway.config.settings import Settings
+from gateway.http.protocol import ConnectionLimits, HttpProtocol
+from gateway.http.tls import check_tls, uvicorn_options
+from gateway.http.workers import Worker, Workers
+from gateway.observability.logs import configure_logging
+from gateway.observability.trace_setup import tracer_class
+from gateway.tenancy.access import configuration_file
 
 # Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
 # closes first must not be the server, or a request that is just being sent is lost.

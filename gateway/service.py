@@ -13,27 +13,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.access import Access, configuration_file, warn_if_open
-from gateway.accounting import Accounting
-from gateway.admission import Admission
-from gateway.configuration import Configuration, ConfigurationFile
+from gateway.catalog.adapters import Adapters
+from gateway.catalog.router import Router
+from gateway.config.file import Configuration, ConfigurationFile
+from gateway.config.settings import Settings
 from gateway.errors import GatewayError
-from gateway.limits.limits import Limits
-from gateway.limits.redis import SharedLimits
-from gateway.lora import Adapters
-from gateway.prompt import Prompts
-from gateway.replicas.replicas import Replicas
-from gateway.routing import Router
-from gateway.settings import Settings
-from gateway.telemetry import Metrics
-from gateway.trace_setup import tracer_class
+from gateway.metrics import Metrics
+from gateway.observability.trace_setup import tracer_class
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.replicas import Replicas
+from gateway.tenancy.access import Access, configuration_file, warn_if_open
+from gateway.tenancy.accounting import Accounting
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.usage_log import Usage, UsageLog
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
 from gateway.triton.transport import Wire
-from gateway.usage import Usage, UsageLog
 
 if TYPE_CHECKING:
-    from gateway.tracing import Tracer
+    from gateway.observability.tracing import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.repository import PARAMETERS
-from gateway.stack.servers import Ports, answers_ok, triton_child
-from gateway.stack.shared_memory import region_prefix, remove_regions
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import Ports, answers_ok, triton_child
+from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.triton_server import Server
 from triton_repo.executor import engine, synthetic
 from triton_repo.parameters import Value

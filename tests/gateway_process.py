@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import yaml
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.ports import PortClaims
-from gateway.tenants import key_hash
+from gateway.config.tenants import key_hash
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import PortClaims
 from tests.conftest import Stack
 
 READY_WITHIN_S = 180  # two seconds are normal
@@ -45,7 +45,7 @@ class GatewayProcess:
         self._env = inherited | {f"GATEWAY_{k.upper()}": str(v) for k, v in fields.items()}
 
     def __enter__(self) -> GatewayProcess:
-        command = [sys.executable, "-m", "gateway", "serve"]
+        command = [sys.executable, "-m", "ops", "serve"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
         deadline = time.monotonic() + READY_WITHIN_S

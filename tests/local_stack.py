@@ -45,7 +45,7 @@ class Up:
             "max_adapter_bytes": str(8 * 1024 * 1024),
         } | settings
         environment = {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
-        command = [sys.executable, "-m", "gateway", "up", "--state-dir", str(self.state_dir)]
+        command = [sys.executable, "-m", "ops", "up", "--state-dir", str(self.state_dir)]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [*command, *arguments], stdout=stdout, stderr=stderr, env=os.environ | environment

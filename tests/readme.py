@@ -23,11 +23,11 @@ from gateway.api.schemas import (
     CompletionRequest,
     GenerationRequest,
 )
-from gateway.commands.up import DEMO_MODEL
-from gateway.deployment.fields import FIELDS
+from gateway.config.settings import Settings
 from gateway.service import running_service
-from gateway.settings import Settings
 from gateway.triton import names
+from ops.commands.up import DEMO_MODEL
+from ops.deployment.fields import FIELDS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -16,8 +16,8 @@ from pathlib import Path
 import redis
 from redis.exceptions import RedisError
 
-from gateway.stack.errors import StackError
-from gateway.stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.errors import StackError
+from ops.local_stack.ports import LOCALHOST, PortClaims
 
 PASSWORD = "p%40ss:w,rd"
 """As it stands in a URL; a colon, a comma and an escape in it must do no harm."""

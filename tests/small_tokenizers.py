@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from gateway.vocabulary import Vocabulary
+from gateway.tokenization.vocabulary import Vocabulary
 
 
 def _byte_level() -> Tokenizer:

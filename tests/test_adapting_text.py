@@ -16,13 +16,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
 from gateway.generation import Generation, Options, Sampling, TextPrompt, TokenDelta
-from gateway.message import MessageForm
-from gateway.prompt import Prompts
-from gateway.text_pieces import PieceStream
-from gateway.text_prompt import fit_text, text_prompt
-from gateway.triton.choice import Choice, Wanted, choose
+from gateway.parsers.message import MessageForm
+from gateway.pipeline.text_prompt import fit_text, text_prompt
+from gateway.tokenization.piece_stream import PieceStream
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.dialect import Dialect, TextModel, read_dialect
 from gateway.triton.names import CORE, TEXT, Thing
+from gateway.triton.selection import Choice, Wanted, choose
 from gateway.triton.tensors import token_delta
 from gateway.triton.text_tensors import TextReader
 

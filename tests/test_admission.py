@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.admission import Admission
 from gateway.errors import Overloaded
+from gateway.scheduling.admission import Admission
 
 
 def _admission(limit: int, *, queue: int = 1000, wait_s: float = 5.0, share: float = 1.0):  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.generated_adapters import PROMPT, TOKENS, write_adapter
 from tests.local_stack import Up
@@ -236,7 +236,7 @@ def test_vllms_calls(admin: httpx.Client, up: Up) -> None:
 
 
 def _lora(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", "lora", *arguments]
+    command = [sys.executable, "-m", "ops", "lora", *arguments]
     if arguments[0] != "size":
         command += ["--state-dir", str(up.state_dir)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 from tokenizers import Tokenizer
 
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 UNHEARD_OF = "🦉"

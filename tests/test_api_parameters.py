@@ -9,7 +9,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 
 COUNT = [{"role": "user", "content": "Count from 1 to 30"}]
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

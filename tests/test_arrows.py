@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("adapters", "lora_store", "gateway", "triton_repo")
+PACKAGES = ("adapters", "lora_store", "gateway", "ops", "triton_repo")
 
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "adapters": ("lora_store", "gateway", "triton_repo", "redis", "grpc", "fastapi", "httpx"),
@@ -17,12 +17,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "triton_repo/executor": ("torch", "transformers"),
     "gateway": ("torch", "demo"),
     "gateway/errors.py": ("gateway", "fastapi", "starlette", "grpc"),
-    "gateway/settings.py": ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
+    "gateway/config/settings.py": ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
     **dict.fromkeys(
         (
             "gateway/generation.py",
-            "gateway/message.py",
-            "gateway/reasoning.py",
+            "gateway/parsers/message.py",
+            "gateway/parsers/reasoning.py",
             "gateway/tools",
         ),
         ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
@@ -33,7 +33,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "tritonclient": ("gateway/triton/",),
     "fastapi": ("gateway/api/", "gateway/app.py", "gateway/server.py"),
     "starlette": ("gateway/api/", "gateway/app.py"),
-    "redis": ("lora_store/", "gateway/limits/redis.py"),
+    "redis": ("lora_store/", "gateway/tenancy/limits/redis.py"),
 }
 
 

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from bench import direct, frames, pace, report
 from bench.machine import cores_for
 from bench.upstream import TOKEN
-from gateway.stack.ports import PortClaims
+from ops.local_stack.ports import PortClaims
 from tests.triton_server import repository_parameters, running
 from triton_repo.executor import synthetic
 from triton_repo.render import render

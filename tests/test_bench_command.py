@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
+from ops.cli import main
 from tests.local_stack import Stack, Up
 
 RANDOM = ["token-norm-dist", "--input-mean", "24", "--input-stdev", "8"]

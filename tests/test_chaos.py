@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.commands.up import DEMO_ADAPTERS
+from ops.commands.up import DEMO_ADAPTERS
 from tests.cluster import Tritons, demo_engine, tritons
 from tests.gateway_process import GatewayProcess, tenant, write_config
 from tests.metrics import sample

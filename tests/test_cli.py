@@ -32,7 +32,7 @@ def test_help_names_the_commands() -> None:
 def test_the_command_line_imports_nothing_heavy() -> None:
     answer = _run("up", "--help", PYTHONPROFILEIMPORTTIME="1")
     modules = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
-    assert "gateway.cli" in modules
+    assert "ops.cli" in modules
     assert not modules & {"numpy", "fastapi", "transformers", "grpc", "pydantic", "uvicorn"}
 
 

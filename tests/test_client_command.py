@@ -9,8 +9,8 @@ import pytest
 
 from adapters import convert, npy, peft
 from adapters.base_model import read_base_model
-from gateway.cli import main
-from gateway.prompt import Prompts
+from gateway.tokenization.prompts import Prompts
+from ops.cli import main
 from tests.local_stack import Stack
 from tests.triton_server import MODEL, running
 from triton_repo.executor import engine

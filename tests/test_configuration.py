@@ -13,8 +13,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.configuration import Configuration, ConfigurationError, ConfigurationFile, load
-from gateway.marked_yaml import MarkedYaml, YamlProblem
+from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile, load
+from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 
 HASH = "sha256:" + "0" * 64
 GOOD = f"""\

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.configuration import load
-from gateway.deployment.launch import Launch, command
-from gateway.settings import Settings
+from gateway.config.file import load
+from gateway.config.settings import Settings
+from ops.deployment.launch import Launch, command
 
 TREE = Path(__file__).parent.parent
 COMPOSE = TREE / "docker-compose.yml"

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.ports import PortClaims
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import PortClaims
 from tests.dockerfile import DOCKERFILE, Step, stages, steps
 
 TREE = DOCKERFILE.parent

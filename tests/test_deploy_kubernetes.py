@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.deployment.launch import Launch, command, shell_text
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from ops.deployment.launch import Launch, command, shell_text
 
 KUBERNETES = Path(__file__).parent.parent / "deploy/kubernetes"
 KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml"))

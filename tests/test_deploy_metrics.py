@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.telemetry import Metrics
+from gateway.metrics import Metrics
 from tests.conftest import Stack
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

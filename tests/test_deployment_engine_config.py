@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adapters.base_model import read_base_model
 from adapters.sizes import CacheSettings, cache_fit
-from gateway.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
+from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
 
 V017: dict[str, Any] = {
     "version": "0.17.0",

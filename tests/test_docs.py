@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import COMMANDS
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from ops.cli import COMMANDS
 from tests import readme
 
 # Read by the commands that talk to a gateway, and not by the gateway.

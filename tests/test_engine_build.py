@@ -34,7 +34,7 @@ for name, value in zip(sys.argv, sys.argv[1:]):
 
 
 def _command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "gateway", "engine", "plan", *map(str, arguments)]
+    return [sys.executable, "-m", "ops", "engine", "plan", *map(str, arguments)]
 
 
 def _execute(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from adapters.adapter import ModuleRows
 from adapters.sizes import CacheSettings, cache_fit
-from gateway.deployment.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from gateway.deployment.gpus import GPUS, find_gpu
-from gateway.deployment.intent import Intent, base_model
-from gateway.deployment.memory import (
+from ops.deployment.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from ops.deployment.gpus import GPUS, find_gpu
+from ops.deployment.intent import Intent, base_model
+from ops.deployment.memory import (
     kv_bytes_per_token,
     lora_cache,
     parameter_count,
@@ -77,7 +77,7 @@ def test_published_kv_cache_sizes(tmp_path: Path, name: str, size: int) -> None:
 
 
 def test_all_known_architectures_are_tested() -> None:
-    from gateway.deployment.architectures import ARCHITECTURES  # noqa: PLC0415
+    from ops.deployment.architectures import ARCHITECTURES  # noqa: PLC0415
 
     assert {config["architectures"][0] for config in CONFIGS.values()} == set(ARCHITECTURES)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import main
+from ops.cli import main
 from tests.hf_configs import CONFIGS, write_config
 
 

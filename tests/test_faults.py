@@ -17,14 +17,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.configuration import Configuration
+from gateway.config.file import Configuration
+from gateway.config.settings import Settings
 from gateway.errors import RequestTimeout
 from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
-from gateway.logs import configure_logging
-from gateway.pipeline import generate, prepare
-from gateway.request_context import RequestContext
+from gateway.observability.logs import configure_logging
+from gateway.observability.request_context import RequestContext
+from gateway.pipeline.generate import generate, prepare
 from gateway.server import Server, build_server
-from gateway.settings import Settings
 from tests.fake_triton import FakeTriton, Fault, serving
 from tests.gateway_process import tenant, write_config
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from adapters.adapter import Converted
+from gateway.catalog.adapters import Adapters
+from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Generation, Lora, Sampling
-from gateway.lora import Adapters
-from gateway.settings import Settings
 from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
 from tests.fake_triton import FakeTriton, serving

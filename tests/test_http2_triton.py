@@ -20,15 +20,15 @@ from cryptography.x509.oid import NameOID
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable, GatewayError
-from gateway.stack.binaries import find_triton_server
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.process import Child
-from gateway.stack.repository import PARAMETERS
-from gateway.stack.servers import answers_ok
-from gateway.stack.shared_memory import region_prefix, remove_regions
 from gateway.triton.client import TritonClient
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import Endpoint, TransportName, Wire
+from ops.local_stack.binaries import find_triton_server
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import answers_ok
+from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.triton_server import MODEL, READY_WITHIN
 from triton_repo.executor import synthetic
 from triton_repo.render import render

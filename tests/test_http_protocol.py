@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gateway.http_protocol import MAX_HEAD
+from gateway.http.protocol import MAX_HEAD
 from tests.conftest import Stack
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"

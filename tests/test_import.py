@@ -20,11 +20,11 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from gateway.cli import main
-from gateway.commands.up import DEMO_ADAPTERS, DEMO_MODEL
-from gateway.deployment.check import check
-from gateway.deployment.engine_config import read_engine_config
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from ops.cli import main
+from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
+from ops.deployment.check import check
+from ops.deployment.engine_config import read_engine_config
 from tests.hf_configs import write_config
 from tests.local_stack import Up
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tenants import key_hash
+from gateway.config.tenants import key_hash
 from tests.gateway_process import tenant, write_config
 
 
 def _key(*arguments: object, typed: str = "") -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
-    command = [sys.executable, "-m", "gateway", "key", *map(str, arguments)]
+    command = [sys.executable, "-m", "ops", "key", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env=env, input=typed, timeout=60
     )

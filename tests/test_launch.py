@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deployment.launch import Launch, Mode, command, count_gpus, environment
-from gateway.deployment.launch_checks import CoreModel, LaunchError, check, read_core_models
+from ops.deployment.launch import Launch, Mode, command, count_gpus, environment
+from ops.deployment.launch_checks import CoreModel, LaunchError, check, read_core_models
 from tests.triton_server import repository_parameters
 from triton_repo.render import render
 
@@ -199,7 +199,7 @@ def _repository(folder: Path, world_size: int) -> None:
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway", "triton", "launch", *arguments],
+        [sys.executable, "-m", "ops", "triton", "launch", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.servers import Ports
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.servers import Ports
 from tests.local_stack import SHARED_MEMORY
 from tests.triton_server import MODEL, Server, core_inputs, new_ids, repository_parameters
 from triton_repo.executor import engine
@@ -44,7 +44,7 @@ class Launched:
         self._seen: set[psutil.Process] = set()
         self._regions: set[str] = set()
         command = [
-            *(sys.executable, "-m", "gateway", "triton", "launch", "--force"),
+            *(sys.executable, "-m", "ops", "triton", "launch", "--force"),
             *("--model-repo", str(folder / "repository")),
             *("--http-port", str(ports.triton_http), "--grpc-port", str(ports.triton_grpc)),
             *("--metrics-port", str(ports.triton_metrics)),
@@ -242,7 +242,7 @@ def test_ports_and_running_servers_are_looked_at_first(folder: Path) -> None:
     with _launched(folder, "--no-mpi") as launched:
         launched.wait_ready()
         command = [
-            *(sys.executable, "-m", "gateway", "triton", "launch", "--no-mpi"),
+            *(sys.executable, "-m", "ops", "triton", "launch", "--no-mpi"),
             *("--model-repo", str(folder / "repository")),
         ]
         pid = launched.ranks()[0].pid

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.configuration import Configuration
-from gateway.limits.ask import Ask, Settlement
-from gateway.limits.limits import Limits
-from gateway.limits.redis import SharedLimits
-from gateway.tenants import Tenant
+from gateway.config.file import Configuration
+from gateway.config.tenants import Tenant
+from gateway.tenancy.limits.ask import Ask, Settlement
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.redis import SharedLimits
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.metrics import metric

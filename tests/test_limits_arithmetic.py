@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.ask import NEVER, Ask, Decision, Settlement
-from gateway.limits.limits import duration
-from gateway.limits.local import LocalLimits
+from gateway.tenancy.limits.ask import NEVER, Ask, Decision, Settlement
+from gateway.tenancy.limits.limits import duration
+from gateway.tenancy.limits.local import LocalLimits
 from tests.redis_server import RedisServer, running_redis
 
 MINUTE_MS = 60_000
@@ -122,7 +122,7 @@ def test_redis_counts_as_python_does(
     steps: list[Any],
 ) -> None:
     run, now = _Run(requests, tokens, concurrent), 1_700_000_000_000
-    text = importlib.resources.files("gateway.limits").joinpath("script.lua").read_text()
+    text = importlib.resources.files("gateway.tenancy.limits").joinpath("script.lua").read_text()
     assert text.count("redis.call('TIME')") == 1
     with redis.client() as client:
         client.flushall()

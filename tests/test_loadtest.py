@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.loadtest import report
-from gateway.loadtest.arrivals import send_times
-from gateway.loadtest.plot import latency_against_load
-from gateway.loadtest.progress import Progress
-from gateway.loadtest.requests import FromDataset, FromHistogram, FromNormal, Request
-from gateway.loadtest.running import run as run_load
-from gateway.loadtest.sample import Mode, Run, Sample, append, percentile
-from gateway.loadtest.targets import GatewayTarget
-from gateway.prompt import Prompts
+from gateway.tokenization.prompts import Prompts
+from ops.loadtest import report
+from ops.loadtest.arrivals import send_times
+from ops.loadtest.plot import latency_against_load
+from ops.loadtest.progress import Progress
+from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal, Request
+from ops.loadtest.running import run as run_load
+from ops.loadtest.sample import Mode, Run, Sample, append, percentile
+from ops.loadtest.targets import GatewayTarget
 from tests.triton_server import MODEL
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.commands.up import DEMO_ADAPTERS
-from gateway.logs import LogFormat, configure_logging, log_request
-from gateway.request_context import RequestContext, current
+from gateway.observability.logs import LogFormat, configure_logging, log_request
+from gateway.observability.request_context import RequestContext, current
+from ops.commands.up import DEMO_ADAPTERS
 from tests.conftest import Stack
 from tests.fake_triton import FakeTriton, serving
 from tests.gateway_process import GatewayProcess, tenant, write_config
@@ -91,7 +91,7 @@ def test_a_line_that_cannot_be_written(
     """It is lost, and nothing else: a full disk must fail no request."""
     configure_logging("info", form)
     with open("/dev/full", "wb") as full:
-        monkeypatch.setattr("gateway.logs._STDERR", full.fileno())
+        monkeypatch.setattr("gateway.observability.logs._STDERR", full.fileno())
         log_request(logging.getLogger("gateway.some"), RequestContext("x").facts("GET", "/", 200))
     assert "No space left on device" in capfd.readouterr().err
 

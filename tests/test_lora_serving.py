@@ -22,7 +22,7 @@ import redis
 
 from adapters.adapter import MODULE_NAMES, Converted
 from adapters.modules import module_sizes
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.generated_adapters import (
     PROMPT,
     TOKENS,
@@ -238,7 +238,7 @@ def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve"], env=os.environ | settings, stderr=file
+            [sys.executable, "-m", "ops", "serve"], env=os.environ | settings, stderr=file
         )
     try:
         yield _wait_listening(process.pid)

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from bench.pace import IDLE
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.process import Child
-from gateway.stack.repository import PARAMETERS
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
 from tests.cluster import paced_engine
 from tests.gateway_process import GatewayProcess
 from tests.metrics import metric

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.message import MessageForm, MessageReader
-from gateway.reasoning import THINK
-from gateway.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.message import MessageForm, MessageReader
+from gateway.parsers.reasoning import THINK
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 

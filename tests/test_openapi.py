@@ -25,7 +25,7 @@ from schemathesis.config import (
 from gateway.api import openapi
 from gateway.api.schemas import HARMLESS, NOT_SERVED
 from gateway.app import ROUTES
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.generated_adapters import write_adapter
 from tests.local_stack import Stack, Up
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import ROUTES
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from tests import readme
 
 TEXT = "".join(path.read_text(encoding="utf-8") for path in readme.FILES)

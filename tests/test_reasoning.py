@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.reasoning import MISTRAL_THINK, THINK, ReasoningSplitter, Tags, guess, is_open
-from gateway.tools.events import Content, Reasoning
+from gateway.parsers.reasoning import MISTRAL_THINK, THINK, ReasoningSplitter, Tags, guess, is_open
+from gateway.parsers.tools.events import Content, Reasoning
 
 Events = list[Reasoning | Content]
 

@@ -17,15 +17,15 @@ from uuid import uuid4
 import pytest
 
 from adapters.errors import StoreUnavailable
-from gateway.commands.up import DEMO_MODEL
-from gateway.limits.ask import Ask, Settlement
-from gateway.limits.redis import SharedLimits
+from gateway.tenancy.limits.ask import Ask, Settlement
+from gateway.tenancy.limits.redis import SharedLimits
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
 from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier, dump, parse
 from lora_store.tiered import TieredStore
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.generated_adapters import write_adapter

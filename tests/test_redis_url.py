@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from lora_store import redis_url
 from lora_store.connect import close, connect
 

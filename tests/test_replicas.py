@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from gateway.commands.up import DEMO_ADAPTERS
+from ops.commands.up import DEMO_ADAPTERS
 from tests.cluster import Tritons, demo_engine, tritons
 from tests.fake_triton import FakeTriton, serving
 from tests.gateway_process import GatewayProcess

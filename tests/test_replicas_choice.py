@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.replicas.breaker import Breaker
-from gateway.replicas.choice import choose
-from gateway.replicas.discovery import resolve
+from gateway.scheduling.balancer import choose
+from gateway.scheduling.breaker import Breaker
+from gateway.scheduling.discovery import resolve
 
 
 @dataclass

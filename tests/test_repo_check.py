@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gateway.deployment import repository
-from gateway.deployment.check import check
-from gateway.deployment.check_repository import RepositoryError
+from ops.deployment import repository
+from ops.deployment.check import check
+from ops.deployment.check_repository import RepositoryError
 from tests.triton_server import MODEL
 from triton_repo.executor import engine
 
@@ -630,7 +630,7 @@ def test_a_single_quoted_hole_is_a_string(place: Place) -> None:
 
 def _command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway", "repo", "check", *map(str, arguments)],
+        [sys.executable, "-m", "ops", "repo", "check", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -85,7 +85,7 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [("-m", "triton_repo.fill_template"), ("-m", "gateway", "repo", "fill")]
+    "command", [("-m", "triton_repo.fill_template"), ("-m", "ops", "repo", "fill")]
 )
 def test_the_command_line_is_that_of_upstream(tmp_path: Path, command: tuple[str, ...]) -> None:
     template = TEMPLATES / "postprocessing" / "config.pbtxt"

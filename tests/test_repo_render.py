@@ -16,11 +16,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gateway.commands import repo
-from gateway.deployment.check import check
-from gateway.deployment.engine_config import EngineConfig, read_engine_config
-from gateway.deployment.fields import FIELDS
-from gateway.deployment.repository import (
+from ops.commands import repo
+from ops.deployment.check import check
+from ops.deployment.engine_config import EngineConfig, read_engine_config
+from ops.deployment.fields import FIELDS
+from ops.deployment.repository import (
     Description,
     DescriptionError,
     from_fields,
@@ -71,7 +71,7 @@ def read_configs(folder: Path) -> dict[str, Any]:
 
 def render(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway", "repo", "render", *map(str, arguments)],
+        [sys.executable, "-m", "ops", "repo", "render", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

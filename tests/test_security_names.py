@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.generated_adapters import write_adapter
 from tests.local_stack import Up

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.raw_http import HOST, answers, connected, post, received
@@ -169,7 +169,7 @@ def test_a_wrong_setting_is_told_without_its_value(
         (tmp_path / "c.yaml").write_text(text)
     environment = {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
     ended = subprocess.run(
-        [sys.executable, "-m", "gateway", "serve"],
+        [sys.executable, "-m", "ops", "serve"],
         env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL)} | environment,
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from gateway.http_protocol import HttpProtocol
+from gateway.http.protocol import HttpProtocol
 from tests.conftest import Stack
 from tests.fake_triton import FakeTriton, serving
 from tests.gateway_process import GatewayProcess, body

@@ -11,9 +11,9 @@ import httpx
 import jinja2
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
 from gateway.errors import InvalidRequest
-from gateway.prompt import Prompts
+from gateway.tokenization.prompts import Prompts
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 
 SECONDS = 5

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from adapters.errors import StoreUnavailable
-from gateway.limits.ask import Ask
-from gateway.limits.redis import SharedLimits
+from gateway.tenancy.limits.ask import Ask
+from gateway.tenancy.limits.redis import SharedLimits
 from lora_store.redis import RedisSettings, RedisTier
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
@@ -123,7 +123,7 @@ def test_clients_without_a_certificate_are_refused(
 
 def _refused(folder: Path, **settings: object) -> str:
     environment = {f"GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "gateway", "serve"]
+    command = [sys.executable, "-m", "ops", "serve"]
     ended = subprocess.run(
         command,
         env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(folder)} | environment,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters import npy
-from gateway.commands.up import DEMO_MODEL
+from ops.commands.up import DEMO_MODEL
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess
 from tests.generated_adapters import converted, write_adapter

@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from gateway.segments import Segments
+from gateway.tokenization.turn_cache import Segments
 from tests.small_tokenizers import BYTES
 
 END, EXTRA = "<end>", "<extra>"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.triton.skeleton import Skeleton
+from gateway.triton.response_template import Skeleton
 
 IDS = st.integers(-(2**31), 2**31 - 1)
 

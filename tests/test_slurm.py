@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deployment.launch import Launch
-from gateway.deployment.launch_checks import LaunchError
-from gateway.deployment.slurm import Job, compose_scripts, write_scripts
+from ops.deployment.launch import Launch
+from ops.deployment.launch_checks import LaunchError
+from ops.deployment.slurm import Job, compose_scripts, write_scripts
 
 # What srun does for the ranks of one node: it tells each which one it is, and waits.
 SRUN = """#!/bin/bash
@@ -36,7 +36,7 @@ with open(os.environ["RECORDS"] + "/rank" + rank, "w") as record:
 def _scripts(folder: Path, *arguments: str) -> tuple[Path, Path]:
     made = subprocess.run(
         [
-            *(sys.executable, "-m", "gateway", "triton", "launch", "--slurm"),
+            *(sys.executable, "-m", "ops", "triton", "launch", "--slurm"),
             *("--model-repo", "/only on the nodes/repository", "--output", str(folder)),
             *arguments,
         ],

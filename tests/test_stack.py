@@ -14,10 +14,10 @@ import psutil
 import pytest
 import redis
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.errors import StackError
-from gateway.stack.ports import PortClaims
-from gateway.stack.restart import Backoff
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.errors import StackError
+from ops.local_stack.ports import PortClaims
+from ops.local_stack.restart import Backoff
 from tests.local_stack import Stack, Up
 
 pytestmark = pytest.mark.timed

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from gateway.commands.up import DEMO_ADAPTERS
-from gateway.tenants import key_hash
+from gateway.config.tenants import key_hash
+from ops.commands.up import DEMO_ADAPTERS
 from tests.conftest import Stack
 from tests.gateway_process import GatewayProcess, body, tenant, write_config
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.generation import Generation, Sampling, TextDelta, TokenDelta
-from gateway.text import StopStrings, TextStream
+from gateway.tokenization.text_stream import StopStrings, TextStream
 from tests.small_tokenizers import VOCABULARY, encode
 
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.tools.events import CallArguments, CallStart, Content, Event
-from gateway.tools.forced import (
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
+from gateway.parsers.tools.forced import (
     NamedToolParser,
     RequiredToolParser,
     named_guide,
     required_guide,
 )
-from gateway.tools.forms import PARSERS, Form, guess
-from gateway.tools.ids import new_id, template_id
-from gateway.tools.parser import ToolParser
+from gateway.parsers.tools.forms import PARSERS, Form, guess
+from gateway.parsers.tools.ids import new_id, template_id
+from gateway.parsers.tools.parser import ToolParser
 
 FORMS: list[Form] = ["hermes", "llama3_json", "mistral", "pythonic"]
 MAKERS: dict[str, Callable[[], ToolParser]] = {

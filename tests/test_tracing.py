@@ -13,13 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.binaries import find_triton_server
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.process import Child
-from gateway.stack.repository import PARAMETERS
-from gateway.stack.servers import answers_ok
-from gateway.stack.shared_memory import region_prefix, remove_regions
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.binaries import find_triton_server
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import answers_ok
+from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.fake_triton import FakeTriton, serving
 from tests.gateway_process import tenant, write_config
 from tests.otlp_collector import Collector, collecting
@@ -236,7 +236,7 @@ async def test_without_traces_the_caller_s_goes_on_as_it_came(
 
 
 def test_without_traces_their_module_is_not_loaded() -> None:
-    code = "import gateway.server, sys; print('gateway.tracing' in sys.modules)"
+    code = "import gateway.server, sys; print('gateway.observability.tracing' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert found.stdout == "False\n"
 
@@ -251,7 +251,7 @@ def test_packages_that_are_missing(tmp_path: Path) -> None:
         "GATEWAY_OTLP_ENDPOINT": "http://127.0.0.1:4318",
     }
     found = subprocess.run(
-        [sys.executable, "-m", "gateway", "serve"],
+        [sys.executable, "-m", "ops", "serve"],
         capture_output=True, env=env, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert found.returncode == 2

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.commands.up import DEMO_ADAPTERS
-from gateway.usage import Usage, UsageLog
+from gateway.tenancy.usage_log import Usage, UsageLog
+from ops.commands.up import DEMO_ADAPTERS
 from tests.conftest import Stack
 from tests.fake_triton import FakeTriton, Fault, serving
 from tests.gateway_process import GatewayProcess, body, tenant, write_config

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
-from gateway.vocabulary import ByteDecoder, Decoder, StreamDecoder, Vocabulary
+from gateway.tokenization.vocabulary import ByteDecoder, Decoder, StreamDecoder, Vocabulary
 from tests.small_tokenizers import BYTES, EOS, HALVES, PIECES, SPACES, VOCABULARY, encode
 
 BOTH = pytest.mark.parametrize("kind", ["bytes", "stream"])

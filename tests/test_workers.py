@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from gateway.commands.up import DEMO_MODEL
-from gateway.stack.ports import PortClaims
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import PortClaims
 from tests.local_stack import Stack
 from tests.metrics import metric
 
@@ -36,7 +36,7 @@ class _Gateway:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", "serve"], env=os.environ | settings, stderr=log
+                [sys.executable, "-m", "ops", "serve"], env=os.environ | settings, stderr=log
             )
 
     def wait_ready(self) -> None:
@@ -106,7 +106,7 @@ def test_no_worker_outlives_its_parent(gateway: _Gateway, number: signal.Signals
 def test_workers_without_redis_are_refused(tmp_path: Path) -> None:
     settings = {"GATEWAY_WORKERS": "2", "GATEWAY_TOKENIZER_DIR": str(tmp_path)}
     answer = subprocess.run(
-        [sys.executable, "-m", "gateway", "serve"],
+        [sys.executable, "-m", "ops", "serve"],
         env=os.environ | settings,
         capture_output=True,
         text=True,

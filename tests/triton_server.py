@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as triton
 
-from gateway.stack.ports import LOCALHOST, PortClaims
-from gateway.stack.process import Child
-from gateway.stack.servers import Ports, answers_ok, triton_child
-from gateway.stack.shared_memory import region_prefix, remove_regions
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.servers import Ports, answers_ok, triton_child
+from ops.local_stack.shared_memory import region_prefix, remove_regions
 from triton_repo.parameters import Value
 from triton_repo.render import render
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import orjson
 
 from gateway.generation import Batch, Sink, TextDelta, TokenLogprob
-from gateway.message import MessageEvent
-from gateway.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
 Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]

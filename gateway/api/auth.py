@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from gateway.config.tenants import Tenant
 from gateway.errors import NotFound
-from gateway.request_context import current
+from gateway.observability.request_context import current
 from gateway.service import Service
-from gateway.tenants import Tenant
 
 
 def tenant_of(request: Request) -> Tenant | None:

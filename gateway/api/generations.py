@@ -20,13 +20,13 @@ from gateway.api.schemas import (
     parse,
 )
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
+from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.message import MessageForm
-from gateway.pipeline import generate, prepare
-from gateway.reasoning import is_open
-from gateway.request_context import current
+from gateway.observability.request_context import current
+from gateway.parsers.message import MessageForm
+from gateway.parsers.reasoning import is_open
+from gateway.pipeline.generate import generate, prepare
 from gateway.service import Service
-from gateway.tenants import Tenant
 
 
 async def chat_completions(request: Request) -> Response:

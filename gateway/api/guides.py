@@ -11,7 +11,7 @@ from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
 from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
-from gateway.tools.forced import named_guide, required_guide
+from gateway.parsers.tools.forced import named_guide, required_guide
 
 # The guide type `json` alone would allow an array as well.
 _OBJECT = Guide("json_schema", '{"type":"object"}')

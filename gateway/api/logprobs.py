@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.generation import TokenLogprob
-from gateway.prompt import Prompts
+from gateway.tokenization.prompts import Prompts
 
 
 def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts) -> dict[str, Any]:

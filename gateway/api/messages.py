@@ -8,8 +8,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.api.strict_json import load
-from gateway.tools.forms import Form
-from gateway.tools.ids import template_id
+from gateway.parsers.tools.forms import Form
+from gateway.parsers.tools.ids import template_id
 
 
 class Strict(BaseModel):

@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api.auth import metrics_reader
 from gateway.api.worker_metrics import of_all_workers
+from gateway.http.workers import Worker
 from gateway.service import Service
-from gateway.workers import Worker
 
 
 async def live(request: Request) -> Response:

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import EngineError
-from gateway.logs import log_request
-from gateway.request_context import RequestContext, current, trace_parent
+from gateway.observability.logs import log_request
+from gateway.observability.request_context import RequestContext, current, trace_parent
 from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.errors import ClientDisconnected, EngineError, GatewayError, ShuttingDown
-from gateway.http_protocol import CHUNKS, ChunkWriter
-from gateway.request_context import current
+from gateway.http.protocol import CHUNKS, ChunkWriter
+from gateway.observability.request_context import current
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from gateway.workers import Worker
+from gateway.http.workers import Worker
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.generation import ColdSend, Generation, StopReason, TokenLogprob
 from gateway.triton import tensors, text_tensors
-from gateway.triton.choice import Choice, Wanted, WantedMode, choose
 from gateway.triton.client import TritonClient
 from gateway.triton.dialect import Dialect
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
+from gateway.triton.selection import Choice, Wanted, WantedMode, choose
 from gateway.triton.token_stream import TokenStream
 from gateway.triton.transport import Message, Metadata, ResponseStream, Wire
 

@@ -42,8 +42,8 @@ class Request(NamedTuple):
 class RequestBuilder:
     """Each input has a leading batch dimension of 1.
 
-    To add what the model has no input for raises EngineError: `gateway.served` refuses it before,
-    by the client's name for it.
+    To add what the model has no input for raises EngineError: `pipeline.capabilities` refuses it
+    before, by the client's name for it.
     """
 
     def __init__(self, model: str, inputs: Inputs, request_id: str) -> None:

@@ -18,7 +18,7 @@ from gateway.triton.client import parse_response
 from gateway.triton.dialect import Dialect
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.request import Request
-from gateway.triton.skeleton import Skeleton
+from gateway.triton.response_template import Skeleton
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Model names, and what serves them."""

@@ -1,0 +1,238 @@
+"""The adapters of this process: which name is which version, and the changes operators make.
+
+Glue between `adapters` (what an adapter is), `lora_store` (where versions are kept) and the
+engine (what it accepts). Conversion runs in a thread; requests read an immutable snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from adapters import peft, registry, sizes
+from adapters.adapter import Converted
+from adapters.base_model import BaseModel, read_base_model, short_name
+from adapters.errors import (
+    AdapterError,
+    BaseMismatch,
+    InvalidName,
+    StoreError,
+    StoreUnavailable,
+    TooLarge,
+    UnknownAdapter,
+    UnknownVersion,
+    UnsupportedEngine,
+)
+from adapters.record import Record, Version
+from gateway.config.settings import Settings
+from gateway.errors import (
+    ContentTooLarge,
+    EngineError,
+    EngineUnavailable,
+    GatewayError,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    UnsupportedParameter,
+)
+from gateway.generation import Lora
+from gateway.triton.dialect import Dialect
+from lora_store.disk import Disk
+from lora_store.redis import RedisSettings, RedisTier
+from lora_store.tiered import TieredStore
+
+log = logging.getLogger(__name__)
+
+
+class Adapters:
+    """Names, tensors and changes. Use as an async context manager on the event loop."""
+
+    def __init__(self, settings: Settings, dialect: Callable[[], Dialect]) -> None:
+        self._settings = settings
+        self._dialect = dialect
+        # Each base model has its own adapters: another may have their shapes, never their weights.
+        home = quote(settings.model_name, safe="")
+        redis = None
+        if settings.redis_url is not None:
+            redis = RedisTier(
+                RedisSettings(settings.redis_url, prefix=f"lora:{home}", ttl_s=settings.redis_ttl)
+            )
+        disk = Disk(settings.store_dir / home)
+        self.store = TieredStore(disk, redis, memory_bytes=settings.memory_bytes)
+        self._registry = registry.Registry(self.store)
+        self.store.on_change = self._registry.refresh
+        self._converting = asyncio.Lock()
+        self.refused: dict[str, str] = {}
+        """Adapters of the configuration that could not be registered, with the reason."""
+
+    async def __aenter__(self) -> Adapters:
+        await self.store.__aenter__()
+        await self._registry.load()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.store.__aexit__(None, None, None)
+
+    @property
+    def records(self) -> list[Record]:
+        """All names now served, sorted."""
+        records = self._registry.snapshot.records.values()
+        own = [record for record in records if self._is_own(record.version)]
+        return sorted(own, key=lambda record: record.name)
+
+    def _is_own(self, version: Version) -> bool:
+        return version.base == self._settings.model_name
+
+    def record(self, name: str) -> Record:
+        return self._registry.snapshot.record(name)
+
+    def resolve(self, model: str) -> tuple[Lora, Version]:
+        """What ``NAME`` or ``NAME@DIGEST12`` means now. Raises ModelNotFound.
+
+        A request keeps the version that it resolved to, whatever changes meanwhile.
+        """
+        try:
+            version = self._registry.snapshot.resolve(model)
+        except AdapterError:
+            version = None
+        if version is None or not self._is_own(version):
+            raise ModelNotFound.named(model)
+        wanted = self._dialect().lora_dtype
+        if wanted is None:
+            raise UnsupportedParameter(
+                f"The model `{model}` is a LoRA adapter, which {self._dialect().model!r} of this "
+                "server does not take.",
+                param="model",
+            )
+        if version.dtype != wanted:
+            raise EngineError(
+                f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
+                "the adapter again."
+            )
+        name = model.partition("@")[0]
+        return Lora(name, version.task_id, lambda: self._weights(version)), version
+
+    async def _weights(self, version: Version) -> Converted:
+        try:
+            return await self.store.get(version.digest)
+        except StoreError as error:
+            raise from_adapters(error) from error
+
+    async def register_configured(self) -> None:
+        """Adds the adapters of the settings, unless their content is known under that name.
+
+        Known content is left alone, so that a restart does not undo a rollback.
+        """
+        for name, folder in self._settings.adapters.items():
+            try:
+                converted = await self._convert(folder, within=None)
+                known = self._registry.snapshot.records.get(name)
+                if known is None or converted.digest not in {v.digest for v in known.versions}:
+                    await self._add(name, self._settings.model_name, converted, "configuration")
+            except (AdapterError, StoreError) as error:
+                log.error("adapter %r of the configuration was refused: %s", name, error)
+                self.refused[name] = str(error)
+
+    async def add(
+        self, name: str, base: str, folder: Path, *, source: str, within: Path | None
+    ) -> Record:
+        """Converts the adapter in `folder` (PEFT or npy files) and serves it under `name`.
+
+        Every file must really lie inside `within`. Raises subclasses of AdapterError.
+        """
+        return await self._add(name, base, await self._convert(folder, within=within), source)
+
+    async def _add(self, name: str, base: str, converted: Converted, source: str) -> Record:
+        served = self._settings.model_name
+        if base != served:
+            raise BaseMismatch("request", "base", base, served)
+        if name == served:
+            raise InvalidName("request", "name", name, "another name than the base model's")
+        record = await self._registry.add(name, base, converted, source)
+        for warning in self.warnings():
+            log.warning("%s", warning)
+        return record
+
+    async def rollback(self, name: str, digest: str | None) -> Record:
+        return await self._registry.rollback(name, digest)
+
+    async def remove(self, name: str) -> Record:
+        return await self._registry.remove(name)
+
+    async def verify(self, name: str) -> Record:
+        """Reads every version of `name`, checksums included. Raises StoreError subclasses."""
+        record = self.record(name)
+        for version in record.versions:
+            await self.store.verify(version.digest)
+        return record
+
+    def warnings(self) -> list[str]:
+        """What an operator should know about the engine's LoRA cache and this set of adapters."""
+        fit = self.cache_fit()
+        if fit is None or fit.host_holds_all:
+            return []
+        return [
+            f"the engine's host cache holds about {fit.host_adapters} of {len(self.records)} "
+            "adapters; the others are sent again when they are used. "
+            f"lora_cache_host_memory_bytes:{fit.bytes_needed} holds all"
+        ]
+
+    def cache_fit(self) -> sizes.CacheFit | None:
+        """How the served versions fit the engine's caches; None while that is unknown."""
+        served = [record.version.modules for record in self.records]
+        try:
+            settings = sizes.CacheSettings(host_bytes=self._dialect().lora_host_bytes)
+            return sizes.cache_fit(self._base_model(), served, settings)
+        except (GatewayError, AdapterError):
+            return None  # without the engine's config.json its cache pages are unknown
+
+    def name_of(self, task_id: int) -> str:
+        """The name that a version with this task id is served under, for metrics."""
+        for record in self._registry.snapshot.records.values():
+            if any(version.task_id == task_id for version in record.versions):
+                return record.name
+        return "removed"
+
+    def _base_model(self) -> BaseModel:
+        dialect = self._dialect()
+        if dialect.lora_dtype is None:
+            raise UnsupportedEngine(dialect.model, "lora_weights", "no such input", "FP16 or BF16")
+        # The engine's folder may be on another host; the tokenizer's then gives the shapes.
+        folders = (dialect.engine_dir, self._settings.tokenizer_dir)
+        folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
+        # Adapters name what they were trained on, which is often the tokenizer's folder.
+        names = (self._settings.model_name, short_name(str(self._settings.tokenizer_dir.resolve())))
+        return read_base_model(folder, names, dtype=dialect.lora_dtype)
+
+    async def _convert(self, folder: Path, *, within: Path | None) -> Converted:
+        base = self._base_model()
+        limit = self._settings.max_adapter_bytes
+        # One at a time: a conversion holds the whole adapter in memory.
+        async with self._converting:
+            return await asyncio.to_thread(_read, folder, base, within, limit)
+
+
+def _read(folder: Path, base: BaseModel, within: Path | None, limit: int) -> Converted:
+    # numpy is needed for conversion alone; serving does without.
+    from adapters import convert, npy  # noqa: PLC0415
+
+    if (folder / npy.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
+        return npy.read(folder, base, within=within, max_bytes=limit)
+    return convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
+
+
+def from_adapters(error: AdapterError | StoreError) -> GatewayError:
+    """Translates what `adapters` and `lora_store` raise; the message is fit for operators."""
+    message = str(error)
+    if isinstance(error, StoreUnavailable):
+        return EngineUnavailable("The adapter store does not answer; try again.", code=error.code)
+    if isinstance(error, StoreError):
+        return EngineError(f"{message[0].upper()}{message[1:]}.", code=error.code)
+    if isinstance(error, UnknownAdapter | UnknownVersion):
+        return NotFound(message, param=error.field, code=error.code)
+    if isinstance(error, TooLarge):
+        return ContentTooLarge(message, param=error.field, code=error.code)
+    return InvalidRequest(message, param=error.field, code=error.code)

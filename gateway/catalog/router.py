@@ -1,0 +1,32 @@
+"""Model name to what answers it: the base model, or one version of an adapter on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.catalog.adapters import Adapters
+from gateway.generation import Lora
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`name` labels metrics (an adapter's without its version); `version` is exact, for headers."""
+
+    name: str
+    lora: Lora | None = None
+    version: str | None = None
+
+
+class Router:
+    """Resolves names against the adapters known at that moment."""
+
+    def __init__(self, base: str, adapters: Adapters) -> None:
+        self._base = base
+        self._adapters = adapters
+
+    def resolve(self, model: str) -> Route:
+        """Raises ModelNotFound for a name that is not served."""
+        if model == self._base:
+            return Route(self._base)
+        lora, version = self._adapters.resolve(model)
+        return Route(lora.name, lora, f"{lora.name}@{version.short_digest}")

@@ -1,0 +1,225 @@
+"""The configuration file: YAML, checked as a whole, each error with its line, replaced at once.
+
+A section is a field of `Configuration`. Whoever owns one subscribes to `ConfigurationFile` and is
+called with every configuration that comes into force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.config.marked_yaml import MarkedYaml, YamlProblem
+from gateway.config.tenants import KeyHash, Tenant
+from gateway.scheduling.discovery import checked
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+_PLAIN = {
+    "missing": "missing",
+    "int_type": "must be a whole number",
+    "string_type": "must be a string",
+    "list_type": "must be a list",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+}
+
+Away = Literal["local", "allow", "refuse"]
+
+
+class WhenRedisIsAway(BaseModel):
+    """What becomes of each limit while it cannot be counted together with the other gateways.
+
+    ``local``: each gateway process counts alone. ``allow``: the limit does not hold. ``refuse``:
+    requests of tenants with this limit get 503.
+    """
+
+    model_config = _STRICT
+    requests_per_minute: Away = "local"
+    tokens_per_minute: Away = "local"
+    concurrent_requests: Away = "local"
+
+
+class LimitsSection(BaseModel):
+    """How the limits of all tenants are counted."""
+
+    model_config = _STRICT
+    when_redis_is_away: WhenRedisIsAway = Field(default_factory=WhenRedisIsAway)
+
+
+class Configuration(BaseModel):
+    """The whole file. Without `tenants` everybody may come; with an empty list, nobody."""
+
+    model_config = _STRICT
+    admin_keys: list[KeyHash] = Field(default_factory=list)
+    tenants: list[Tenant] | None = None
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    replicas: list[Annotated[str, AfterValidator(checked)]] | None = None
+    """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
+
+
+class ConfigurationError(Exception):
+    """All that is wrong with a file: ``FILE:LINE: PLACE: what is wrong``, a line each."""
+
+
+Check = Callable[[Configuration], str | None]
+"""Says why a configuration cannot be served here; None when it can."""
+
+
+def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedYaml]:
+    """Reads and checks the file. Raises ConfigurationError."""
+    try:
+        document = MarkedYaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigurationError(f"{path}: {reason}") from None
+    except YamlProblem as problem:
+        raise ConfigurationError(f"{path}:{problem.line}: {problem.message}") from None
+    try:
+        configuration = Configuration.model_validate({} if document.data is None else document.data)
+    except ValidationError as error:
+        problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
+    else:
+        problems = list(_contradictions(configuration))
+        if not problems and check is not None and (reason := check(configuration)) is not None:
+            problems = [((), reason)]
+    if problems:
+        lines = sorted((document.line(place), _shown(place), text) for place, text in problems)
+        raise ConfigurationError(
+            "\n".join(f"{path}:{line}: {place}{text}" for line, place, text in lines)
+        )
+    return configuration, document
+
+
+Place = Sequence[str | int]
+
+
+def _shown(place: Place) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return f"{text.lstrip('.')}: " if text else ""
+
+
+def _problem(error: dict[str, Any]) -> tuple[Place, str]:
+    """pydantic's finding in our words; what was found is told unless it may be a key."""
+    place: Place = error["loc"]
+    found = error.get("input")
+    if error["type"] == "extra_forbidden":
+        return place, f"unknown; allowed: {', '.join(_fields(place[:-1]))}"
+    if error["type"] == "string_pattern_mismatch" and {"keys", "admin_keys"} & set(place):
+        return place, "must be `sha256:` and 64 hex digits, as `gateway key new` prints it"
+    message = _PLAIN.get(error["type"])
+    if message is None:
+        message = error["msg"].replace("Input should", "must").replace("String should", "must")
+        message = message.replace("List should", "must")
+    if isinstance(found, str | int | float) and not {"keys", "admin_keys"} & set(place):
+        return place, f"found {str(found)[:80]!r}; {message}"
+    return place, message
+
+
+def _fields(place: Place) -> list[str]:
+    """The names that are allowed in the mapping at `place`."""
+    model: type[BaseModel] = Configuration
+    for part in place:
+        if isinstance(part, str):
+            model = next(_models_in(model.model_fields[part].annotation))
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]:
+    """What no field can see alone: names and keys must be one tenant's."""
+    names: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for number, key in enumerate(configuration.admin_keys):
+        if key in owners:
+            yield ("admin_keys", number), "used twice"
+        owners[key] = "the admin"
+    for index, tenant in enumerate(configuration.tenants or ()):
+        if tenant.name in names:
+            place: Place = ("tenants", index, "name")
+            yield place, f"{tenant.name!r} is used twice; first by tenants[{names[tenant.name]}]"
+        names.setdefault(tenant.name, index)
+        for number, key in enumerate(tenant.keys):
+            if key in owners:
+                place = ("tenants", index, "keys", number)
+                yield place, f"used twice; it is already a key of {owners[key]}"
+            owners.setdefault(key, tenant.name)
+
+
+class ConfigurationFile:
+    """The file and the configuration in force: the last one that was right."""
+
+    def __init__(self, path: Path | None, check: Check | None = None) -> None:
+        """Reads the file; with None the configuration is empty. Raises ConfigurationError."""
+        self._path = path
+        self._check = check
+        self._stamp = self._seen()
+        self._subscribers: list[Callable[[Configuration], None]] = []
+        self._wake = asyncio.Event()
+        self.on_reload: Callable[[bool], None] = lambda applied: None
+        self.current = Configuration() if path is None else load(path, check)[0]
+        if path is None and check is not None and (reason := check(self.current)) is not None:
+            raise ConfigurationError(reason)
+
+    def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
+        """Calls it now and whenever another configuration comes into force; it must not raise."""
+        self._subscribers.append(subscriber)
+        subscriber(self.current)
+
+    def reload_now(self) -> None:
+        """Makes `watch` read the file, changed or not."""
+        self._wake.set()
+
+    async def watch(self) -> None:
+        """Reloads when the file changes; until cancelled."""
+        if self._path is None:
+            return
+        while True:
+            try:
+                async with asyncio.timeout(_POLL_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                stamp = await asyncio.to_thread(self._seen)
+                if stamp == self._stamp:
+                    continue
+            self._wake.clear()
+            await self._reload(self._path)
+
+    async def _reload(self, path: Path) -> None:
+        # Looked at before it is read: a change meanwhile is found by the next look.
+        self._stamp = await asyncio.to_thread(self._seen)
+        try:
+            configuration, _ = await asyncio.to_thread(load, path, self._check)
+        except Exception as error:  # whatever is wrong with a file, the old one goes on
+            log.error("the configuration was refused, the old one stays in force:\n%s", error)
+            self.on_reload(False)
+            return
+        self.current = configuration
+        for subscriber in self._subscribers:
+            subscriber(configuration)
+        log.info("the configuration of %s is in force", path)
+        self.on_reload(True)
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        """What tells one content of the file from the next, linked in its place or written."""
+        if self._path is None:
+            return None
+        try:
+            status = os.stat(self._path)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,270 @@
+"""Settings of one gateway process, read once at the entry from ``GATEWAY_*`` variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.parsers.tools.forms import Form
+from gateway.scheduling.discovery import checked
+from lora_store import redis_url
+
+AdminKey = Annotated[SecretStr, Field(min_length=8)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_", env_ignore_empty=True, frozen=True)
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Processes that serve the port: one for each core that they may have. More "
+        "than one need Redis, which tells each of the others' adapters and limits.",
+    )
+    model_name: str = Field("demo", min_length=1, description="Name of the base model for clients.")
+    tokenizer_dir: Path = Field(
+        description="Hugging Face folder with tokenizer.json, tokenizer_config.json (chat "
+        "template) and generation_config.json.",
+    )
+    triton_grpc: str = Field(
+        "127.0.0.1:8001",
+        description="Triton's gRPC endpoint, host:port, or several, separated by commas; "
+        "grpcs://host:port for TLS. dns:///host:port (grpcs+dns:///host:port) stands for all "
+        "addresses of a name. `replicas` in the configuration file comes before this.",
+    )
+    replica_in_flight: int | None = Field(
+        None,
+        gt=0,
+        description="Requests at once on each Triton; unset takes 5/4 of the engine's "
+        "max_batch_size where its config.json can be read, else there is no limit.",
+    )
+    max_in_flight: int = Field(
+        4096, gt=0, description="Requests at once in this process, on all of them."
+    )
+    queue_size: int = Field(
+        1024, ge=0, description="Requests that may wait for their turn; more are refused with 503."
+    )
+    queue_timeout: Seconds = Field(
+        30.0, description="Seconds that a request may wait for its turn; it then gets 503."
+    )
+    tenant_share: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="How much of all places one tenant may have at once, so that the next one "
+        "finds some free; only with tenants.",
+    )
+    triton_transport: Literal["http2", "grpcio"] = Field(
+        "http2",
+        description="What carries the calls to Triton: http2, the gateway's own, or grpcio, the "
+        "slower reference.",
+    )
+    triton_tls_ca: Path | None = Field(
+        None,
+        description="PEM file of the authorities that a grpcs:// endpoint is trusted by; unset "
+        "takes the system's.",
+    )
+    triton_tls_cert: Path | None = Field(
+        None, description="PEM file of the certificate that Triton knows this gateway by."
+    )
+    triton_tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
+    triton_metadata: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="gRPC metadata of every call, a JSON object, such as the key of a restricted "
+        'protocol: {"triton-grpc-protocol-KEY": "VALUE"}.',
+    )
+    triton_model: str = Field("tensorrt_llm", description="Name of the core model in Triton.")
+    triton_mode: Literal["auto", "token", "text"] = Field(
+        "auto",
+        description="Token ids to the core model (token), or text to a model above it (text); auto "
+        "takes the core model where it can.",
+    )
+    triton_text_model: str | None = Field(
+        None,
+        description="Name of the model that takes text; unset takes ensemble, else "
+        "tensorrt_llm_bls.",
+    )
+    max_seq_len: int | None = Field(
+        None,
+        gt=0,
+        description="Prompt plus output limit in tokens; needed only when the engine's "
+        "config.json cannot be read from here.",
+    )
+    request_timeout: Seconds = Field(
+        600.0, description="Seconds after which a request is stopped and answered with 504."
+    )
+    keep_alive: Seconds = Field(
+        10.0,
+        description="Seconds without a first token after which a stream sends its headers and "
+        "then, as often, a comment, so that proxies keep the line.",
+    )
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description='Origins that browsers may call from, a JSON list; ["*"] for any.',
+    )
+    header_timeout: Seconds = Field(
+        10.0,
+        description="Seconds from connecting, or from a request's first byte, to the end of its "
+        "headers; then 408.",
+    )
+    body_timeout: Seconds = Field(
+        60.0,
+        description="Seconds in which a request's body must end, or bring 64 KiB; then 408.",
+    )
+    write_timeout: Seconds = Field(
+        60.0,
+        description="Seconds after which a client that takes nothing of its answer is "
+        "disconnected, and the engine told to stop.",
+    )
+    max_connections: int = Field(
+        4096,
+        gt=0,
+        description="Connections that each process takes; further ones get 503. Keep it below the "
+        "limit of open files.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of this server's certificate, and those between it and the root: "
+        "both ports then speak HTTPS alone.",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of that certificate's key.")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file of the authorities by which every client must have a certificate; "
+        "unset asks for none.",
+    )
+    shutdown_grace: Seconds = Field(
+        30.0, description="Seconds that running requests get to finish after SIGTERM."
+    )
+    drain_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds after SIGTERM in which requests are still taken though readiness is "
+        "off. Behind a balancer, a little more than it takes to notice: 5, say.",
+    )
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
+    )
+    tool_form: Form | None = Field(
+        None,
+        description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
+        "guessed from the chat template.",
+    )
+    config: Path | None = Field(
+        None,
+        description="YAML file with tenants, their keys and limits; read again when it changes and "
+        "on SIGHUP.",
+    )
+    allow_anonymous: bool = Field(
+        False,
+        description="Whether a gateway without tenants may listen on other addresses than "
+        "loopback, where anybody may use it.",
+    )
+    admin_key: AdminKey | None = Field(
+        None,
+        description="Key for the adapter endpoints; without one, here or in the file of "
+        "GATEWAY_CONFIG, they answer 403.",
+    )
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Second port, for the adapter endpoints and /metrics; the first one then "
+        "answers 404 to them.",
+    )
+    usage_log: Path | None = Field(
+        None,
+        description="File that gets a line of JSON for each request that was let in; opened again "
+        "on SIGHUP.",
+    )
+    store_dir: Path = Field(
+        Path(".state/adapters"), description="Folder that keeps all adapter versions durably."
+    )
+    redis_url: str | None = Field(
+        None,
+        description="Redis that shares adapters and limits between gateways: redis://, rediss://, "
+        "unix://, redis+sentinel://HOST,HOST/SERVICE/DB, redis+cluster://HOST,HOST (rediss+ for "
+        "TLS); without it this gateway is alone with its folder. A private authority goes into the "
+        "URL: rediss://HOST:PORT/0?ssl_ca_certs=FILE, and ssl_certfile, ssl_keyfile where Redis "
+        "wants them.",
+    )
+    redis_ttl: int | None = Field(
+        None,
+        gt=0,
+        description="Seconds after its last use that an adapter version stays in Redis; unset "
+        "leaves it to Redis' memory policy.",
+    )
+    memory_bytes: int = Field(
+        256 * 1024 * 1024, ge=0, description="Adapter versions kept in this process, in bytes."
+    )
+    adapters: dict[str, Path] = Field(
+        default_factory=dict,
+        description='Adapters to register at start, a JSON object: {"NAME": "FOLDER"}.',
+    )
+    adapter_root: Path | None = Field(
+        None,
+        description="Folder that /v1/load_lora_adapter may read from; unset refuses that call.",
+    )
+    max_adapter_bytes: int = Field(
+        1024**3, gt=0, description="Largest adapter weights file, in bytes."
+    )
+    log_level: str = Field(
+        "info", pattern="^(debug|info|warning|error)$", description="Least severe level logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        description="Lines for people, or objects of JSON that say of each request its tenant, "
+        "model, adapter version, replica, tokens and times.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^/\s]",
+        description="Base URL of an OpenTelemetry collector that takes OTLP over HTTP, such as "
+        "http://127.0.0.1:4318, for traces. Needs the extra `otel`; headers, sampling and the rest "
+        "are in OpenTelemetry's own OTEL_* variables.",
+    )
+
+    @property
+    def triton_endpoints(self) -> list[str]:
+        return [endpoint.strip() for endpoint in self.triton_grpc.split(",")]
+
+    @field_validator("triton_grpc")
+    @classmethod
+    def _endpoints_are_whole(cls, endpoints: str) -> str:
+        for endpoint in endpoints.split(","):
+            try:
+                checked(endpoint.strip())
+            except ValueError as error:
+                raise ValueError(f"{endpoint.strip()!r} {error}") from None
+        return endpoints
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_url_is_whole(cls, url: str | None) -> str | None:
+        # The client's own error would quote what it takes for the port: a piece of the password.
+        if url is not None:
+            redis_url.parse(url)
+        return url
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("GATEWAY_TLS_CLIENT_CA needs GATEWAY_TLS_CERT")
+        return self
+
+    @model_validator(mode="after")
+    def _workers_share_redis(self) -> Settings:
+        if self.workers > 1 and self.redis_url is None:
+            raise ValueError("GATEWAY_WORKERS above 1 needs GATEWAY_REDIS_URL")
+        return self

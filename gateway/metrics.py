@@ -1,0 +1,254 @@
+"""Prometheus metrics of one gateway process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.catalog.adapters import Adapters
+from gateway.generation import ColdSend, StopReason
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.replicas import Replica
+from gateway.tenancy.usage_log import Usage
+
+_STATES = {"redis_up", "memory_bytes", "unsent"}
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The metrics of one model name: finding a labelled child takes longer than counting on it."""
+
+    prompt_tokens: Counter
+    completion_tokens: Counter
+    time_to_first_token: Histogram
+    duration: Histogram
+
+
+class Metrics:
+    """All metrics, in a registry of their own so that several apps fit one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "gateway_requests_total",
+            "Requests answered, by path and status (499: the client left).",
+            ["path", "status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "gateway_generations_in_flight",
+            "Generations between request and last token.",
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "gateway_prompt_tokens_total", "Prompt tokens.", ["model"], registry=self.registry
+        )
+        self.completion_tokens = Counter(
+            "gateway_completion_tokens_total",
+            "Generated tokens.",
+            ["model"],
+            registry=self.registry,
+        )
+        self.time_to_first_token = Histogram(
+            "gateway_time_to_first_token_seconds",
+            "From the parsed request to the engine's first token.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "gateway_generation_seconds",
+            "From the parsed request to its last token or its end.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.stops = Counter(
+            "gateway_stops_total",
+            "Stop requests sent to the engine, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.cold_sends = Counter(
+            "gateway_lora_cold_sends_total",
+            "Requests that carried LoRA weights, by adapter and cause.",
+            ["adapter", "cause"],
+            registry=self.registry,
+        )
+        self.cold_send_bytes = Counter(
+            "gateway_lora_cold_send_bytes_total",
+            "LoRA weights sent to the engine.",
+            ["adapter"],
+            registry=self.registry,
+        )
+        self.cold_send_seconds = Histogram(
+            "gateway_lora_cold_send_seconds",
+            "From reading the weights of an adapter to the engine's first response.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.engine_ready = Gauge(
+            "gateway_engine_ready", "1 while Triton serves the core model.", registry=self.registry
+        )
+
+        self.rate_limited = Counter(
+            "gateway_rate_limited_total",
+            "Requests refused with 429, by tenant and limit.",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self.tenant_requests = Counter(
+            "gateway_tenant_requests_total",
+            "Requests that were let in, by tenant, model, adapter and status (499: the client "
+            "left).",
+            ["tenant", "model", "adapter", "status"],
+            registry=self.registry,
+        )
+        self.tenant_tokens = Counter(
+            "gateway_tenant_tokens_total",
+            "Tokens as in the usage log, by tenant, model, adapter and kind; cached ones are among "
+            "those of the prompt.",
+            ["tenant", "model", "adapter", "kind"],
+            registry=self.registry,
+        )
+        self.usage_lost = Counter(
+            "gateway_usage_records_lost_total",
+            "Usage records that could not be written.",
+            registry=self.registry,
+        )
+        self.limits_shared = Gauge(
+            "gateway_limits_shared",
+            "1 while limits are counted in Redis with the other gateways.",
+            registry=self.registry,
+        )
+        self.reloads = Counter(
+            "gateway_configuration_reloads_total",
+            "Times that the configuration file was read again, by outcome.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.configuration_refused = Gauge(
+            "gateway_configuration_refused",
+            "1 while the configuration file is wrong and an older one is in force.",
+            registry=self.registry,
+        )
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of `model`, the base model's name or an adapter's."""
+        metrics = self._models.get(model)
+        if metrics is None:
+            metrics = self._models[model] = ModelMetrics(
+                self.prompt_tokens.labels(model),
+                self.completion_tokens.labels(model),
+                self.time_to_first_token.labels(model),
+                self.duration.labels(model),
+            )
+        return metrics
+
+    def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
+        """Adds what is read at scrape time: the store's counts and the adapters in use."""
+        self.registry.register(_LoraCollector(adapters, replicas))
+
+    def export_load(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+        """Adds who waits, and the state of each replica, read at scrape time."""
+        self.registry.register(_LoadCollector(admission, replicas))
+
+    def count_reload(self, applied: bool) -> None:
+        self.reloads.labels("applied" if applied else "refused").inc()
+        self.configuration_refused.set(not applied)
+
+    def count_refusal(self, tenant: str, limit: str) -> None:
+        self.rate_limited.labels(tenant, limit).inc()
+
+    def count_usage(self, usage: Usage) -> None:
+        """Of a tenant; what no tenant uses is in the metrics of the models."""
+        if usage.tenant is None:
+            return
+        labels = usage.tenant, usage.model, usage.adapter or ""
+        self.tenant_requests.labels(*labels, str(usage.status)).inc()
+        self.tenant_tokens.labels(*labels, "prompt").inc(usage.prompt_tokens)
+        self.tenant_tokens.labels(*labels, "cached").inc(usage.cached_tokens)
+        self.tenant_tokens.labels(*labels, "completion").inc(usage.completion_tokens)
+
+    def count_stop(self, reason: StopReason) -> None:
+        self.stops.labels(reason).inc()
+
+    def count_cold_send(self, sent: ColdSend) -> None:
+        self.cold_sends.labels(sent.adapter, sent.cause).inc()
+        self.cold_send_bytes.labels(sent.adapter).inc(sent.nbytes)
+        self.cold_send_seconds.observe(sent.seconds)
+
+
+class _LoraCollector(Collector):
+    """`lora_requests_info` as the Gateway API inference scheduler reads it, and the store."""
+
+    def __init__(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
+        self._adapters = adapters
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        fit = self._adapters.cache_fit()
+        info = GaugeMetricFamily(
+            "lora_requests_info",
+            "Adapters with running and waiting requests; the value is the time of the reading.",
+            labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
+        )
+        residencies = [replica.engine.residency for replica in self._replicas]
+        labels = [
+            self._names(residency.active for residency in residencies),
+            self._names(residency.waiting for residency in residencies),
+            str(fit.host_adapters if fit else 0),
+        ]
+        info.add_metric(labels, time.time())
+        yield info
+        stats = self._adapters.store.stats
+        for field in fields(stats):
+            value = getattr(stats, field.name)
+            name = f"gateway_adapter_store_{field.name}"
+            if field.name in _STATES:
+                yield GaugeMetricFamily(name, "State of the adapter store.", float(value))
+            else:
+                yield CounterMetricFamily(name, "Events in the adapter store.", value)
+
+    def _names(self, task_ids: Iterable[frozenset[int]]) -> str:
+        ids = frozenset[int]().union(*task_ids)
+        return ",".join(sorted({self._adapters.name_of(task_id) for task_id in ids}))
+
+
+class _LoadCollector(Collector):
+    def __init__(self, admission: Admission, replicas: Iterable[Replica]) -> None:
+        self._admission = admission
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "gateway_places_taken", "Places of the engines in use.", self._admission.in_flight
+        )
+        yield GaugeMetricFamily(
+            "gateway_requests_waiting",
+            "Requests that wait for their turn.",
+            self._admission.waiting,
+        )
+        ready = GaugeMetricFamily(
+            "gateway_replica_ready", "1 while the replica serves the model.", labels=["replica"]
+        )
+        failing = GaugeMetricFamily(
+            "gateway_replica_failing",
+            "1 while the replica is left alone after failures.",
+            labels=["replica"],
+        )
+        in_flight = GaugeMetricFamily(
+            "gateway_replica_in_flight", "Requests on the replica.", labels=["replica"]
+        )
+        for replica in self._replicas:
+            ready.add_metric([replica.endpoint], replica.ready)
+            failing.add_metric([replica.endpoint], not replica.breaker.allows)
+            in_flight.add_metric([replica.endpoint], replica.in_flight)
+        yield from (ready, failing, in_flight)

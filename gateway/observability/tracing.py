@@ -1,0 +1,157 @@
+"""OpenTelemetry spans: one for each request, and below it one for each attempt on a replica.
+
+Needs the packages of the extra `otel`; import it through `trace_setup.tracer_class`.
+The names of attributes are those of the OpenTelemetry semantic conventions for HTTP servers, RPC
+clients and generative AI, and `gateway.*` for what these do not know. What a client writes freely
+(a URL, a prompt, a key, an error's text) is in none of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Mapping
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Tracer as OtelTracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gateway.errors import ClientDisconnected
+from gateway.triton.transport import Metadata
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 2.0
+_W3C = TraceContextTextMapPropagator()
+_METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
+
+# Of the facts of a request's log line. Its times are in the span itself.
+_ATTRIBUTES = {
+    "path": "http.route",
+    "status": "http.response.status_code",
+    "error": "error.type",
+    "tenant": "gateway.tenant",
+    "model": "gen_ai.response.model",
+    "adapter_version": "gateway.adapter_version",
+    "replica": "gateway.replica",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "finish": "gen_ai.response.finish_reasons",
+}
+_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+
+
+class Tracer:
+    """Makes spans and sends them in the background.
+
+    The standard variables of OpenTelemetry hold for the rest: OTEL_SERVICE_NAME,
+    OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER, OTEL_BSP_* and OTEL_EXPORTER_OTLP_*.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` is the base URL of a collector that takes OTLP over HTTP as protobuf."""
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        named = Resource.create({SERVICE_NAME: "triton-openai-gateway"})
+        resource = named.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("gateway")
+
+    def begin(self, method: str, scheme: str, parent: Metadata) -> RequestSpan:
+        """The span of an HTTP request, below the caller's where that sent one."""
+        span = self._tracer.start_span(
+            method,
+            context=_W3C.extract(parent),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": method, "url.scheme": scheme},
+        )
+        return RequestSpan(self._tracer, span)
+
+    async def close(self) -> None:
+        """Sends what is left, but does not wait long for a collector that is away."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+
+        def send() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # the loop has not waited so long
+                loop.call_soon_threadsafe(sent.set)
+
+        threading.Thread(target=send, name="last-spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(_FLUSH_S):
+                await sent.wait()
+        except TimeoutError:
+            log.warning("the last spans are lost: the collector does not answer")
+
+
+class RequestSpan:
+    """The span of one HTTP request."""
+
+    def __init__(self, tracer: OtelTracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self.trace_id = f"{span.get_span_context().trace_id:032x}"
+
+    def attempt(self, replica: str) -> AttemptSpan:
+        """Begins the span of a generation on one replica."""
+        span = self._tracer.start_span(
+            _METHOD,
+            context=set_span_in_context(self._span),
+            kind=SpanKind.CLIENT,
+            attributes={
+                "rpc.system.name": "grpc",
+                "rpc.method": _METHOD,
+                "gateway.replica": replica,
+            },
+        )
+        return AttemptSpan(span)
+
+    def end(self, facts: Mapping[str, object]) -> None:
+        """`facts` are those of `RequestContext.facts`."""
+        span, path, status = self._span, facts["path"], facts["status"]
+        span.update_name(f"{facts['method']} {path}")
+        for fact, name in _ATTRIBUTES.items():
+            value = facts[fact]
+            if isinstance(value, str | int | list):
+                span.set_attribute(name, value)
+        if facts["model"] is not None:
+            version = str(facts["adapter_version"] or facts["model"])
+            span.set_attribute("gen_ai.request.model", version.partition("@")[0])
+            span.set_attribute("gen_ai.operation.name", _OPERATIONS[str(path)])
+        if isinstance(facts["ttft_ms"], float):
+            seconds = facts["ttft_ms"] / 1000
+            span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+        # Neither a client's mistake nor its leaving is an error of the server. What comes behind
+        # the headers shows in no status.
+        failed = isinstance(status, int) and status >= 500
+        late = status == 200 and facts["error"] not in (None, ClientDisconnected.__name__)
+        if failed or late:
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+
+class AttemptSpan:
+    """The span of a generation on one replica. `metadata` has its `traceparent`."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, set_span_in_context(span))
+        self.metadata: Metadata = carrier
+
+    def answered(self) -> None:
+        self._span.add_event("first token")
+
+    def end(self, error_type: type[BaseException] | None) -> None:
+        """Being left early, by a client that went away, is no error."""
+        if error_type is not None:
+            self._span.set_attribute("error.type", error_type.__name__)
+            if issubclass(error_type, Exception):
+                self._span.set_status(StatusCode.ERROR)
+        self._span.end()

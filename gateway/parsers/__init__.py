@@ -1,0 +1,1 @@
+"""The model's text, read as a message: reasoning, tool calls, content."""

@@ -1,0 +1,92 @@
+"""The text of a chat choice to what a message is made of: reasoning, content, tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gateway.parsers.reasoning import ReasoningSplitter, Tags
+from gateway.parsers.tools.events import CallStart, Content, Event, Reasoning
+from gateway.parsers.tools.forced import NamedToolParser, RequiredToolParser
+from gateway.parsers.tools.forms import PARSERS, Form
+from gateway.parsers.tools.ids import new_id
+from gateway.parsers.tools.parser import ToolParser
+
+MessageEvent = Event | Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How to read the choices of one request.
+
+    `tools` is the form of calls the model was taught, None when no tools were offered. With
+    `required` or `named` the whole text is guided JSON in place of that form. `parallel` False
+    keeps the first call only. `reasoning` are the model's tags, `reasoning_open` whether the
+    prompt already opened them.
+    """
+
+    tools: Form | None = None
+    required: bool = False
+    named: str | None = None
+    parallel: bool = True
+    reasoning: Tags | None = None
+    reasoning_open: bool = False
+
+    def markers(self) -> tuple[str, ...]:
+        """Tokens that must stay visible in the text although they may be special."""
+        tags = tuple(self.reasoning or ())
+        return tags + (PARSERS[self.tools].markers if self.tools else ())
+
+    def parser(self) -> ToolParser | None:
+        if self.named is not None:
+            return NamedToolParser(self.named)
+        if self.required:
+            return RequiredToolParser()
+        return PARSERS[self.tools]() if self.tools else None
+
+
+class MessageReader:
+    """Reads one choice, cut anywhere."""
+
+    def __init__(self, form: MessageForm) -> None:
+        self._form = form
+        self._parser = form.parser()
+        self._splitter = None
+        if form.reasoning is not None:
+            self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
+
+    @property
+    def called(self) -> bool:
+        """Whether a call ends the turn; a function that was named does not, as at OpenAI."""
+        return self._parser is not None and self._parser.calls > 0 and self._form.named is None
+
+    def push(self, text: str) -> list[MessageEvent]:
+        return self._calls(self._splitter.push(text) if self._splitter else [Content(text)])
+
+    def finish(self) -> list[MessageEvent]:
+        """What was held back; nothing may be pushed afterwards."""
+        events = self._calls(self._splitter.finish() if self._splitter else [])
+        if self._parser is not None:
+            events += self._kept(self._parser.finish())
+        return events
+
+    def _calls(self, split: list[Reasoning | Content]) -> list[MessageEvent]:
+        events: list[MessageEvent] = []
+        for event in split:
+            if isinstance(event, Content) and self._parser is not None:
+                events += self._kept(self._parser.push(event.text))
+            else:
+                events.append(event)
+        return events
+
+    def _kept(self, events: list[Event]) -> list[MessageEvent]:
+        kept: list[MessageEvent] = []
+        for event in events:
+            if isinstance(event, Content):
+                kept.append(event)
+            elif event.index and not self._form.parallel:
+                continue
+            elif isinstance(event, CallStart):
+                kept.append(replace(event, call_id=new_id(self._form.tools or "hermes")))
+            else:
+                kept.append(event)
+        return kept

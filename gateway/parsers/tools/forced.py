@@ -1,0 +1,152 @@
+"""A forced choice, `tool_choice` required or named: the guide, and the parser that goes with it.
+
+Under guided decoding the whole output is bare JSON, whatever form the model was trained on: a list
+of `{"name": ..., "arguments": {...}}` when some call is required, the arguments alone when the
+function is named. A JSON schema says all of it, so every engine that can guide at all can do this;
+the tags of the forms would need a grammar for each. vLLM does the same.
+
+What the output's limit cuts is a call as far as it is known; the guide's JSON is never content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import orjson
+
+from gateway.errors import InvalidRequest
+from gateway.parsers.tools.events import Event
+from gateway.parsers.tools.json_calls import JsonToolParser
+
+Schema = dict[str, Any]
+
+_MAX_DEPTH = 100
+# A model that does not know when to end a list of calls would go on to the context's end.
+_MAX_CALLS = 8
+_ROOT = "#/$defs/arguments"
+# Keywords whose value maps names to schemas, and those whose value is data.
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"const", "default", "enum", "examples"})
+# Where a schema has one of these, it says elsewhere what the arguments are.
+_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+
+
+class RequiredToolParser(JsonToolParser):
+    """Parses what `required_guide` allows."""
+
+    def _run(self) -> Generator[None, str, None]:
+        char = yield from self._gap((yield))
+        if char == "[":
+            self._undecided = True
+            self._hold(char)
+            char = yield from self._attempt(self._list((yield)))
+        while True:
+            char = yield from self._text(char, ())
+
+    def finish(self) -> list[Event]:
+        if self._undecided and self._name is None:
+            self._drop()
+        return super().finish()
+
+
+class NamedToolParser(JsonToolParser):
+    """Parses what `named_guide` allows: the arguments of function `name`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._forced = name
+        self._begun = False
+
+    def _run(self) -> Generator[None, str, None]:
+        char = yield from self._gap((yield))
+        self._begun = True
+        if char == "{":
+            self._commit(self._forced)
+            char = yield from self._attempt(self._value(char, self._events.arguments))
+        while True:
+            char = yield from self._text(char, ())
+
+    def finish(self) -> list[Event]:
+        if not self._begun:
+            self._commit(self._forced)
+        return super().finish()
+
+
+def required_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
+    """The JSON schema of one call, or one to eight if `parallel`, to any of the functions.
+
+    `functions` maps names to `parameters`, as requests have them. Raises InvalidRequest if one
+    refers to another document.
+    """
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "arguments": {"$ref": f"{_ROOT}{index}"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, name in enumerate(functions)
+    ]
+    schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    schema["maxItems"] = _MAX_CALLS if parallel else 1
+    # Each function's schema stands here whole, so its references only gain a prefix and the names
+    # in its own `$defs` cannot clash with another's.
+    schema["$defs"] = {
+        f"arguments{index}": _moved(_arguments(parameters), name, f"{_ROOT}{index}", 0)
+        for index, (name, parameters) in enumerate(functions.items())
+    }
+    return orjson.dumps(schema).decode()
+
+
+def named_guide(parameters: Schema | None) -> str:
+    """The JSON schema of the arguments of a function with these `parameters`."""
+    return orjson.dumps(_arguments(parameters)).decode()
+
+
+def _arguments(parameters: Schema | None) -> Schema:
+    """OpenAI: a function without `parameters` has none."""
+    if parameters is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if parameters.keys() & _COMPOSED:
+        return parameters
+    if "properties" in parameters:
+        return {"type": "object"} | parameters
+    # Any object; xgrammar takes it for an empty one if that is not said.
+    return {"type": "object", "additionalProperties": True} | parameters
+
+
+def _moved(schema: Any, function: str, root: str, depth: int) -> Any:
+    """A copy of a schema in which references to its root lead to `root`."""
+    if depth > _MAX_DEPTH:
+        raise InvalidRequest(
+            f"tools: the parameters of {function} are nested more than {_MAX_DEPTH} levels deep.",
+            param="tools",
+        )
+    if isinstance(schema, list):
+        return [_moved(item, function, root, depth + 1) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: Schema = {}
+    for keyword, value in schema.items():
+        if keyword == "$ref" and isinstance(value, str):
+            if not value.startswith("#"):
+                raise InvalidRequest(
+                    f"tools: the parameters of {function} refer to {value}; only references"
+                    " within the schema, which begin with #, can be followed.",
+                    param="tools",
+                )
+            moved[keyword] = root + value[1:]
+        elif keyword in _MAPS and isinstance(value, dict):
+            moved[keyword] = {
+                name: _moved(part, function, root, depth + 1) for name, part in value.items()
+            }
+        elif keyword in _DATA:
+            moved[keyword] = value
+        # These would give the schema, and so its references, another base than the document.
+        elif keyword not in {"$id", "$schema"}:
+            moved[keyword] = _moved(value, function, root, depth + 1)
+    return moved

@@ -1,0 +1,176 @@
+"""Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, in the forms that have them.
+
+The arguments are passed on as the model wrote them, character by character. Repaired are only
+control characters within strings, which small models write raw where JSON wants them escaped.
+Brackets are matched, not validated: arguments that are no valid JSON reach the client, as they do
+at OpenAI.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+
+from gateway.parsers.tools.parser import NotACall, Step, ToolParser
+
+_ARGUMENTS = frozenset({"arguments", "parameters"})
+# What models write into a call besides its arguments.
+_KEYS = _ARGUMENTS | {"name", "type", "id"}
+_CLOSING = {"{": "}", "[": "]"}
+
+
+class JsonToolParser(ToolParser):
+    """Reads call objects: keys in any order, any whitespace.
+
+    Without tags around it, an object is a call only if it has a name and arguments and no key that
+    calls do not have: a JSON answer must not be taken for a call. Within tags, other keys are
+    skipped and arguments that are missing are `{}`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._early: str | None = None
+
+    def _object(self, char: str) -> Step:
+        """Reads a call's object, whose brace has been read."""
+        self._early = None
+        char = yield from self._space(char)
+        while char != "}":
+            if char != '"':
+                raise NotACall(char)
+            key, char = yield from self._string(char)
+            char = yield from self._space(char)
+            if char != ":":
+                raise NotACall(char)
+            self._hold(char)
+            char = yield from self._space((yield))
+            char = yield from self._member(key, char)
+            char = yield from self._space(char)
+            if char == ",":
+                self._hold(char)
+                char = yield from self._space((yield))
+            elif char != "}":
+                raise NotACall(char)
+        if self._undecided:
+            if self._name is None or not self.tagged:
+                raise NotACall(char)
+            self._start_with("{}")
+        return (yield)
+
+    def _list(self, char: str) -> Step:
+        """Reads the objects of a list of calls, whose bracket has been read."""
+        before = self.calls
+        while True:
+            char = yield from self._space(char)
+            if char == "]" and self.calls > before:
+                self._drop()
+                return (yield)
+            if char != "{":
+                raise NotACall(char)
+            self._hold(char)
+            char = yield from self._object((yield))
+            char = yield from self._space(char)
+            if char == "]":
+                return (yield)
+            if char != ",":
+                raise NotACall(char)
+            self._undecided = True
+            char = yield
+
+    def _member(self, key: str, char: str) -> Step:
+        """Reads the value of one member of a call's object."""
+        if not self._undecided:
+            return (yield from self._value(char))
+        if key == "name":
+            if char != '"':
+                raise NotACall(char)
+            name, char = yield from self._string(char)
+            if not name:
+                raise NotACall(char)
+            self._name = name
+            if self._early is not None:
+                self._start_with(self._early)
+        elif key in _ARGUMENTS:
+            if char == "{" and self._name is not None:
+                self._commit(self._name)
+                return (yield from self._value(char, self._events.arguments))
+            self._early, char = yield from self._early_arguments(char)
+            if self._name is not None:
+                self._start_with(self._early)
+        elif not self.tagged and key not in _KEYS:
+            raise NotACall(char)
+        else:
+            char = yield from self._value(char)
+        return char
+
+    def _start_with(self, arguments: str) -> None:
+        assert self._name is not None
+        self._commit(self._name)
+        self._events.arguments(arguments)
+
+    def _early_arguments(self, char: str) -> Generator[None, str, tuple[str, str]]:
+        """Arguments that must be read whole: before the name, as JSON within a string, or null."""
+        if char == '"':
+            text, char = yield from self._string(char)
+        else:
+            pieces: list[str] = []
+            char = yield from self._value(char, pieces.append)
+            text = "".join(pieces)
+        if text == "null":
+            text = "{}"
+        if not text.lstrip().startswith("{"):
+            raise NotACall(char)
+        return text, char
+
+    def _string(self, char: str) -> Generator[None, str, tuple[str, str]]:
+        """Reads a JSON string; returns it decoded, and the next character."""
+        pieces: list[str] = []
+        char = yield from self._value(char, pieces.append)
+        try:
+            text: str = json.loads("".join(pieces))
+            text.encode()  # half a surrogate pair is not valid Unicode
+        except ValueError:
+            raise NotACall(char) from None
+        return text, char
+
+    def _value(self, char: str, sink: Callable[[str], object] | None = None) -> Step:
+        """Reads a JSON value and passes its text to `sink`."""
+        if char == '"' or char in _CLOSING:
+            return (yield from self._delimited(char, sink))
+        empty = True
+        while char.isalnum() or char in "+-.":
+            empty = False
+            self._hold(char)
+            if sink is not None:
+                sink(char)
+            char = yield
+        if empty:
+            raise NotACall(char)
+        return char
+
+    def _delimited(self, char: str, sink: Callable[[str], object] | None) -> Step:
+        opening, closing = char, _CLOSING.get(char)
+        depth = 0
+        quoted = escaped = False
+        while True:
+            # `<` stands nowhere in JSON but in strings: the tag after a call that misses braces.
+            if char == "<" and not quoted:
+                raise NotACall(char)
+            self._hold(char)
+            if sink is not None:
+                sink(char if char >= " " or not quoted else json.dumps(char)[1:-1])
+            if escaped:
+                escaped = False
+            elif quoted and char == "\\":
+                escaped = True
+            elif char == '"':
+                quoted = not quoted
+                if closing is None and not quoted:
+                    return (yield)
+            elif not quoted and char == opening:
+                depth += 1
+            elif not quoted and char == closing:
+                depth -= 1
+                if not depth:
+                    return (yield)
+            char = yield

@@ -1,0 +1,230 @@
+"""Python literals to JSON, character by character; nothing is evaluated but single numbers.
+
+What is no literal becomes a string of its source. Each function reads from the first character it
+is given, passes JSON text to `sink`, and returns the next character; NotACall is raised where no
+value can be.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+import sys
+from collections.abc import Callable
+
+from gateway.parsers.tools.parser import NotACall, Step
+
+Sink = Callable[[str], object]
+
+_MAX_DEPTH = 32
+_CONSTANTS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_NUMBER = re.compile(r"[+-]?(0[xob][\da-f_]+|[\d_.]+(e[+-]?\d+)?)", re.IGNORECASE | re.ASCII)
+_STRING_PREFIXES = frozenset("rbuf")
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "a": "\a",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+}
+# Escapes by character code: how many digits they have, and their base.
+_CODES = {"x": (2, 16), "u": (4, 16), "U": (8, 16)} | dict.fromkeys("01234567", (3, 8))
+
+
+def read_value(char: str, ends: str, sink: Sink, depth: int = 0) -> Step:
+    """Reads a value and the whitespace after it; `ends` are the characters that may follow."""
+    if depth > _MAX_DEPTH:
+        raise NotACall(char)
+    if char in "'\"":
+        char = yield from _string(char, sink)
+    elif char == "[":
+        char = yield from _list(sink, depth)
+    elif char == "(":
+        char = yield from _parenthesis(sink, depth)
+    elif char == "{":
+        char = yield from _dict(sink, depth)
+    else:
+        char = yield from _atom(char, ends, sink)
+    return (yield from _space(char))
+
+
+def _list(sink: Sink, depth: int) -> Step:
+    char = yield from _space((yield))
+    separator = "["
+    while char != "]":
+        sink(separator)
+        separator = ", "
+        char = yield from read_value(char, ",]", sink, depth + 1)
+        if char == ",":
+            char = yield from _space((yield))
+        elif char != "]":
+            raise NotACall(char)
+    sink("[]" if separator == "[" else "]")
+    return (yield)
+
+
+def _parenthesis(sink: Sink, depth: int) -> Step:
+    """A tuple, or one value in parentheses: known only at the end."""
+    pieces: list[str] = []
+    values = commas = 0
+    char = yield from _space((yield))
+    while char != ")":
+        char = yield from read_value(char, ",)", pieces.append, depth + 1)
+        values += 1
+        if char == ",":
+            commas += 1
+            pieces.append(", ")
+            char = yield from _space((yield))
+        elif char != ")":
+            raise NotACall(char)
+    if commas == values and commas:
+        pieces.pop()
+    text = "".join(pieces)
+    sink(text if values == 1 and not commas else f"[{text}]")
+    return (yield)
+
+
+def _dict(sink: Sink, depth: int) -> Step:
+    char = yield from _space((yield))
+    separator = "{"
+    while char != "}":
+        key: list[str] = []
+        char = yield from read_value(char, ":", key.append, depth + 1)
+        if char != ":":
+            raise NotACall(char)
+        text = "".join(key)
+        # JSON knows only strings as keys.
+        quoted = text if text.startswith('"') else json.dumps(text)
+        sink(f"{separator}{quoted}: ")
+        separator = ", "
+        char = yield from _space((yield))
+        char = yield from read_value(char, ",}", sink, depth + 1)
+        if char == ",":
+            char = yield from _space((yield))
+        elif char != "}":
+            raise NotACall(char)
+    sink("{}" if separator == "{" else "}")
+    return (yield)
+
+
+def _atom(char: str, ends: str, sink: Sink) -> Step:
+    """A number, a constant, or anything else up to one of `ends`."""
+    source = quote = ""
+    depth = 0
+    while quote or depth or char not in ends:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"" and source.lower() in _STRING_PREFIXES:
+            return (yield from _string(char, sink, raw=source in "rR"))
+        # After a letter it is an apostrophe: `Martha's`.
+        elif char in "'\"" and not source[-1].isalnum():
+            quote = char
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            if not depth:
+                raise NotACall(char)
+            depth -= 1
+        source += char
+        char = yield
+    if not source:
+        raise NotACall(char)
+    sink(_literal(source.rstrip()))
+    return char
+
+
+def _string(char: str, sink: Sink, *, raw: bool = False) -> Step:
+    """A string, with those that directly follow it, as one JSON string."""
+    sink('"')
+    while char in "'\"":
+        char = yield from _quoted(char, sink, raw)
+        char = yield from _space(char)
+    sink('"')
+    return char
+
+
+def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
+    end = quote
+    char = yield
+    if char == quote:
+        char = yield
+        if char != quote:
+            return char
+        end = quote * 3
+        char = yield
+    closing = ""
+    while True:
+        if char == quote:
+            closing += char
+            if closing == end:
+                return (yield)
+            char = yield
+            continue
+        if closing:
+            sink(_escaped(closing))
+            closing = ""
+        if char == "\\" and not raw:
+            char = yield from _escape(sink)
+            continue
+        sink(_escaped(char))
+        if char == "\\":
+            sink(_escaped((yield)))
+        char = yield
+
+
+def _escape(sink: Sink) -> Step:
+    """What follows a backslash. An escape that Python does not know stays as it is."""
+    kind = yield
+    if kind not in _CODES:
+        sink(_escaped(_ESCAPES.get(kind, "\\" + kind)))
+        return (yield)
+    most, base = _CODES[kind]
+    digits = kind if base == 8 else ""
+    char = yield
+    while len(digits) < most and char in (string.octdigits if base == 8 else string.hexdigits):
+        digits += char
+        char = yield
+    code = int(digits, base) if base == 8 or len(digits) == most else sys.maxunicode + 1
+    sink(_escaped(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
+    return char
+
+
+def _space(char: str) -> Step:
+    while char in " \t\n\r":
+        char = yield
+    return char
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands within a JSON string; half a surrogate pair stays an escape."""
+    if text.isalnum():
+        return text
+    ascii_only = any("\ud800" <= char <= "\udfff" for char in text)
+    return json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+
+
+def _literal(source: str) -> str:
+    """A number or constant as JSON; anything else as a string."""
+    if source in _CONSTANTS:
+        return _CONSTANTS[source]
+    if _NUMBER.fullmatch(source):
+        try:
+            return json.dumps(ast.literal_eval(source), allow_nan=False)
+        except (ValueError, SyntaxError):
+            pass
+    return f'"{_escaped(source)}"'

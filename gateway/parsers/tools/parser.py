@@ -1,0 +1,149 @@
+"""What all forms share: a machine that reads characters, and text held back until it is decided.
+
+A parser is a generator that is sent one character at a time. How the text was cut can therefore
+never matter, and a form reads like its grammar. Reading functions take the first character they
+have not consumed and return the next one (`Step`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from typing import ClassVar
+
+from gateway.parsers.tools.events import Event, Events
+
+Step = Generator[None, str, str]
+
+
+class NotACall(Exception):
+    """What was read is no call (or no more of one); `char` has not been consumed."""
+
+    def __init__(self, char: str) -> None:
+        super().__init__(char)
+        self.char = char
+
+
+class ToolParser(ABC):
+    """Splits one choice's text into content and tool calls.
+
+    Content goes out as soon as it can begin no call. Whitespace between content and a call, and
+    between calls, is dropped; text that looked like a call and is none comes out unchanged.
+
+    `markers` are the tokens that the form is recognized by and that tokenizers may list as
+    special: detokenizing must not skip them.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    # Tags around a call leave no doubt that it is one as soon as its name is known.
+    tagged: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._events = Events()
+        # While undecided, everything read is kept: it is content if no call comes of it.
+        self._undecided = False
+        self._held: list[str] = []
+        # The name of the undecided call, once it has been read.
+        self._name: str | None = None
+        self._machine = self._run()
+        next(self._machine)
+
+    @property
+    def calls(self) -> int:
+        """How many calls have begun."""
+        return self._events.calls
+
+    def push(self, text: str) -> list[Event]:
+        """Consumes generated text, cut anywhere; returns the events that became certain."""
+        send = self._machine.send
+        for char in text:
+            send(char)
+        return self._events.take()
+
+    def finish(self) -> list[Event]:
+        """Ends the text: returns what was held back. A call that was cut stays cut."""
+        self._machine.close()
+        held = "".join(self._held)
+        if self._undecided and self._name is not None and self.tagged:
+            self._commit(self._name)
+        elif not (self._events.in_call and held.isspace()):
+            self._events.content(held)
+        return self._events.take()
+
+    @abstractmethod
+    def _run(self) -> Generator[None, str, None]:
+        """The form: reads characters for ever."""
+
+    def _hold(self, char: str) -> None:
+        if self._undecided:
+            self._held.append(char)
+
+    def _commit(self, name: str) -> None:
+        """It is a call: what was held is markup."""
+        self._drop()
+        self._events.start(name)
+
+    def _release(self) -> None:
+        """It is no call: what was held is content, up to whitespace that a call may follow."""
+        held = "".join(self._held)
+        content = held.rstrip()
+        self._drop()
+        if content:
+            self._events.content(content)
+        if content != held:
+            self._held.append(held[len(content) :])
+
+    def _drop(self) -> None:
+        self._held.clear()
+        self._undecided = False
+        self._name = None
+
+    def _attempt(self, reading: Step) -> Step:
+        """Reads what may be a call; if it is none, releases what was held."""
+        try:
+            return (yield from reading)
+        except NotACall as no:
+            self._release()
+            return no.char
+
+    def _text(self, char: str, tags: tuple[str, ...]) -> Step:
+        """Passes content on until one of the tags has been read, which is returned.
+
+        The tag and the whitespace before it are then held, undecided. The first character of a tag
+        must not occur again in any of them.
+        """
+        first = {tag[0] for tag in tags}
+        partial = ""
+        while True:
+            if (partial or char in first) and any(t.startswith(partial + char) for t in tags):
+                partial += char
+                self._held.append(char)
+                if partial in tags:
+                    self._undecided = True
+                    return partial
+            elif partial:
+                partial = ""
+                self._release()
+                continue
+            elif char.isspace():
+                self._held.append(char)
+            else:
+                if self._held:
+                    char = "".join(self._held) + char
+                    self._held.clear()
+                self._events.content(char)
+            char = yield
+
+    def _gap(self, char: str) -> Step:
+        """Whitespace that is content only if more content follows."""
+        while char.isspace():
+            self._held.append(char)
+            char = yield
+        return char
+
+    def _space(self, char: str) -> Step:
+        """Whitespace within a call's markup."""
+        while char in " \t\n\r":
+            self._hold(char)
+            char = yield
+        return char

@@ -1,0 +1,100 @@
+"""Python-like calls: Llama 3.2 and 4 (pythonic), ToolACE.
+
+    [get_weather(city="Paris", days=3), get_time()]
+
+The list begins the output, or follows a token. Values become JSON while they are read; nothing is
+evaluated. A value that is no Python literal becomes a string of its source, since the templates of
+these models show them unquoted values: `[get_weather(city=Paris)]`.
+
+Source: Llama 3.2 and 4 prompt formats; vLLM's parsers `pythonic` and `llama4_pythonic`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import ClassVar
+
+from gateway.parsers.tools.literals import read_value
+from gateway.parsers.tools.parser import NotACall, Step, ToolParser
+
+_START, _END, _PYTHON_TAG = "<|python_start|>", "<|python_end|>", "<|python_tag|>"
+
+
+class PythonicToolParser(ToolParser):
+    """A call begins with its first keyword or its closing parenthesis, and streams from there."""
+
+    markers: ClassVar[tuple[str, ...]] = (_START, _END, _PYTHON_TAG)
+    tagged = False
+
+    def _run(self) -> Generator[None, str, None]:
+        char = yield from self._gap((yield))
+        if char == "[":
+            self._undecided = True
+            self._hold(char)
+            char = yield from self._attempt(self._list((yield)))
+        while True:
+            tag = yield from self._text(char, self.markers)
+            if tag == _END and self.calls:
+                self._drop()
+                char = yield
+                continue
+            char = yield from self._space((yield))
+            if char == "[":
+                self._hold(char)
+                char = yield from self._attempt(self._list((yield)))
+            else:
+                self._release()
+
+    def _list(self, char: str) -> Step:
+        """Reads the calls of a list, whose bracket has been read."""
+        while True:
+            char = yield from self._space(char)
+            char = yield from self._call(char)
+            char = yield from self._space(char)
+            if char == "]":
+                return (yield)
+            if char != ",":
+                raise NotACall(char)
+            self._undecided = True
+            char = yield
+
+    def _call(self, char: str) -> Step:
+        name, char = yield from self._identifier(char)
+        if not name or char != "(":
+            raise NotACall(char)
+        self._hold(char)
+        char = yield from self._space((yield))
+        separator = "{"
+        while char != ")":
+            keyword, char = yield from self._identifier(char)
+            char = yield from self._space(char)
+            if not keyword or char != "=":
+                raise NotACall(char)
+            self._hold(char)
+            char = yield from self._space((yield))
+            if char == "=":
+                raise NotACall(char)
+            if self._undecided:
+                self._commit(name)
+            self._events.arguments(f"{separator}{json.dumps(keyword)}: ")
+            separator = ", "
+            char = yield from read_value(char, ",)", self._events.arguments)
+            if char == ",":
+                char = yield from self._space((yield))
+            elif char != ")":
+                raise NotACall(char)
+        if self._undecided:
+            self._commit(name)
+            self._events.arguments("{")
+        self._events.arguments("}")
+        return (yield)
+
+    def _identifier(self, char: str) -> Generator[None, str, tuple[str, str]]:
+        """A name as OpenAI allows it, which is more than Python does."""
+        name = ""
+        while char.isalnum() or char in "_-.":
+            name += char
+            self._hold(char)
+            char = yield
+        return ("" if name[:1].isdigit() else name), char

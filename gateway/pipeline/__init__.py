@@ -1,0 +1,1 @@
+"""From a parsed request to the deltas of its answer."""

@@ -1,0 +1,91 @@
+"""A prompt for a model that takes text, such that it makes the ids that were meant of it.
+
+Preprocessing tokenizes with or without special tokens, as it was set up. A chat template writes
+its own, so the text that it begins with must not get them twice; a completion's prompt gets those
+that the tokenizer adds. So the text is sent with or without the special tokens at its beginning,
+whichever gives the right ids. Where neither does (a template without the special tokens that
+preprocessing adds) the model sees what preprocessing makes, and that is what is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.errors import UnsupportedParameter
+from gateway.generation import Options, TextPrompt
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.dialect import TextModel
+
+
+async def fit_text(
+    prompts: Prompts, text: str, model: TextModel, *, chat: bool
+) -> tuple[str, list[int]]:
+    """The text to send for a prompt, and the token ids that the model makes of it."""
+    adds = model.adds_special_tokens
+    opening = prompts.opening()
+    if not opening:
+        return text, await prompts.encode(text, add_special_tokens=adds)
+    meant = await prompts.encode(text, add_special_tokens=not chat)
+    for candidate in (text, text.removeprefix(opening), opening + text):
+        ids = await prompts.encode(candidate, add_special_tokens=adds)
+        if ids == meant:
+            return candidate, ids
+    return text, await prompts.encode(text, add_special_tokens=adds)
+
+
+def text_prompt(
+    prompts: Prompts, text: str, prompt_ids: list[int], model: TextModel, options: Options
+) -> TextPrompt:
+    """All of a request that a model takes as text where the core model takes ids.
+
+    Raises UnsupportedParameter for a biased token that no word stands for, and for tools whose
+    calls are marked by tokens that the answer would not show.
+    """
+    _check_markers(prompts, model, options)
+    stop = () if options.sampling.min_tokens else options.stop
+    if not options.ignore_eos:
+        stop += tuple(
+            word
+            for token_id in prompts.eos_ids[1:]
+            if (word := _word(prompts, token_id, special=False)) is not None
+        )
+    tokenizer = prompts.tokenizer
+    restated = tokenizer.decode(prompt_ids, skip_special_tokens=model.skips_special_tokens)
+    return TextPrompt(text, stop, options.bad_words, _bias(prompts, options), restated)
+
+
+def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
+    form = options.message
+    # A forced call is guided JSON and has no marks.
+    if form is None or form.required or form.named or not model.skips_special_tokens:
+        return
+    added = prompts.tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in added.values() if token.special}
+    if special.intersection(replace(form, reasoning=None).markers()):
+        raise UnsupportedParameter(
+            "tools: this model marks calls by special tokens, which the served text model leaves "
+            "out; only a required or named call can be served.",
+            param="tools",
+        )
+
+
+def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
+    """Words that are one biased token each; preprocessing encodes them with special tokens."""
+    words = []
+    for token_id, bias in options.sampling.logit_bias:
+        word = _word(prompts, token_id, special=True)
+        if word is None:
+            raise UnsupportedParameter(
+                f"logit_bias: token {token_id} cannot be biased through a model that takes words: "
+                "no word is this token alone.",
+                param="logit_bias",
+            )
+        words.append((word, bias))
+    return tuple(words)
+
+
+def _word(prompts: Prompts, token_id: int, *, special: bool) -> str | None:
+    """The text that is tokenized to this token and nothing else, None where there is none."""
+    word: str = prompts.tokenizer.decode([token_id], skip_special_tokens=False)
+    found = prompts.tokenizer.encode(word, add_special_tokens=special).ids
+    return word if found == [token_id] else None

@@ -1,1 +1,0 @@
-"""Several Triton endpoints that serve the same model: which are there, and which one is next."""

@@ -1,0 +1,1 @@
+"""Whose turn it is, and which Triton is next."""

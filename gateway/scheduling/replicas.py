@@ -1,0 +1,312 @@
+"""The replicas of one model: kept in step with the configuration, chosen from, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gateway.errors import EngineBroken, EngineUnavailable
+from gateway.observability.request_context import current
+from gateway.scheduling.balancer import choose
+from gateway.scheduling.breaker import Breaker
+from gateway.scheduling.discovery import is_name, resolve
+from gateway.triton.dialect import Dialect
+from gateway.triton.engine import Engine
+from gateway.triton.selection import Choice
+from gateway.triton.transport import Metadata
+
+if TYPE_CHECKING:
+    from gateway.observability.tracing import AttemptSpan
+
+log = logging.getLogger(__name__)
+
+# A pod's address is known a second after it is ready; name servers are asked no more often.
+_LOOKUP_PERIOD_S = 2.0
+# A deadline that nobody could have met, or that others' requests were served before, says nothing.
+_SILENCE_S = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One endpoint. `leaving` ones finish what they have and get nothing new."""
+
+    endpoint: str
+    engine: Engine
+    breaker: Breaker = field(default_factory=Breaker)
+    in_flight: int = 0
+    answered_at: float = 0.0
+    """When it last gave somebody a first token, in `time.monotonic`."""
+    leaving: bool = False
+    watch: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves the model, as far as was last seen."""
+        return self.engine.ready and not self.leaving
+
+    @property
+    def state(self) -> str:
+        """Whether it is given requests, or why not, in words."""
+        if self.leaving:
+            return "leaving"
+        if not self.engine.ready:
+            return self.engine.why_not_ready
+        return "failing, left alone for a while" if self.breaker.open else "ready"
+
+
+class Lease:
+    """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
+
+    Inside, `metadata` is what the call must carry: the trace that it belongs to.
+    """
+
+    def __init__(self, replica: Replica, released: Callable[[Replica], None]) -> None:
+        self.replica = replica
+        self._released = released
+        self._probe = False
+        self._answered = False
+        self._began = time.monotonic()
+        self._span: AttemptSpan | None = None
+        self.metadata: Metadata = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.replica.engine
+
+    def __enter__(self) -> Lease:
+        self._probe = self.replica.breaker.begin()
+        self.replica.in_flight += 1
+        if (context := current.get()) is not None:
+            context.replica = self.replica.endpoint
+            self.metadata = context.parent
+            if context.span is not None:
+                self._span = context.span.attempt(self.replica.endpoint)
+                self.metadata = self._span.metadata
+        return self
+
+    @property
+    def has_answered(self) -> bool:
+        return self._answered
+
+    def answered(self) -> None:
+        """The engine has given a token: it works."""
+        self._answered = True
+        self._probe = False  # it has told; there may be another one by the end of this
+        self.replica.answered_at = time.monotonic()
+        self.replica.breaker.succeeded()
+        if self._span is not None:
+            self._span.answered()
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.replica.in_flight -= 1
+        silent_s = time.monotonic() - max(self._began, self.replica.answered_at)
+        late = isinstance(error, TimeoutError) and not self._answered
+        # An EngineError is the answer to one request: its tenant could take the replica from all.
+        if (late and silent_s > _SILENCE_S) or isinstance(error, EngineUnavailable | EngineBroken):
+            self.replica.breaker.failed(self._began, probe=self._probe)
+        else:
+            self.replica.breaker.undecided(probe=self._probe)
+        if self._span is not None:
+            self._span.end(error_type)
+        self._released(self.replica)
+
+
+class Replicas:
+    """All replicas of this gateway. Belongs to one event loop.
+
+    `make` builds the engine of an endpoint; it raises ValueError for an endpoint that is none.
+    """
+
+    def __init__(
+        self, make: Callable[[str], Engine], limit: Callable[[Dialect], int | None] = lambda _: None
+    ) -> None:
+        """`limit` says how many requests a replica may have in flight, None without a limit."""
+        self._make = make
+        self._limit = limit
+        self._replicas: dict[str, Replica] = {}
+        self._leaving: set[Replica] = set()
+        self.configured: list[str] = []
+        """What `configure` was last told."""
+        self._lookup: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._seen_ready = asyncio.Event()
+        self._draining = False
+
+    def __iter__(self) -> Iterator[Replica]:
+        """Those of the configuration, and those that still finish what they have."""
+        return iter([*self._replicas.values(), *self._leaving])
+
+    @property
+    def ready(self) -> bool:
+        return any(replica.ready for replica in self._replicas.values())
+
+    @property
+    def several(self) -> bool:
+        return len(self._replicas) > 1
+
+    @property
+    def draining(self) -> bool:
+        """Whether this gateway is ending, so that what is stopped now is stopped for that."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, value: bool) -> None:
+        self._draining = value
+        for replica in self:
+            replica.engine.draining = value
+
+    @property
+    def places(self) -> int | None:
+        """How many requests may be in flight on all that are ready; None without a limit."""
+        places = 0
+        for replica in self._replicas.values():
+            if not replica.ready or not replica.breaker.allows:
+                continue
+            if replica.breaker.open:
+                places += 1  # for the probe
+            else:
+                limit = self._limit(replica.engine.dialect)
+                if limit is None:
+                    return None
+                places += limit
+        return places
+
+    def has_other_than(self, tried: Collection[Replica]) -> bool:
+        """Whether `pick` would find one that is none of `tried`."""
+        return bool(self._candidates(tried))
+
+    @property
+    def why_not_ready(self) -> str:
+        """What was last seen of each replica."""
+        if not self._replicas:
+            return f"no address is known for {', '.join(self.configured)}"
+        return "; ".join(r.engine.why_not_ready for r in self._replicas.values())
+
+    @property
+    def choice(self) -> Choice:
+        """What the replicas serve. Raises EngineUnavailable while none of them is ready."""
+        for replica in self._replicas.values():
+            if replica.ready:
+                return replica.engine.choice
+        raise EngineUnavailable("The inference server is not ready.")
+
+    @property
+    def dialect(self) -> Dialect:
+        """As `choice`."""
+        return self.choice.dialect
+
+    async def wait_ready(self) -> None:
+        """Returns once one of them has been seen serving."""
+        await self._seen_ready.wait()
+
+    def pick(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Lease:
+        """A place on a replica that works, and is none of `avoid`.
+
+        Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none.
+        """
+        candidates = self._candidates(avoid)
+        if not candidates:
+            raise EngineUnavailable("No inference server is available; try again shortly.")
+        return Lease(choose(candidates, key), self._released)
+
+    def _candidates(self, avoid: Collection[Replica]) -> list[Replica]:
+        """Those that work, or else seem to; among them those with room, or else all."""
+        able = [
+            replica
+            for replica in self._replicas.values()
+            if replica.ready and replica.breaker.allows and replica not in avoid
+        ]
+        if len(able) < 2:
+            return able
+        able = [replica for replica in able if not replica.engine.suspect] or able
+        return [replica for replica in able if self._has_room(replica)] or able
+
+    def _has_room(self, replica: Replica) -> bool:
+        limit = self._limit(replica.engine.dialect)
+        return limit is None or replica.in_flight < limit
+
+    async def configure(self, endpoints: Sequence[str]) -> None:
+        """Makes `endpoints` the replicas: new ones join, others leave when they are idle.
+
+        Each is ``host:port``, ``grpcs://host:port``, or a name as in `discovery`. Raises ValueError
+        for one that is none of these; the replicas then stay as they are.
+        """
+        if self._lookup is not None:
+            # It must not set the old addresses back while the new ones are looked at.
+            self._lookup.cancel()
+            await asyncio.wait([self._lookup])
+            self._lookup = None
+        self.configured = list(endpoints)
+        found = await resolve(endpoints)
+        if found is not None:
+            await self._set(found)
+        if any(is_name(endpoint) for endpoint in endpoints):
+            self._lookup = asyncio.create_task(self._look_up())
+
+    async def close(self) -> None:
+        """Stops watching and closes all connections."""
+        if self._lookup is not None:
+            self._lookup.cancel()
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*[self._end(replica) for replica in self])
+
+    async def _look_up(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOKUP_PERIOD_S)
+            try:
+                found = await resolve(self.configured)
+                if found is not None:
+                    await self._set(found)
+            except Exception:  # whatever a name server answers, this must go on looking
+                log.exception("looking up the replicas failed")
+
+    async def _set(self, endpoints: list[str]) -> None:
+        new = {e: Replica(e, self._make(e)) for e in endpoints if e not in self._replicas}
+        for endpoint in [e for e in self._replicas if e not in endpoints]:
+            replica = self._replicas.pop(endpoint)
+            replica.leaving = True
+            self._leaving.add(replica)
+            log.info("replica %s leaves with %d requests", endpoint, replica.in_flight)
+            self._released(replica)
+        for endpoint, replica in new.items():
+            log.info("replica %s joins", endpoint)
+            replica.engine.draining = self._draining
+            self._replicas[endpoint] = replica
+            replica.watch = asyncio.create_task(self._watch(replica))
+        # One look before anything is sent: with Triton up, the first request is served.
+        await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
+
+    async def _watch(self, replica: Replica) -> None:
+        seen = asyncio.create_task(self._note_ready(replica))
+        try:
+            await replica.engine.watch()
+        finally:
+            seen.cancel()
+
+    async def _note_ready(self, replica: Replica) -> None:
+        await replica.engine.wait_ready()
+        self._seen_ready.set()
+
+    def _released(self, replica: Replica) -> None:
+        """Ends a replica that has left once its last request has ended."""
+        if replica.leaving and not replica.in_flight and replica in self._leaving:
+            self._leaving.discard(replica)
+            task = asyncio.get_running_loop().create_task(self._end(replica))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _end(self, replica: Replica) -> None:
+        if replica.watch is not None:
+            replica.watch.cancel()
+        await replica.engine.close()

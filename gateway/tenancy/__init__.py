@@ -1,0 +1,1 @@
+"""Who asks, how much they may, and what it cost."""

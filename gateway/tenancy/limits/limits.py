@@ -1,0 +1,154 @@
+"""A tenant's limits around one request: reserve before it starts, settle when it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.config.file import Away, Configuration
+from gateway.config.tenants import Tenant
+from gateway.errors import LimitsUnavailable, RateLimited
+from gateway.tenancy.limits.ask import NEVER, Ask, Decision, LimitName, Settlement
+from gateway.tenancy.limits.local import LocalLimits
+from gateway.tenancy.limits.redis import SharedLimits
+
+_WORDS: dict[LimitName, str] = {
+    "requests_per_minute": "requests per minute",
+    "tokens_per_minute": "tokens per minute",
+    "concurrent_requests": "requests at once",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a request holds of its tenant's limits; `headers` tell the client what is left."""
+
+    headers: dict[str, str]
+    _wanted: int = 0
+    _settle: Callable[[int], None] = lambda difference: None
+
+    def settle(self, used: int) -> None:
+        """The request has ended and used so many tokens. To be called once."""
+        self._settle(used - self._wanted)
+
+
+_NOTHING = Reservation({})
+
+
+class Limits:
+    """Counts in Redis; while it is away, or where there is none, as the configuration says."""
+
+    def __init__(
+        self,
+        shared: SharedLimits | None,
+        on_refused: Callable[[str, LimitName], None] = lambda tenant, limit: None,
+    ) -> None:
+        """`on_refused` is told the tenant and the limit of each request that is refused."""
+        self._shared = shared
+        self._local = LocalLimits()
+        self._on_refused = on_refused
+        self._away = Configuration().limits.when_redis_is_away
+
+    def update(self, configuration: Configuration) -> None:
+        self._away = configuration.limits.when_redis_is_away
+
+    async def reserve(self, tenant: Tenant | None, tokens: int) -> Reservation:
+        """Counts a request that may use `tokens`, prompt and answer together.
+
+        Raises RateLimited, and LimitsUnavailable where a limit may not be counted without Redis.
+        """
+        if tenant is None or not tenant.limited:
+            return _NOTHING
+        ask = Ask(
+            tenant.name,
+            tenant.requests_per_minute,
+            tenant.tokens_per_minute,
+            tenant.concurrent_requests,
+            tokens,
+        )
+        decision = None
+        settle = self._local.settle
+        if self._shared is not None:
+            decision = await self._shared.take(ask)
+            if decision is not None:
+                settle = self._shared.settle
+            else:
+                ask = self._alone(ask)
+        if decision is None:
+            decision = self._local.take(ask, time.monotonic_ns() // 1_000_000)
+        headers = _headers(ask, decision)
+        if decision.refused is not None:
+            self._on_refused(tenant.name, decision.refused)
+            raise _refusal(ask, decision, headers)
+        if ask.tokens is None and ask.concurrent is None:
+            return Reservation(headers)
+        name, second, counted = ask.tenant, decision.second, ask.concurrent is not None
+
+        def settled(difference: int) -> None:
+            settle(Settlement(name, second, difference, counted))
+
+        return Reservation(headers, tokens, settled)
+
+    def _alone(self, ask: Ask) -> Ask:
+        """What is left of an ask without Redis."""
+
+        def kept(limit: int | None, away: Away, name: LimitName) -> int | None:
+            if limit is not None and away == "refuse":
+                raise LimitsUnavailable(
+                    f"The limit of {_WORDS[name]} cannot be counted now; try again."
+                )
+            return None if away == "allow" else limit
+
+        away = self._away
+        return Ask(
+            ask.tenant,
+            kept(ask.requests, away.requests_per_minute, "requests_per_minute"),
+            kept(ask.tokens, away.tokens_per_minute, "tokens_per_minute"),
+            kept(ask.concurrent, away.concurrent_requests, "concurrent_requests"),
+            ask.wanted,
+        )
+
+
+def _headers(ask: Ask, decision: Decision) -> dict[str, str]:
+    """OpenAI's headers, of the limits that there are."""
+    headers: dict[str, str] = {}
+    for name, limit, remaining, reset_ms in (
+        ("requests", ask.requests, decision.remaining_requests, decision.reset_requests_ms),
+        ("tokens", ask.tokens, decision.remaining_tokens, decision.reset_tokens_ms),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
+            headers[f"x-ratelimit-reset-{name}"] = duration(reset_ms)
+    return headers
+
+
+def _refusal(ask: Ask, decision: Decision, headers: dict[str, str]) -> RateLimited:
+    limits: dict[LimitName, tuple[int | None, int, int]] = {
+        "requests_per_minute": (ask.requests, decision.remaining_requests, 1),
+        "tokens_per_minute": (ask.tokens, decision.remaining_tokens, ask.wanted),
+        "concurrent_requests": (ask.concurrent, 0, 1),
+    }
+    assert decision.refused is not None
+    words = _WORDS[decision.refused]
+    limit, remaining, requested = limits[decision.refused]
+    facts = f"{words}: limit {limit}, remaining {remaining}, requested {requested}"
+    kind = "tokens" if decision.refused == "tokens_per_minute" else "requests"
+    if decision.wait_ms == NEVER:
+        return RateLimited(f"Request too large for the limit of {facts}.", kind, None, headers)
+    wait = duration(decision.wait_ms)
+    message = f"Rate limit reached: {facts}. Please try again in {wait}."
+    return RateLimited(message, kind, decision.wait_ms, headers)
+
+
+def duration(milliseconds: int) -> str:
+    """As OpenAI writes it: ``120ms``, ``1s``, ``7.66s``, ``6m0s``, ``1h0m30s``."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{rest / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{seconds}"
+    return f"{minutes}m{seconds}" if minutes else seconds

@@ -1,0 +1,58 @@
+"""Texts of a model that gives no token ids to text deltas: stop strings, finish reason, usage."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta
+from gateway.parsers.message import MessageReader
+from gateway.tokenization.text_stream import StopStrings, with_events
+
+
+class PieceStream:
+    """Turns the deltas of one request into text deltas, the last with a finish reason.
+
+    Tokens are counted by the model's responses where each is one, else by the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
+        self._tokenizer = tokenizer
+        self._message = MessageReader(generation.message) if generation.message else None
+        self._stop = StopStrings(generation.stop, include=generation.include_stop)
+        self._max_tokens = generation.max_tokens
+        self._min_tokens = generation.sampling.min_tokens
+        words = generation.text.stop if generation.text else ()
+        self._endless = generation.end_id is None and not words
+        self._pieces: list[str] = []
+        self._tokens = 0
+        self._reused = 0
+
+    def push(self, delta: TokenDelta) -> TextDelta:
+        """Consumes one delta. After one with `finish` set nothing more may be pushed."""
+        self._reused = self._reused or delta.reused_blocks
+        piece = delta.text or ""
+        self._count(delta, piece)
+        text, stopped = piece, False
+        if self._tokens > self._min_tokens or delta.final:
+            text, stopped = self._stop.push(piece)
+        finish: FinishReason | None = "stop" if stopped else None
+        if delta.final and not stopped:
+            text += self._stop.flush()
+            finish = self._finish_reason()
+        tokens = min(self._tokens, self._max_tokens)
+        found = TextDelta(text, tokens, finish, self._reused)
+        return found if self._message is None else with_events(self._message, found)
+
+    def _count(self, delta: TokenDelta, piece: str) -> None:
+        if delta.tokens is not None:
+            self._tokens += delta.tokens
+            return
+        self._pieces.append(piece)
+        whole = "".join(self._pieces) if delta.final else piece
+        found = len(self._tokenizer.encode(whole, add_special_tokens=False).ids)
+        self._tokens = found if delta.final else self._tokens + found
+
+    def _finish_reason(self) -> FinishReason:
+        if self._endless:
+            self._tokens = self._max_tokens
+        return "length" if self._tokens >= self._max_tokens else "stop"

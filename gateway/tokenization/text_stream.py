@@ -1,0 +1,157 @@
+"""Token ids to text deltas: incremental detokenizing, stop strings, finish reason.
+
+One `TextStream` serves one choice, streaming or not, so both give the same text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta, TokenLogprob
+from gateway.parsers.message import MessageReader
+from gateway.tokenization.vocabulary import Vocabulary
+
+
+class StopStrings:
+    """Finds the first stop string in streamed text, also when it is cut anywhere.
+
+    Text that may be the beginning of a stop string is held back until that is decided.
+    """
+
+    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
+        self._stop = stop
+        self._include = include
+        self._longest = max(map(len, stop), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Returns the text that may go out, and whether a stop string was reached.
+
+        Of several matches the one that begins first counts, of those the longest; it is returned
+        only with `include`.
+        """
+        if not self._stop:
+            return text, False
+        text = self._held + text
+        matches = [(i, -len(s)) for s in self._stop if (i := text.find(s)) >= 0]
+        if matches:
+            self._held = ""
+            start, length = min(matches)
+            return text[: start - length if self._include else start], True
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """What was held back, once no more text can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            tail = text[-size:]
+            if any(s.startswith(tail) for s in self._stop):
+                return size
+        return 0
+
+
+def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
+    """A delta with what its text is in the message that is read."""
+    events = message.push(text.text)
+    finish = text.finish
+    if finish is not None:
+        events += message.finish()
+        if finish == "stop" and message.called:
+            finish = "tool_calls"
+    return text._replace(finish=finish, events=tuple(events))
+
+
+class TextStream:
+    """Turns the token deltas of one request into text deltas, the last with a finish reason."""
+
+    def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
+        form = generation.message
+        visible = form.markers() if form else ()
+        self._decoder = vocabulary.decoder(
+            generation.prompt_ids, visible, skip_special=generation.skip_special_tokens
+        )
+        self._message = MessageReader(form) if form else None
+        self._stop = StopStrings(generation.stop, include=generation.include_stop)
+        self._stop_ids = generation.stop_ids
+        self._max_tokens = generation.max_tokens
+        self._min_tokens = generation.sampling.min_tokens
+        self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
+        # Tokens are told apart only where it matters which of them a text came from.
+        self._one_by_one = bool(generation.stop) or generation.logprobs is not None
+        self._last_ids: list[int] = []
+        self._tokens = 0
+        self._reused = 0
+        self._length = len(generation.echo or "")
+
+    def push(self, delta: TokenDelta) -> TextDelta:
+        """Consumes one delta. After one with `finish` set nothing more may be pushed."""
+        self._reused = self._reused or delta.reused_blocks
+        text = self._each(delta) if self._one_by_one else self._all(delta)
+        return text if self._message is None else with_events(self._message, text)
+
+    def _all(self, delta: TokenDelta) -> TextDelta:
+        """The text of all new ids at once."""
+        ids = delta.ids
+        self._tokens += len(ids)
+        text = self._decoder.push(ids)
+        if not delta.final:
+            if self._longest_stop_ids:
+                self._remember(ids)
+            return TextDelta(text, self._tokens, None, self._reused, (), ids)
+        self._remember(ids)
+        text += self._decoder.flush()
+        return TextDelta(text, self._tokens, self._finish_reason(), self._reused, (), ids)
+
+    def _each(self, delta: TokenDelta) -> TextDelta:
+        """The text of the new ids up to the one that completes a stop string."""
+        pieces: list[str] = []
+        logprobs: list[TokenLogprob] = []
+        for position, token_id in enumerate(delta.ids):
+            self._tokens += 1
+            if delta.logprobs is not None and position < len(delta.logprobs):
+                logprobs.append(replace(delta.logprobs[position], text_offset=self._length))
+            decoded = self._decoder.push((token_id,))
+            self._length += len(decoded)
+            if self._tokens <= self._min_tokens:
+                pieces.append(decoded)
+                continue
+            text, stopped = self._stop.push(decoded)
+            pieces.append(text)
+            if stopped:
+                ids = delta.ids[: position + 1]
+                return self._delta(pieces, logprobs, ids, "stop")
+        self._remember(delta.ids)
+        if not delta.final:
+            return self._delta(pieces, logprobs, delta.ids, None)
+        text, stopped = self._stop.push(self._decoder.flush())
+        pieces += [text, self._stop.flush()]
+        finish: FinishReason = "stop" if stopped else self._finish_reason()
+        return self._delta(pieces, logprobs, delta.ids, finish)
+
+    def _delta(
+        self,
+        pieces: list[str],
+        logprobs: list[TokenLogprob],
+        ids: list[int],
+        finish: FinishReason | None,
+    ) -> TextDelta:
+        return TextDelta("".join(pieces), self._tokens, finish, self._reused, tuple(logprobs), ids)
+
+    def _remember(self, ids: list[int]) -> None:
+        """Keeps what a sequence of stop ids at the end can be found in."""
+        if self._longest_stop_ids and ids:
+            self._last_ids = (self._last_ids + ids)[-self._longest_stop_ids :]
+
+    def _finish_reason(self) -> FinishReason:
+        # The engine gives no finish reason: an end id is not in its output, a matched stop word is.
+        if self._tokens < self._max_tokens or self._ends_with_stop_ids():
+            return "stop"
+        return "length"
+
+    def _ends_with_stop_ids(self) -> bool:
+        return any(tuple(self._last_ids[-len(ids) :]) == ids for ids in self._stop_ids if ids)

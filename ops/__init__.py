@@ -1,0 +1,1 @@
+"""Operators' tools: the `gateway` command, deployment, the local stack, load tests."""

@@ -1,0 +1,47 @@
+"""The `gateway` command. Each subcommand imports what it needs, so that --help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from ops.commands import bench, client, engine, import_, key, lora, repo, serve, triton, up
+
+COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
+    ("up", up, "start Redis, Triton and the gateway on this machine"),
+    ("serve", serve, "run the gateway alone"),
+    ("key", key, "make and check keys of tenants"),
+    ("lora", lora, "add, list and change adapters"),
+    ("engine", engine, "plan and build a TensorRT-LLM engine"),
+    ("import", import_, "engine, repository and settings of a Hugging Face model"),
+    ("repo", repo, "make and check Triton's model repository"),
+    ("triton", triton, "run Triton on a TensorRT-LLM engine"),
+    ("client", client, "send one request straight to Triton"),
+    ("bench", bench, "measure Triton and the gateway under load"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line `arguments` (those of the process if None); returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gateway",
+        description="OpenAI-compatible API gateway for Triton running TensorRT-LLM.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module, text in COMMANDS:
+        command = commands.add_parser(name, help=text, allow_abbrev=False)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    parsed = parser.parse_args(arguments)
+    try:
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough of it; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code

@@ -1,0 +1,102 @@
+"""`gateway import`: from a Hugging Face folder to what Triton and the gateway need to serve it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ops.commands.engine import add_plan_arguments, read_plan, show_memory
+
+if TYPE_CHECKING:
+    from ops.deployment.engine_plan import Plan
+    from ops.deployment.importing import Imported
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Plans the engine of a Hugging Face model, renders the model repository for Triton and "
+        "writes the gateway's settings, all into one folder; says what is left to do. Exit code "
+        "1 when that is refused or does not fit the GPU, 2 for a release that builds no engines."
+    )
+    add_plan_arguments(parser)
+    parser.add_argument(
+        "--name", required=True, metavar="NAME", help="the model's name for clients"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="default: the last part of NAME, here"
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="make an engine for the CPU executor, which can be served at once",
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """The exit code, as the description says."""
+    from ops.deployment.importing import import_for_cpu, import_for_gpu
+    from ops.deployment.release import ToolsRemoved
+
+    folder: Path = parsed.output or Path(parsed.name.rpartition("/")[2])
+    try:
+        if parsed.cpu:
+            _refuse_with_cpu(parsed)
+        plan = read_plan(parsed, folder)
+        if plan.memory.fits(plan.intent) is False:
+            show_memory(plan)
+            return 1
+        make = import_for_cpu if parsed.cpu else import_for_gpu
+        imported = make(plan, parsed.name, folder)
+    except ToolsRemoved as error:
+        print(f"gateway import: {error}", file=sys.stderr)
+        return 2
+    # What the operating system refuses names its path.
+    except (ValueError, OSError) as error:
+        for line in str(error).splitlines():
+            print(f"gateway import: {line}", file=sys.stderr)
+        return 1
+    _show(plan, imported, folder, on_cpu=parsed.cpu)
+    return 0
+
+
+def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
+    """What says how TensorRT-LLM builds means nothing here."""
+    from ops.deployment.release import NEWEST
+
+    for option in ("gpu", "trtllm_version", "trtllm_examples"):
+        if getattr(parsed, option) is not None:
+            name = option.replace("_", "-")
+            raise ValueError(f"--{name}: not with --cpu, which builds without TensorRT-LLM")
+    parsed.trtllm_version = str(NEWEST)
+
+
+def _show(plan: Plan, imported: Imported, folder: Path, *, on_cpu: bool) -> None:
+    where = shlex.quote(str(folder))
+    print(f"{imported.name} is in {where}: {', '.join(_made(folder))}")
+    print()
+    if on_cpu:
+        print("Serve it:")
+        print(f"  gateway up --imported {where}")
+        return
+    show_memory(plan)
+    print()
+    steps = (
+        ("Build the engine, where TensorRT-LLM is installed:", f"{where}/build_engine.sh"),
+        ("Look over the result:", f"gateway repo check {where}/repository"),
+        (
+            "Start Triton; in a container mount both folders under the same paths:",
+            f"gateway triton launch --model-repo {where}/repository"
+            + (f" --world-size {ranks}" if (ranks := plan.intent.tp * plan.intent.pp) > 1 else ""),
+        ),
+        ("Start the gateway:", f"set -a; . {where}/gateway.env; gateway serve"),
+    )
+    for number, (text, command) in enumerate(steps, 1):
+        print(f"{number}. {text}")
+        print(f"   {command}")
+
+
+def _made(folder: Path) -> list[str]:
+    return sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())

@@ -1,0 +1,143 @@
+"""`gateway repo`: make, fill and check the model repository that Triton serves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ops.deployment.fields import FIELDS
+from triton_repo import fill_template
+
+if TYPE_CHECKING:
+    from ops.deployment.check_findings import Finding
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Renders, fills and checks the inflight_batcher_llm model repository."
+    commands = parser.add_subparsers(dest="repo_command", required=True, metavar="COMMAND")
+    render = commands.add_parser(
+        "render",
+        help="write a repository for an engine",
+        description="Writes a model repository from a description, in a YAML file or as options "
+        "(which win), and from what the engine's config.json says. What the engine contradicts "
+        "is refused.",
+    )
+    render.add_argument("--description", type=Path, metavar="FILE", help="YAML with these names")
+    goal = render.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--output", type=Path, metavar="DIR", help="where to write the repository")
+    goal.add_argument("--print", action="store_true", help="show the parameters, write nothing")
+    for name, text in FIELDS.items():
+        render.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=text)
+    render.add_argument(
+        *("-p", "--parameter"),
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other template parameter",
+    )
+    render.add_argument(
+        "--template-values",
+        metavar="NAME:VALUE,NAME:VALUE",
+        help="template parameters in the form of fill_template.py",
+    )
+    check = commands.add_parser(
+        "check",
+        help="find mistakes in a repository, one made elsewhere included",
+        description="Says what will go wrong with a repository and how to mend it. Exit code 1 "
+        "when there are errors.",
+    )
+    check.add_argument("repository", type=Path, metavar="DIR")
+    for name in ("engine", "tokenizer"):
+        check.add_argument(
+            f"--{name}-dir",
+            type=Path,
+            metavar="DIR",
+            help=f"the {name}, if Triton sees it elsewhere",
+        )
+    check.add_argument("--json", action="store_true", help="findings as JSON")
+    fill = commands.add_parser(
+        "fill",
+        help="fill one config.pbtxt, as fill_template.py does",
+        description=r"Escapes as in fill_template.py: \, is a comma and \\: a colon in a value.",
+    )
+    fill_template.add_arguments(fill)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Runs one command; 1 when something is refused or wrong."""
+    if parsed.repo_command == "fill":
+        return fill_template.run(parsed)
+    if parsed.repo_command == "check":
+        return _check(parsed)
+    return _render(parsed)
+
+
+def _render(parsed: argparse.Namespace) -> int:
+    from ops.deployment import repository
+    from ops.deployment.check import check
+
+    try:
+        overrides = _overrides(parsed)
+        description = (
+            repository.from_yaml(parsed.description, overrides)
+            if parsed.description
+            else repository.from_fields(overrides)
+        )
+        if parsed.print:
+            for name, value in sorted(repository.template_parameters(description).items()):
+                print(f"{name}: {json.dumps(value)}")
+            return 0
+        repository.write(description, parsed.output)
+    except (repository.DescriptionError, fill_template.SubstitutionError, OSError) as error:
+        for line in str(error).splitlines():
+            print(f"gateway repo render: {line}", file=sys.stderr)
+        return 1
+    print(f"wrote {parsed.output}")
+    return _show(
+        check(parsed.output, description.local_engine_dir, description.local_tokenizer_dir)
+    )
+
+
+def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given as options. Raises SubstitutionError."""
+    fields = {name: getattr(parsed, name) for name in FIELDS if getattr(parsed, name) is not None}
+    parameters = fill_template.parse_substitutions(parsed.template_values or "")
+    for pair in parsed.parameter:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise fill_template.SubstitutionError(f"--parameter {pair}: allowed: NAME=VALUE")
+        parameters[name] = value
+    return fields | ({"parameters": parameters} if parameters else {})
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from ops.deployment.check import check
+    from ops.deployment.check_findings import has_errors
+    from ops.deployment.check_repository import RepositoryError
+
+    try:
+        findings = check(parsed.repository, parsed.engine_dir, parsed.tokenizer_dir)
+    except (RepositoryError, OSError) as error:
+        print(f"gateway repo check: {error}", file=sys.stderr)
+        return 1
+    if parsed.json:
+        print(json.dumps({"findings": [finding.json() for finding in findings]}, indent=2))
+        return int(has_errors(findings))
+    return _show(findings)
+
+
+def _show(findings: Sequence[Finding]) -> int:
+    from ops.deployment.check_findings import has_errors
+
+    for finding in findings:
+        place = f"{finding.model}: {finding.field}" if finding.model else finding.field
+        print(f"{finding.severity:<8} {place}")
+        print(f"         {finding.problem}")
+        print(f"         fix: {finding.fix}")
+    counts = [finding.severity for finding in findings]
+    print(", ".join(f"{word}s: {counts.count(word)}" for word in ("error", "warning", "note")))
+    return int(has_errors(findings))

@@ -1,0 +1,123 @@
+"""A model repository as it lies on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.triton.pbtxt import ModelFile, PbtxtError, read_pbtxt
+from ops.deployment.check_engine import Values
+
+CONFIG = "config.pbtxt"
+# Parameters of the model that have another name in the template.
+_TEMPLATE_NAMES = {
+    "gpt_model_type": "batching_strategy",
+    "gpt_model_path": "engine_dir",
+    "encoder_model_path": "encoder_engine_dir",
+}
+_UNKNOWN_TYPE = "TYPE_INVALID"
+
+
+class RepositoryError(ValueError):
+    """There is no model repository to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One folder of the repository. `file` is None where `problem` says why."""
+
+    name: str
+    path: Path
+    file: ModelFile | None
+    problem: str = ""
+
+    @property
+    def runs_engine(self) -> bool:
+        """Whether it takes token ids, as `tensorrt_llm` and any draft model do."""
+        return self.file is not None and {"input_ids", "request_output_len"} <= (
+            self.file.inputs.keys()
+        )
+
+    @property
+    def versions(self) -> list[Path]:
+        """Version folders, the newest last."""
+        found = [path for path in self.path.iterdir() if path.is_dir() and path.name.isdecimal()]
+        return sorted((path for path in found if int(path.name) > 0), key=lambda p: int(p.name))
+
+    def parameter(self, name: str) -> str:
+        """A string parameter; "" where it is missing, empty or an unfilled `${...}`."""
+        value = "" if self.file is None else self.file.parameters.get(name, "")
+        return "" if value.startswith("${") else value
+
+    @property
+    def unset_parameters(self) -> list[str]:
+        """Parameters that were left as `${...}`."""
+        parameters = {} if self.file is None else self.file.parameters
+        return sorted(name for name, value in parameters.items() if value.startswith("${"))
+
+    def values(self) -> Values:
+        """The configuration of a core model, by names of template parameters."""
+        if self.file is None:
+            return {}
+        values = {
+            _TEMPLATE_NAMES.get(name, name): self.parameter(name) for name in self.file.parameters
+        }
+        logits = self.file.outputs.get("generation_logits")
+        lora = self.file.inputs.get("lora_weights")
+        values |= {
+            "triton_backend": self.file.backend,
+            "triton_max_batch_size": str(self.file.max_batch_size),
+            "decoupled_mode": str(self.file.decoupled).lower(),
+            "logits_datatype": logits.data_type if logits else "",
+            "lora_weights_data_type": lora.data_type if lora else "",
+        }
+        return {name: value for name, value in values.items() if value and value != _UNKNOWN_TYPE}
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """All models by the names of their folders."""
+
+    path: Path
+    models: Mapping[str, Model]
+
+    @property
+    def cores(self) -> list[Model]:
+        return [model for model in self.models.values() if model.runs_engine]
+
+    @property
+    def ensembles(self) -> list[Model]:
+        return [model for model in self.models.values() if model.file and model.file.steps]
+
+    @property
+    def scripted(self) -> list[Model]:
+        """The models with the text interface that call others from Python: BLS."""
+        return [
+            model
+            for model in self.models.values()
+            if model.file
+            and not model.file.steps
+            and {"text_input", "max_tokens"} <= model.file.inputs.keys()
+        ]
+
+
+def read_repository(path: Path) -> Repository:
+    """Every folder of `path` is a model. Raises RepositoryError when `path` has none."""
+    if not path.is_dir():
+        raise RepositoryError(f"{path}: no such folder")
+    folders = sorted(
+        folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")
+    )
+    if not any((folder / CONFIG).is_file() for folder in folders):
+        raise RepositoryError(f"{path}: no folder in it has a {CONFIG}")
+    return Repository(path, {folder.name: _read_model(folder) for folder in folders})
+
+
+def _read_model(folder: Path) -> Model:
+    if not (folder / CONFIG).is_file():
+        return Model(folder.name, folder, None, "the file is missing")
+    try:
+        return Model(folder.name, folder, read_pbtxt(folder / CONFIG))
+    except PbtxtError as error:
+        return Model(folder.name, folder, None, str(error))

@@ -1,0 +1,100 @@
+"""Runs the steps of an engine plan, where TensorRT-LLM is installed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ops.deployment.engine_config import FILE
+from ops.deployment.engine_plan import Plan, Step
+
+STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+POLL_PERIOD = 0.05
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class BuildError(RuntimeError):
+    """Something that a step needs is missing, or a step failed."""
+
+
+def check_installed(plan: Plan) -> None:
+    """Raises BuildError naming every program and script that is not there."""
+    missing = [
+        need
+        for need in dict.fromkeys(need for step in plan.steps for need in step.needs)
+        if not (Path(need).is_file() if "/" in need else shutil.which(need))
+    ]
+    if missing:
+        raise BuildError(
+            f"not found: {', '.join(missing)}. --run needs TensorRT-LLM {plan.release} as in "
+            "NVIDIA's Triton containers: trtllm-build on PATH and, named with --trtllm-examples, "
+            "the folder `examples` of its source"
+        )
+
+
+def build(plan: Plan) -> int:
+    """Runs every step; what they print goes where our output goes.
+
+    Returns 0, or 128 plus the number of the signal that ended it: at SIGINT or SIGTERM the running
+    step ends with all that it started, and no other one begins. Raises BuildError when something
+    is missing, when a step fails, and when no engine came of them. What was made until then stays.
+    Belongs to the main thread, as signal handlers do.
+    """
+    check_installed(plan)
+    stop = _StopFlag()
+    earlier = {number: signal.signal(number, stop) for number in _SIGNALS}
+    try:
+        for step in plan.steps:
+            _say(f"{step.name}: {shlex.join(step.arguments)}")
+            status = _run(step, stop)
+            if stop.number:
+                _say(f"{step.name}: stopped")
+                return 128 + stop.number
+            if status:
+                how = f"exit code {status}" if status > 0 else f"killed by signal {-status}"
+                raise BuildError(f"{step.name} failed ({how})")
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    if not (plan.engine_dir / FILE).exists():
+        raise BuildError(f"trtllm-build left no {plan.engine_dir / FILE}")
+    return 0
+
+
+class _StopFlag:
+    """A signal handler that remembers the first signal; `number` is 0 before it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, number: int, _: object) -> None:
+        self.number = self.number or number
+
+
+def _run(step: Step, stop: _StopFlag) -> int:
+    """The exit code, or minus the signal that ended the step; nothing of it is left."""
+    # A group of its own, so that a terminal's Ctrl-C reaches us alone and we can end all of it.
+    process = subprocess.Popen(step.arguments, stdin=subprocess.DEVNULL, process_group=0)
+    while not _has_ended(process) and not stop.number:
+        time.sleep(POLL_PERIOD)
+    os.killpg(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_GRACE
+    while not _has_ended(process) and time.monotonic() < deadline:
+        time.sleep(POLL_PERIOD)
+    os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Leaves an ended one unreaped, so that its group's id is not given to others."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,253 @@
+"""The commands that make a TensorRT-LLM engine of a Hugging Face model, and what it will need.
+
+Options of `convert_checkpoint.py` and `trtllm-build` are those of the scripts themselves; what
+differs between releases is said in `ops.deployment.release`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ops.deployment.checkpoint import Checkpoint
+from ops.deployment.gpus import GPUS, Gpu
+from ops.deployment.intent import Intent, problems
+from ops.deployment.memory import (
+    Memory,
+    largest_request,
+    parameter_count,
+    plan_memory,
+)
+from ops.deployment.release import (
+    KV_CACHE_TYPE,
+    MAX_SEQ_LEN,
+    MODEL_FOLDERS,
+    NEWEST,
+    Release,
+)
+
+DEFAULT_EXAMPLES = Path("/app/tensorrt_llm/examples")  # in NVIDIA's Triton containers
+TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
+_MAX_TP = 8  # GPUs that share one NVLink domain in common hosts
+
+
+class PlanError(ValueError):
+    """The model, the release and the wishes do not go together; one line per problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command. `needs` are the files and programs that must be there beforehand."""
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How to build one engine.
+
+    Attributes:
+        steps: commands, to be run in this order.
+        engine_dir: where the engine will be.
+        tokenizer_info: the file for guided decoding that the last step makes, or None.
+        advice: what to change where the memory does not suffice; empty where it does.
+    """
+
+    checkpoint: Checkpoint
+    intent: Intent
+    release: Release
+    steps: tuple[Step, ...]
+    engine_dir: Path
+    tokenizer_info: Path | None
+    memory: Memory
+    advice: tuple[str, ...]
+
+    def json(self) -> dict[str, Any]:
+        """For programs. Paths as text, sizes in bytes for one GPU."""
+        fits = self.memory.fits(self.intent)
+        return {
+            "model": asdict(self.checkpoint) | {"folder": str(self.checkpoint.folder)},
+            "parameters": parameter_count(self.checkpoint),
+            "intent": asdict(self.intent),
+            "trtllm_version": str(self.release),
+            "steps": [{"name": step.name, "arguments": step.arguments} for step in self.steps],
+            "engine_dir": str(self.engine_dir),
+            "memory": asdict(self.memory) | {"fits": fits},
+            "template_parameters": template_parameters(self),
+            "advice": self.advice,
+        }
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    intent: Intent,
+    release: Release,
+    *,
+    gpu: Gpu | None,
+    folder: Path,
+    examples: Path = DEFAULT_EXAMPLES,
+) -> Plan:
+    """The plan for an engine in `folder`/engine.
+
+    Args:
+        gpu: what each rank runs on; None leaves the question open whether it fits.
+        folder: for everything that is made.
+        examples: the folder `examples` of TensorRT-LLM's source.
+
+    Raises PlanError naming every problem.
+    """
+    if found := problems(checkpoint, intent, release):
+        raise PlanError("\n".join(found))
+    steps = [
+        _convert(checkpoint, intent, release, folder, examples),
+        _build(intent, release, folder),
+    ]
+    info = folder / "tokenizer_info"
+    if intent.guided_decoding:
+        steps.append(_tokenizer_info(checkpoint, info, examples))
+    memory = plan_memory(checkpoint, intent, gpu)
+    return Plan(
+        checkpoint=checkpoint,
+        intent=intent,
+        release=release,
+        steps=tuple(steps),
+        engine_dir=folder / "engine",
+        tokenizer_info=info / TOKENIZER_INFO if intent.guided_decoding else None,
+        memory=memory,
+        advice=tuple(_advice(checkpoint, intent, memory)),
+    )
+
+
+def template_parameters(plan: Plan) -> dict[str, int | float | bool]:
+    """Parameters of the `tensorrt_llm` model that the engine and the division of memory ask for."""
+    lora, kv = plan.memory.lora, plan.memory.kv_cache
+    found: dict[str, int | float | bool] = {"max_beam_width": plan.intent.max_beam_width}
+    if plan.intent.max_num_tokens < plan.intent.max_input_len:
+        # Otherwise a longer prompt could never be scheduled.
+        found["enable_chunked_context"] = True
+    if kv is not None:
+        found["kv_cache_free_gpu_mem_fraction"] = kv.fraction
+    if lora is not None:
+        found["lora_cache_optimal_adapter_size"] = lora.optimal_adapter_size
+        found["lora_cache_max_adapter_size"] = lora.max_adapter_size
+        found["lora_cache_host_memory_bytes"] = lora.bytes
+        if kv is not None and kv.lora_fraction is not None:
+            found["lora_cache_gpu_memory_fraction"] = kv.lora_fraction
+    return found
+
+
+def _convert(
+    checkpoint: Checkpoint, intent: Intent, release: Release, folder: Path, examples: Path
+) -> Step:
+    kind = checkpoint.kind
+    models = "models/core" if release >= MODEL_FOLDERS else "."
+    script = str(examples / models / kind.folder / "convert_checkpoint.py")
+    source, target = str(checkpoint.folder.absolute()), str(folder / "checkpoint")
+    if kind.gemma_options:
+        options = [
+            *("--ckpt-type", "hf", "--model-dir", source, "--output-model-dir", target),
+            *("--dtype", intent.dtype, "--world-size", str(intent.tp)),
+        ]
+    else:
+        options = ["--model_dir", source, "--output_dir", target, "--dtype", intent.dtype]
+        options += ["--tp_size", str(intent.tp)]
+        if kind.pipeline:
+            options += ["--pp_size", str(intent.pp)]
+    return Step("convert", ("python3", script, *options), ("python3", script))
+
+
+def _build(intent: Intent, release: Release, folder: Path) -> Step:
+    if release >= MAX_SEQ_LEN:
+        length = ("--max_seq_len", str(intent.max_seq_len))
+    else:
+        length = ("--max_output_len", str(intent.max_seq_len - intent.max_input_len))
+    paged = (
+        ("--kv_cache_type", "paged") if release >= KV_CACHE_TYPE else ("--paged_kv_cache", "enable")
+    )
+    options = [
+        *("--checkpoint_dir", str(folder / "checkpoint"), "--output_dir", str(folder / "engine")),
+        *("--gemm_plugin", intent.dtype, "--gpt_attention_plugin", intent.dtype),
+        *("--max_batch_size", str(intent.max_batch_size)),
+        *("--max_input_len", str(intent.max_input_len), *length),
+        *("--max_num_tokens", str(intent.max_num_tokens)),
+        *("--max_beam_width", str(intent.max_beam_width)),
+        *(*paged, "--remove_input_padding", "enable"),
+        # Both KV cache reuse and chunked context need it.
+        *("--context_fmha", "enable", "--use_paged_context_fmha", "enable"),
+    ]
+    if intent.lora_modules:
+        options += ["--lora_plugin", intent.dtype, "--lora_target_modules", *intent.lora_modules]
+        options += ["--max_lora_rank", str(intent.max_lora_rank)]
+    if intent.gather_context_logits:
+        options.append("--gather_context_logits")
+    if intent.gather_generation_logits:
+        options.append("--gather_generation_logits")
+    if (ranks := intent.tp * intent.pp) > 1:
+        options += ["--workers", str(ranks)]
+    return Step("build", ("trtllm-build", *options), ("trtllm-build",))
+
+
+def _tokenizer_info(checkpoint: Checkpoint, folder: Path, examples: Path) -> Step:
+    script = str(examples / "generate_xgrammar_tokenizer_info.py")
+    options = ("--model_dir", str(checkpoint.folder.absolute()), "--output_dir", str(folder))
+    return Step("tokenizer info", ("python3", script, *options), ("python3", script))
+
+
+def _advice(checkpoint: Checkpoint, intent: Intent, memory: Memory) -> Iterator[str]:
+    """What would make it fit, each alone."""
+    if memory.gpu is None or memory.fits(intent):
+        return
+    if memory.weights > memory.gpu.memory:
+        yield "the weights alone are larger than the GPU"
+    for tp in range(intent.tp + 1, _MAX_TP + 1):
+        if _works(checkpoint, replace(intent, tp=tp), memory.gpu):
+            yield f"--tp {tp}: {tp * intent.pp} GPUs of this kind"
+            break
+    larger = sorted(GPUS.values(), key=lambda gpu: gpu.memory)
+    if names := [gpu.name for gpu in larger if _works(checkpoint, intent, gpu)]:
+        yield f"--gpu {' or '.join(names)}"
+    tokens = 0 if memory.kv_cache is None else memory.kv_cache.tokens
+    shorter = max(1, min(intent.max_seq_len, tokens // intent.max_beam_width))
+    for option, changed in (
+        (f"--max-seq-len {shorter}, the prompt within it", _shorter(intent, shorter)),
+        ("--max-num-tokens 2048", replace(intent, max_num_tokens=2048)),
+        ("--max-batch-size 8", replace(intent, max_batch_size=8)),
+        ("no --gather-context-logits", replace(intent, gather_context_logits=False)),
+        ("--lora-adapters 1", replace(intent, lora_adapters=1)),
+        ("--max-lora-rank 8", replace(intent, max_lora_rank=8)),
+    ):
+        if changed != intent and _works(checkpoint, changed, memory.gpu):
+            yield option
+
+
+def _shorter(intent: Intent, max_seq_len: int) -> Intent:
+    prompt = min(intent.max_input_len, max_seq_len)
+    return replace(intent, max_seq_len=max_seq_len, max_input_len=prompt)
+
+
+def _works(checkpoint: Checkpoint, intent: Intent, gpu: Gpu) -> bool:
+    """Whether the model allows it and the GPU holds it. No size depends on the release."""
+    if problems(checkpoint, intent, NEWEST):
+        return False
+    return bool(plan_memory(checkpoint, intent, gpu).fits(intent))
+
+
+def shell_lines(step: Step) -> str:
+    """The command for a shell, an option a line."""
+    lines: list[list[str]] = [[]]
+    for argument in step.arguments:
+        if argument.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(argument))
+    return " \\\n    ".join(" ".join(line) for line in lines)
+
+
+def requests_at_once(plan: Plan) -> int | None:
+    """Requests of the largest size that the KV cache holds together."""
+    kv = plan.memory.kv_cache
+    return None if kv is None else kv.tokens // largest_request(plan.intent)

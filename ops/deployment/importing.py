@@ -1,0 +1,203 @@
+"""From a Hugging Face folder to all that serves it: engine, model repository, gateway settings.
+
+What is made, in one folder:
+
+    build_engine.sh   the commands that make the engine, where TensorRT-LLM is installed; the CPU
+                      executor's engine is made at once
+    engine/           the engine
+    repository/       what Triton loads
+    gateway.env       the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.config.settings import Settings
+from ops.deployment import repository
+from ops.deployment.checkpoint import Checkpoint
+from ops.deployment.engine_plan import Plan, shell_lines, template_parameters
+from ops.deployment.intent import Intent, planned_engine
+from ops.deployment.memory import kv_bytes_per_token, largest_request
+
+ENV_FILE = "gateway.env"
+REPOSITORY = "repository"
+BUILD_SCRIPT = "build_engine.sh"
+_TOKENIZER = "tokenizer.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+# The CPU executor computes in float32. Its cache is kept to this, unless one request needs more.
+_CPU_KV_ITEM_BYTES = 4
+_CPU_KV_BYTES = 400_000_000
+
+
+class ImportingError(ValueError):
+    """The model cannot be imported; one line per problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An imported model: its name for clients, its tokenizer's folder and its own folder."""
+
+    name: str
+    tokenizer_dir: Path
+    folder: Path
+
+    @property
+    def engine_dir(self) -> Path:
+        return self.folder / "engine"
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / REPOSITORY
+
+
+def import_for_gpu(plan: Plan, name: str, folder: Path) -> Imported:
+    """Writes everything but the engine, which `plan` was made to build in `folder`.
+
+    An engine from an earlier import stays. Raises ImportingError, and then nothing is written.
+    """
+    imported = _checked(plan.checkpoint, name, folder)
+    fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
+    if plan.tokenizer_info is not None:
+        fields["guided_decoding_backend"] = "xgrammar"
+        fields["xgrammar_tokenizer_info_path"] = plan.tokenizer_info
+    engine = planned_engine(plan.checkpoint, plan.intent, plan.release)
+    try:
+        description = _description(imported, fields, template_parameters(plan))
+        repository.template_parameters(description, engine)
+        _begin(imported, plan.intent)
+        repository.write(description, imported.repository, engine)
+    except repository.DescriptionError as error:
+        raise ImportingError(str(error)) from error
+    script = imported.folder / BUILD_SCRIPT
+    commands = "\n\n".join(f"# {step.name}\n{shell_lines(step)}" for step in plan.steps)
+    script.write_text(f"#!/bin/sh\nset -eu\n\n{commands}\n", encoding="utf-8")
+    script.chmod(0o755)
+    return imported
+
+
+def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
+    """Writes everything, with an engine for the CPU executor in place of what `plan` builds.
+
+    Raises ImportingError; before the engine is made unless the weights cannot be read.
+    """
+    # numpy is not needed before.
+    from triton_repo.executor import engine as cpu_engine  # noqa: PLC0415
+
+    checkpoint, intent = plan.checkpoint, plan.intent
+    imported = _checked(checkpoint, name, folder)
+    if (ranks := intent.tp * intent.pp) > 1:
+        raise ImportingError(f"--tp, --pp: found {ranks} ranks; allowed with --cpu: 1")
+    fields: dict[str, Any] = {"engine_dir": imported.engine_dir, "triton_backend": "python"}
+    fields["max_tokens_in_paged_kv_cache"] = _cpu_kv_tokens(checkpoint, intent)
+    if intent.guided_decoding:
+        fields["guided_decoding_backend"] = "xgrammar"
+    try:
+        description = _description(imported, fields, template_parameters(plan))
+        repository.template_parameters(
+            description, planned_engine(checkpoint, intent, plan.release)
+        )
+        _begin(imported, intent)
+        cpu_engine.build(
+            checkpoint.folder,
+            imported.engine_dir,
+            dtype=intent.dtype,
+            max_batch_size=intent.max_batch_size,
+            max_input_len=intent.max_input_len,
+            max_seq_len=intent.max_seq_len,
+            max_num_tokens=intent.max_num_tokens,
+            max_beam_width=intent.max_beam_width,
+            gather_context_logits=intent.gather_context_logits,
+            gather_generation_logits=intent.gather_generation_logits,
+            lora_target_modules=intent.lora_modules,
+            max_lora_rank=intent.max_lora_rank,
+        )
+        repository.write(description, imported.repository)
+    except (OSError, ValueError) as error:
+        raise ImportingError(str(error)) from error
+    return imported
+
+
+def read_imported(folder: Path) -> Imported:
+    """What an import left in `folder`. Raises ImportingError when it is not all there."""
+    path = folder / ENV_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ImportingError(
+            f"{path}: {error.strerror}; allowed: a folder that `gateway import` made"
+        ) from error
+    values = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    missing = [
+        name for name in ("GATEWAY_MODEL_NAME", "GATEWAY_TOKENIZER_DIR") if not values.get(name)
+    ]
+    if missing:
+        raise ImportingError(f"{path}: {', '.join(missing)}: not there")
+    imported = Imported(
+        values["GATEWAY_MODEL_NAME"], Path(values["GATEWAY_TOKENIZER_DIR"]), folder.absolute()
+    )
+    if not (imported.engine_dir / "config.json").exists():
+        raise ImportingError(
+            f"{imported.engine_dir} holds no engine yet; make it with {folder / BUILD_SCRIPT}"
+        )
+    return imported
+
+
+def _checked(checkpoint: Checkpoint, name: str, folder: Path) -> Imported:
+    imported = Imported(name, checkpoint.folder.absolute(), folder.absolute())
+    problems = []
+    if not _NAME.fullmatch(name):
+        problems.append(f"--name: found {name!r}; allowed: letters, digits and ._/-")
+    if not (checkpoint.folder / _TOKENIZER).exists():
+        problems.append(f"{checkpoint.folder / _TOKENIZER} does not exist")
+    problems += [
+        f"{path}: allowed: a path without spaces and quotes"
+        for path in (imported.tokenizer_dir, imported.folder)
+        # A shell, Docker and systemd read such values differently.
+        if shlex.quote(str(path)) != str(path)
+    ]
+    if folder.exists() and not (folder / ENV_FILE).exists() and any(folder.iterdir()):
+        problems.append(f"{folder}: not empty, and not of an earlier import")
+    if problems:
+        raise ImportingError("\n".join(problems))
+    return imported
+
+
+def _begin(imported: Imported, intent: Intent) -> None:
+    """Removes what is made anew; the settings mark the folder as ours from now on."""
+    imported.folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(imported.repository, ignore_errors=True)
+    _write_settings(imported, intent)
+
+
+def _description(
+    imported: Imported, fields: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> repository.Description:
+    return repository.from_fields({**parameters, **fields, "tokenizer_dir": imported.tokenizer_dir})
+
+
+def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
+    affordable = _CPU_KV_BYTES // kv_bytes_per_token(checkpoint, intent, _CPU_KV_ITEM_BYTES)
+    wanted = intent.max_batch_size * largest_request(intent)
+    return max(largest_request(intent), min(wanted, affordable))
+
+
+def _write_settings(imported: Imported, intent: Intent) -> None:
+    values = {
+        "model_name": imported.name,
+        "tokenizer_dir": str(imported.tokenizer_dir),
+        "triton_grpc": "127.0.0.1:8001",
+        "max_seq_len": str(intent.max_seq_len),
+        "store_dir": str(imported.folder / "adapters"),
+    }
+    lines = [f"# Settings of `gateway serve` for {imported.name}. Other ones may be added."]
+    for name, value in values.items():
+        lines += ["", f"# {Settings.model_fields[name].description}"]
+        lines.append(f"GATEWAY_{name.upper()}={value}")
+    (imported.folder / ENV_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,131 @@
+"""What would not work about a launch, found before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.triton.pbtxt import PbtxtError, read_pbtxt
+from ops.deployment.engine_config import EngineConfigError, read_engine_config
+from ops.deployment.launch import Launch, Mode
+
+
+class LaunchError(ValueError):
+    """The launch cannot work; one line per problem."""
+
+
+@dataclass(frozen=True)
+class CoreModel:
+    """What a core model's config.pbtxt and its engine say about ranks.
+
+    Attributes:
+        backend: `python` or `tensorrtllm`.
+        engine_dir: as written in the model's parameters.
+        participants: the ranks of its workers as written; empty when unset.
+        world_size: the engine's ranks; None where its config.json cannot be read from here.
+    """
+
+    name: str
+    backend: str
+    engine_dir: str
+    participants: str
+    world_size: int | None
+
+
+def read_core_models(launch: Launch) -> list[CoreModel]:
+    """Raises LaunchError naming the models whose config.pbtxt is missing or wrong."""
+    found, problems = [], []
+    for name in launch.core_models:
+        path = Path(launch.model_repo) / name / "config.pbtxt"
+        try:
+            found.append(_read(name, path))
+        except PbtxtError as error:
+            problems.append(f"--tensorrt-llm-model-name: {name}: {path} cannot be read: {error}")
+    if problems:
+        raise LaunchError("\n".join(problems))
+    return found
+
+
+def check(launch: Launch, models: Sequence[CoreModel]) -> None:
+    """Raises LaunchError naming every option that cannot work, and why."""
+    if problems := [*_option_problems(launch), *_model_problems(launch, models)]:
+        raise LaunchError("\n".join(problems))
+
+
+def _option_problems(launch: Launch) -> list[str]:
+    size = launch.world_size
+    ports = (launch.http_port, launch.grpc_port, launch.metrics_port)
+    problems = {
+        f"--world-size: found {size}, allowed 1 or more": size < 1,
+        f"--world-size: found {size}, allowed with --multi-model: 1, since the orchestrator starts "
+        "the workers itself; or add --disable-spawn-processes": launch.mode == Mode.SPAWN
+        and size > 1,
+        f"--world-size: found {size}, allowed with --no-mpi: 1": not launch.mpi and size > 1,
+        "--oversubscribe: it is an option of mpirun, which --no-mpi leaves out": not launch.mpi
+        and launch.oversubscribe,
+        f"--exit-timeout: found {launch.exit_timeout}, allowed 1 or more": (
+            launch.exit_timeout is not None and launch.exit_timeout < 1
+        ),
+        f"--multimodal-gpu0-cuda-mem-pool-bytes: found {launch.multimodal_pool}, allowed 0 or "
+        "more": launch.multimodal_pool < 0,
+        f"--http-port, --grpc-port, --metrics-port: found {ports}, allowed: three different": (
+            len(set(ports)) < 3
+        ),
+    }
+    return [text for text, is_wrong in problems.items() if is_wrong]
+
+
+def _model_problems(launch: Launch, models: Sequence[CoreModel]) -> list[str]:
+    if launch.mode == Mode.LEADER:
+        return [
+            f"--world-size: found {launch.world_size}, allowed {model.world_size}: the engine "
+            f"{model.engine_dir} of {model.name} has so many ranks"
+            for model in models
+            if model.world_size not in (None, launch.world_size)
+        ]
+    if launch.mode == Mode.SPAWN:
+        return []
+    problems = []
+    for model in models:
+        if model.backend == "python":
+            problems.append(
+                f"--disable-spawn-processes: {model.name} has the backend python, which cannot "
+                "use workers that were started for it; allowed: the backend tensorrtllm"
+            )
+        if not model.participants:
+            problems.append(
+                f"--disable-spawn-processes: {model.name} has no parameter participant_ids, "
+                "which names the ranks of its workers"
+            )
+    sizes = [model.world_size for model in models if model.world_size is not None]
+    if len(sizes) == len(models) and launch.world_size != 1 + sum(sizes):
+        each = ", ".join(f"{model.name} {model.world_size}" for model in models)
+        problems.append(
+            f"--world-size: found {launch.world_size}, allowed {1 + sum(sizes)}: the "
+            f"orchestrator and the engines' ranks ({each})"
+        )
+    return problems
+
+
+def _read(name: str, path: Path) -> CoreModel:
+    model = read_pbtxt(path)
+    engine_dir = _given(model.parameters, "gpt_model_path")
+    try:
+        world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
+    # It may lie where only the ranks can see it; what is wrong with it, they will say.
+    except EngineConfigError:
+        world_size = None
+    return CoreModel(
+        name=name,
+        backend=model.backend,
+        engine_dir=engine_dir,
+        participants=_given(model.parameters, "participant_ids"),
+        world_size=world_size,
+    )
+
+
+def _given(parameters: Mapping[str, str], name: str) -> str:
+    """Empty when unset; a template may also have been left unfilled."""
+    value = parameters.get(name, "")
+    return "" if value.startswith("${") else value

@@ -1,0 +1,292 @@
+"""Renders a model repository from a description and from what the engine says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from ops.deployment.check_engine import DATA_TYPES, engine_findings
+from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
+from triton_repo.parameters import MODELS, Value
+from triton_repo.render import RenderError, filled_values, render
+
+# Fields whose template parameter has another name.
+_TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
+_NOT_RENDERED = ("parameters", "local_engine_dir", "local_tokenizer_dir")
+_PATHS = (
+    "engine_dir",
+    "local_engine_dir",
+    "tokenizer_dir",
+    "local_tokenizer_dir",
+    "xgrammar_tokenizer_info_path",
+)
+_INFLIGHT = "inflight_fused_batching"
+
+
+class DescriptionError(ValueError):
+    """The description does not fit itself, the engine or the templates; one line per problem."""
+
+
+class Description(BaseModel):
+    """One deployment of a TensorRT-LLM engine behind Triton.
+
+    What each field means is said in `ops.deployment.fields`. All but `decoupled` and the
+    two local folders have the name of a template parameter; any other template parameter goes
+    into `parameters`. None leaves the choice to the engine's config.json or to the server's own
+    default. Paths are absolute after validation; relative ones are taken from the YAML file's
+    folder, or from the working directory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine_dir: Path
+    local_engine_dir: Path | None = None
+    tokenizer_dir: Path
+    local_tokenizer_dir: Path | None = None
+    triton_backend: Literal["tensorrtllm", "python"] = "tensorrtllm"
+    decoupled: bool = True
+    batching_strategy: Literal["inflight", "V1", "inflight_fused_batching", "inflight_batching"] = (
+        "inflight"
+    )
+    triton_max_batch_size: int | None = Field(None, ge=1)
+    max_beam_width: int | None = Field(None, ge=1)
+    max_queue_size: int = Field(0, ge=0)
+    max_queue_delay_microseconds: int = Field(0, ge=0)
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    enable_chunked_context: bool | None = None
+    enable_kv_cache_reuse: bool | None = None
+    kv_cache_free_gpu_mem_fraction: float | None = Field(None, gt=0, le=1)
+    max_tokens_in_paged_kv_cache: int | None = Field(None, ge=1)
+    kv_cache_host_memory_bytes: int | None = Field(None, ge=0)
+    lora_cache_optimal_adapter_size: int | None = Field(None, ge=1)
+    lora_cache_max_adapter_size: int | None = Field(None, ge=1)
+    lora_cache_gpu_memory_fraction: float | None = Field(None, gt=0, le=1)
+    lora_cache_host_memory_bytes: int | None = Field(None, ge=1)
+    guided_decoding_backend: Literal["xgrammar", "llguidance"] | None = None
+    xgrammar_tokenizer_info_path: Path | None = None
+    # One process is about 100 MB; with one, requests of the text interface wait for each other.
+    preprocessing_instance_count: int = Field(2, ge=1)
+    # Two would decode the pieces of one streamed answer side by side, and mix up their order.
+    postprocessing_instance_count: int = Field(1, ge=1)
+    bls_instance_count: int = Field(4, ge=1)
+    parameters: dict[str, Value] = Field({})
+
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_first(cls, raw: Any) -> Any:
+        return _own_fields(raw) if isinstance(raw, Mapping) else raw
+
+    @field_validator(*_PATHS)
+    @classmethod
+    def _absolute(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        folder: Path = (info.context or {}).get("folder", Path.cwd())
+        return None if path is None else folder.absolute() / path
+
+    def place(self, field: str) -> str:
+        """Where a field was given, as `FILE:LINE: ` or ""."""
+        return self._places.get(field, "")
+
+
+def _template_name(field: str) -> str:
+    return _TEMPLATE_NAMES.get(field, field)
+
+
+def _own_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Moves what `parameters` says about a field of the description to that field."""
+    parameters, data = raw.get("parameters"), dict(raw)
+    if not isinstance(parameters, Mapping):
+        return data
+    fields = {_template_name(name): name for name in Description.model_fields}
+    data["parameters"] = {name: value for name, value in parameters.items() if name not in fields}
+    for name in parameters.keys() & fields.keys():
+        if fields[name] in raw:
+            raise ValueError(f"parameters.{name}: {fields[name]} is given too; keep one")
+        data[fields[name]] = parameters[name]
+    return data
+
+
+def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Description:
+    """Read a description; `overrides` are fields, or `parameters`, that win over the file's.
+
+    Raises DescriptionError naming file, line and field of everything that is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise DescriptionError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise DescriptionError(f"{path}{line}: not YAML: {problem}") from error
+    if not isinstance(data, dict) or not isinstance(root, yaml.MappingNode):
+        raise DescriptionError(f"{path}: found {type(data).__name__}; allowed: names with values")
+    places = _lines(root, path)
+    try:
+        data, changes = _own_fields(data), _own_fields(overrides or {})
+    except ValueError as error:
+        raise DescriptionError(f"{path}: {error}") from error
+    for name in changes.keys() & set(_PATHS):
+        changes[name] = Path(changes[name]).absolute()
+    own = data.get("parameters")
+    if isinstance(own, Mapping) and "parameters" in changes:
+        changes["parameters"] = {**own, **changes["parameters"]}
+    places = {name: place for name, place in places.items() if name not in changes}
+    return _described({**data, **changes}, path.parent, places)
+
+
+def from_fields(fields: Mapping[str, Any]) -> Description:
+    """A description without a file. Raises DescriptionError naming every wrong field."""
+    return _described(fields, Path.cwd(), {})
+
+
+def _described(fields: Mapping[str, Any], folder: Path, places: Mapping[str, str]) -> Description:
+    try:
+        description = Description.model_validate(fields, context={"folder": folder})
+    except ValidationError as error:
+        lines = dict.fromkeys(_problem(dict(problem), places) for problem in error.errors())
+        raise DescriptionError("\n".join(lines)) from error
+    description._places.update(places)
+    return description
+
+
+def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
+    """One line for one problem that pydantic found."""
+    # A value of `parameters` has one problem for each type that it could have had.
+    parts = [str(part) for part in problem["loc"]][:2]
+    name = ".".join(parts)
+    where = places.get(name) or places.get(parts[0] if parts else "", "")
+    if parts and parts[0] == "parameters":
+        return f"{where}{name}: allowed: text, a number, true or false"
+    if problem["type"] == "missing":
+        return f"{name}: not given; it is needed"
+    if problem["type"] == "extra_forbidden":
+        return (
+            f"{where}{name}: unknown name; allowed: {', '.join(Description.model_fields)}; "
+            "other template parameters go under parameters"
+        )
+    return (
+        f"{where}{parts[0]}: found {problem['input']!r}; {problem['msg']}"
+        if parts
+        else str(problem["msg"])
+    )
+
+
+def _lines(root: yaml.MappingNode, path: Path, prefix: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key, value in root.value:
+        name = f"{prefix}{key.value}"
+        if name in found:
+            raise DescriptionError(f"{path}:{key.start_mark.line + 1}: {name}: given twice")
+        found[name] = f"{path}:{key.start_mark.line + 1}: "
+        if isinstance(value, yaml.MappingNode):
+            found |= _lines(value, path, f"{name}.")
+    return found
+
+
+def template_parameters(
+    description: Description, engine: EngineConfig | None = None
+) -> dict[str, Value]:
+    """The values of the templates for this description.
+
+    Args:
+        engine: the facts of an engine that is still to be built; by default those of the
+            config.json in `local_engine_dir`, else `engine_dir`.
+
+    Raises DescriptionError with everything that the engine or the templates contradict.
+    """
+    engine_dir = description.local_engine_dir or description.engine_dir
+    if engine is None:
+        try:
+            engine = read_engine_config(engine_dir)
+        except EngineConfigError as error:
+            raise DescriptionError(
+                f"{description.place('engine_dir')}engine_dir: {error}; where Triton sees the "
+                "engine under another path, say with local_engine_dir where it is here"
+            ) from error
+    values = _given(description) | dict(description.parameters)
+    if "triton_max_batch_size" not in values and engine.max_batch_size is None:
+        raise DescriptionError(
+            f"triton_max_batch_size: {engine_dir} does not say how large a batch may be; give it"
+        )
+    values = _from_engine(engine, values) | values
+    written = {name: _as_text(value) for name, value in values.items()}
+    problems = []
+    for finding in engine_findings(written, engine, engine_dir):
+        if finding.severity == "error":
+            field = next(
+                (own for own, name in _TEMPLATE_NAMES.items() if name == finding.field),
+                finding.field,
+            )
+            where = description.place(field) or description.place(f"parameters.{field}")
+            problems.append(f"{where}{field}: {finding.problem}. Fix: {finding.fix}.")
+    try:
+        filled_values(values, MODELS)
+    except RenderError as error:
+        for line in str(error).splitlines():
+            name = line.partition(":")[0]
+            problems.append(f"{description.place(f'parameters.{name}')}{line}")
+    if problems:
+        raise DescriptionError("\n".join(problems))
+    return values
+
+
+def write(
+    description: Description, destination: Path, engine: EngineConfig | None = None
+) -> dict[str, Value]:
+    """Write the five models into `destination`; returns the values that were filled in.
+
+    Raises DescriptionError, and then nothing is written.
+    """
+    values = template_parameters(description, engine)
+    render(destination, values)
+    return values
+
+
+def _given(description: Description) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for field in type(description).model_fields:
+        value = getattr(description, field)
+        if field not in _NOT_RENDERED and value is not None:
+            values[_template_name(field)] = str(value) if isinstance(value, Path) else value
+    if values["batching_strategy"] == "inflight":
+        values["batching_strategy"] = _INFLIGHT
+    return values
+
+
+def _from_engine(engine: EngineConfig, values: Mapping[str, Value]) -> dict[str, Value]:
+    """What the engine decides where the description does not."""
+    inflight = values["batching_strategy"] != "V1"
+    decided: dict[str, Value] = {
+        # TensorRT-LLM's own default for logits is float32.
+        "logits_datatype": DATA_TYPES.get(engine.logits_dtype or "", "TYPE_FP32"),
+        "encoder_input_features_data_type": "TYPE_FP16",
+        # Releases differ in their default, so it is always said.
+        "enable_kv_cache_reuse": inflight and engine.can_reuse_kv_cache is True,
+    }
+    if engine.max_batch_size is not None:
+        decided["triton_max_batch_size"] = engine.max_batch_size
+    if engine.lora_dtype in DATA_TYPES:
+        decided["lora_weights_data_type"] = DATA_TYPES[engine.lora_dtype]
+    return decided
+
+
+def _as_text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

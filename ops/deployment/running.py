@@ -1,0 +1,250 @@
+"""Runs the ranks of one launch in the foreground, and leaves nothing of them behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ops.deployment.family import PROC, Family, reap_orphans
+from ops.deployment.launch import SHM_PREFIX, Launch, command, environment, rank_arguments
+from ops.local_stack.binaries import find_triton_server
+from ops.local_stack.errors import StackError
+from ops.local_stack.guard import Guard
+from ops.local_stack.ports import LOCALHOST
+from ops.local_stack.process import adopt_orphans
+from ops.local_stack.servers import answers_ok
+from ops.local_stack.shared_memory import SHARED_MEMORY
+from ops.local_stack.stack import say
+
+POLL_PERIOD = 0.1  # seconds
+TRITON_EXIT_TIMEOUT = 30  # seconds; tritonserver's own default
+EXIT_MARGIN = 5.0  # seconds beyond that, for unloading the models
+MPIRUN_GRACE = 3.0  # seconds; it kills what it started within one
+
+
+def run_in_foreground(launch: Launch, *, find_server: bool, force: bool) -> int:
+    """Returns the exit code: 0 after a signal, 1 when the ranks cannot start or go on.
+
+    In either case nothing is left running. The ready line is all that goes to stdout.
+
+    Args:
+        find_server: take the tritonserver of this machine instead of `launch.tritonserver`.
+        force: start even if a tritonserver runs already.
+    """
+    try:
+        if (found := other_servers()) and not force:
+            raise StackError(
+                f"tritonserver runs already: processes {', '.join(map(str, found))}; stop it, or "
+                "start another one with --force and other ports"
+            )
+        with tempfile.TemporaryDirectory(prefix="gateway-launch-") as folder:
+            environ: Mapping[str, str] = os.environ
+            if find_server:
+                server = find_triton_server(Path(folder))
+                environ = server.env
+                executable, more = str(server.executable), (*server.arguments, *launch.more)
+                launch = replace(launch, tritonserver=executable, more=more)
+            with Ranks(launch, environ) as ranks:
+                if ranks.start():
+                    metrics = f"http://{LOCALHOST}:{launch.metrics_port}/metrics"
+                    print(
+                        f"ready: http://{LOCALHOST}:{launch.http_port}, "
+                        f"gRPC {LOCALHOST}:{launch.grpc_port}, {metrics}",
+                        flush=True,
+                    )
+                    ranks.watch()
+    except StackError as error:
+        say(f"error: {error}")
+        return 1
+    say("stopped")
+    return 0
+
+
+class Ranks:
+    """The processes of a launch. Use it in a `with`: at its end none is left.
+
+    Belongs to the main thread of a process that has no other children. Signals are counted:
+    the first one ends the ranks as Triton would have it, the second one at once.
+    """
+
+    def __init__(self, launch: Launch, environ: Mapping[str, str]) -> None:
+        """Starts nothing."""
+        self._launch = launch
+        self._family = Family()
+        self._env = self._family.environment(dict(environ) | environment(launch))
+        self._regions_before = _regions(launch.world_size)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pids: dict[int, int] = {}
+        self._signals = 0
+
+    def __enter__(self) -> Ranks:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._count_signal)
+        adopt_orphans()
+        self._guard = Guard(self._sweep)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._guard.close()
+
+    def start(self) -> bool:
+        """True when rank 0 is ready; False when a signal came first.
+
+        Raises StackError when the ranks cannot be started or end.
+        """
+        for option in ("http", "grpc", "metrics"):
+            _check_port(option, getattr(self._launch, f"{option}_port"))
+        try:
+            # A session of its own, so that a terminal's Ctrl-C reaches only us. The output goes
+            # where ours goes, but stdout is for the ready line.
+            self._process = subprocess.Popen(
+                command(self._launch),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,
+            )
+        except OSError as error:
+            hint = "; one rank needs no mpirun: --no-mpi" if self._launch.world_size == 1 else ""
+            raise StackError(
+                f"{error.filename} cannot be started: {error.strerror}"
+                f"{hint if error.filename == 'mpirun' else ''}"
+            ) from error
+        ready = f"http://{LOCALHOST}:{self._launch.http_port}/v2/health/ready"
+        while not answers_ok(ready):
+            if not self._go_on():
+                return False
+        # Another server on the port may have answered in place of one that just failed.
+        self._check_process()
+        self._pids = self._find_ranks()
+        if 0 not in self._pids:
+            raise StackError(f"another server answers on port {self._launch.http_port}")
+        return True
+
+    def watch(self) -> None:
+        """Returns after a signal. Raises StackError when a rank ends."""
+        while self._go_on():
+            ended = [rank for rank, pid in self._pids.items() if not (PROC / str(pid)).exists()]
+            if ended:
+                raise StackError(f"rank {ended[0]} ended")
+
+    def _go_on(self) -> bool:
+        """False after a signal; else waits a moment."""
+        if self._signals:
+            return False
+        self._check_process()
+        time.sleep(POLL_PERIOD)
+        return True
+
+    def _check_process(self) -> None:
+        if self._process is not None and (status := self._process.poll()) is not None:
+            name = Path(command(self._launch)[0]).name
+            how = f"exit code {status}" if status >= 0 else f"killed by signal {-status}"
+            raise StackError(f"{name} ended ({how}); its output above says why")
+
+    def _find_ranks(self) -> dict[int, int]:
+        """Process ids of the tritonservers, by rank."""
+        wanted = {
+            tuple(rank_arguments(self._launch, rank)): rank
+            for rank in range(self._launch.world_size)
+        }
+        found = {}
+        for member in self._family.members():
+            for arguments, rank in wanted.items():
+                if member.arguments[-len(arguments) :] == arguments:
+                    found[rank] = member.pid
+        return found
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        if leader := self._pids.get(0):
+            # Only the leader can end its requests, and mpirun gives it no time to do so. The
+            # other ranks live as long as it does.
+            _send(leader, signal.SIGTERM)
+            grace = (self._launch.exit_timeout or TRITON_EXIT_TIMEOUT) + EXIT_MARGIN
+            self._wait_for_end_of(leader, grace)
+        self._process.poll()
+        self._process.terminate()
+        self._wait_for_end_of(self._process.pid, MPIRUN_GRACE)
+        self._sweep()
+        self._process.wait()
+
+    def _wait_for_end_of(self, pid: int, grace: float) -> None:
+        """Returns early at a second signal."""
+        deadline = time.monotonic() + grace
+        while (PROC / str(pid)).exists() and time.monotonic() < deadline and self._signals < 2:
+            if self._process is not None and self._process.poll() is not None:
+                return
+            reap_orphans()
+            time.sleep(0.02)
+
+    def _sweep(self) -> None:
+        """Kills what is left of the family, then removes the shared memory that it left."""
+        self._family.kill()
+        new = _regions(self._launch.world_size) - self._regions_before
+        for region in new - _mapped_regions():
+            region.unlink(missing_ok=True)
+
+    def _count_signal(self, *_: object) -> None:
+        self._signals += 1
+
+
+def other_servers() -> list[int]:
+    """Process ids of the tritonservers that run on this machine, as far as they can be seen."""
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            if (folder / "comm").read_text(encoding="utf-8").strip() == "tritonserver":
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def _check_port(option: str, port: int) -> None:
+    """Triton would find out only after it has loaded all models."""
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except OSError as error:
+        raise StackError(f"--{option}-port: {port} cannot be used: {error.strerror}") from error
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _regions(world_size: int) -> set[Path]:
+    """The shared memory of all launches with these ranks: the prefixes are the same for all."""
+    return {
+        region
+        for rank in range(world_size)
+        for region in SHARED_MEMORY.glob(f"{SHM_PREFIX}{rank}_*")
+    }
+
+
+def _mapped_regions() -> set[Path]:
+    """Shared memory that a living process uses, which may be another launch's."""
+    mapped = re.compile(rf"{SHARED_MEMORY}/{SHM_PREFIX}\S+")
+    found: set[Path] = set()
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            maps = (folder / "maps").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        found |= {Path(name) for name in mapped.findall(maps)}
+    return found

@@ -1,0 +1,153 @@
+"""The scripts that start an engine's ranks on several nodes: one for sbatch, one for each rank.
+
+As tensorrtllm_backend's guide for Slurm has them: srun speaks PMIx to the ranks, so that there is
+no mpirun, and SLURM_PROCID is the rank.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ops.deployment.launch import Launch, Mode, shared_arguments, shm_argument
+from ops.deployment.launch_checks import LaunchError
+
+BATCH_SCRIPT = "triton.sbatch"
+RANK_SCRIPT = "rank.sh"
+WORKERS_GRACE = 10  # seconds from the end of rank 0 to that of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm needs to know; None leaves an option to the cluster's defaults.
+
+    Attributes:
+        gpus_per_node: ranks per node, one for each GPU.
+        time: limit in Slurm's form, such as 1-00:00:00.
+        container_image, container_mounts: for clusters with Pyxis; mounts are FROM:TO,FROM:TO.
+        folder: for the scripts and the logs of job and ranks; all nodes must see it.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int = 8
+    name: str = "triton"
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    container_image: str | None = None
+    container_mounts: str | None = None
+    folder: Path = Path("slurm")
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+
+def compose_scripts(launch: Launch, job: Job) -> dict[Path, str]:
+    """The scripts by path, the one for sbatch first.
+
+    `launch.world_size` must be the job's. Raises LaunchError naming what Slurm cannot do.
+    """
+    _check(launch, job)
+    folder = job.folder.absolute()
+    return {
+        folder / BATCH_SCRIPT: _batch_script(job, folder),
+        folder / RANK_SCRIPT: _rank_script(
+            replace(launch, model_repo=str(Path(launch.model_repo).absolute()))
+        ),
+    }
+
+
+def write_scripts(scripts: Mapping[Path, str]) -> Path:
+    """Returns the one for sbatch. Raises LaunchError where they cannot be written."""
+    try:
+        for path, text in scripts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"--output: {error}") from error
+    return next(iter(scripts))
+
+
+def _check(launch: Launch, job: Job) -> None:
+    values = [job.name, job.partition, job.account, job.time, str(job.folder.absolute())]
+    problems = {
+        "--multi-model: with --slurm only an engine in leader mode can be started; an "
+        "orchestrator has no GPU, and its place among the nodes is for you to choose": (
+            launch.mode != Mode.LEADER
+        ),
+        f"--nodes: found {job.nodes}, allowed 1 or more": job.nodes < 1,
+        f"--gpus-per-node: found {job.gpus_per_node}, allowed 1 or more": job.gpus_per_node < 1,
+        "--container-mounts: it needs --container-image": bool(job.container_mounts)
+        and not job.container_image,
+        "--job-name, --partition, --account, --time, --output: sbatch cannot read values with "
+        "spaces, quotes, backslashes, # or %": any(
+            value is not None and re.fullmatch(r"[^\s\"'\\#%]+", value) is None for value in values
+        ),
+    }
+    if found := [text for text, is_wrong in problems.items() if is_wrong]:
+        raise LaunchError("\n".join(found))
+
+
+def _batch_script(job: Job, folder: Path) -> str:
+    options = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "ntasks-per-node": str(job.gpus_per_node),
+        "gpus-per-node": str(job.gpus_per_node),
+        "partition": job.partition,
+        "account": job.account,
+        "time": job.time,
+        "output": f"{folder}/%x_%j.out",
+    }
+    directives = "\n".join(f"#SBATCH --{name}={value}" for name, value in options.items() if value)
+    # No binding of GPUs to tasks: TensorRT-LLM chooses each rank's GPU among all of its node.
+    step = ["--mpi=pmix", "--kill-on-bad-exit=1", f"--wait={WORKERS_GRACE}"]
+    if job.container_image:
+        step.append(f"--container-image={job.container_image}")
+        mounts = [job.container_mounts] if job.container_mounts else []
+        step.append(f"--container-mounts={','.join([*mounts, f'{folder}:{folder}'])}")
+    step += [f"--output={folder}/rank_%j_%t.log", "bash", f"{folder}/{RANK_SCRIPT}"]
+    options_of_srun = _quoted(step, " \\\n  ")
+    return f"""#!/bin/bash
+# Submit: sbatch {folder}/{BATCH_SCRIPT}
+# Stop: scancel JOB. Rank 0 ends its requests, for as long as Slurm's KillWait lets it.
+{directives}
+set -euo pipefail
+echo "Triton will listen on $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+srun {options_of_srun}
+"""
+
+
+def _rank_script(launch: Launch) -> str:
+    leader = _quoted(shared_arguments(launch, is_leader=True), "\n      ")
+    worker = _quoted(shared_arguments(launch, is_leader=False), "\n      ")
+    # Not quoted as a whole: the shell has to put the rank in.
+    shm = shm_argument("${SLURM_PROCID}")
+    return f"""#!/bin/bash
+# One rank of the engine; srun starts it. Rank 0 serves, the others load the engine alone.
+set -euo pipefail
+case "${{SLURM_PROCID:?this script is for srun}}" in
+  0)
+    arguments=(
+      {leader}
+    )
+    ;;
+  *)
+    # The leader needs the other ranks until it has ended.
+    trap '' TERM
+    arguments=(
+      {worker}
+    )
+    ;;
+esac
+exec {shlex.quote(launch.tritonserver)} "${{arguments[@]}}" \\
+  "{shm}"
+"""
+
+
+def _quoted(parts: Sequence[str], separator: str) -> str:
+    return separator.join(shlex.quote(part) for part in parts)

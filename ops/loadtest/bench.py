@@ -1,0 +1,189 @@
+"""A plan and its execution: every mode at every level, with the same requests."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+
+from gateway.errors import InvalidRequest
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.client import TritonClient
+from gateway.triton.direct import DirectModel
+from ops.loadtest.arrivals import Arrivals, send_times
+from ops.loadtest.progress import Progress
+from ops.loadtest.requests import Request, Source
+from ops.loadtest.running import run
+from ops.loadtest.sample import Mode, Run, Sample, append
+from ops.loadtest.targets import GatewayTarget, Target, TritonTarget, first_model
+
+_TRITON, _GATEWAY = "localhost:8001", "http://127.0.0.1:9000"
+_WARM_UP_TOKENS = 100
+_PREPROCESSING = "preprocessing"
+_MAX_TURNS, _TURN = 10, 4
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where and what; `triton` and `gateway` None is that of the local stack."""
+
+    triton: str | None
+    gateway: str | None
+    core_model: str
+    text_model: str
+    chat_model: str | None
+    api_key: str | None
+    timeout_s: float
+
+    def completed(self, state_dir: Path) -> Servers:
+        """With the addresses of the stack in `state_dir`, or else the usual ports."""
+        file = state_dir / "state.json"
+        state = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return replace(
+            self,
+            triton=self.triton or state.get("triton_grpc", _TRITON),
+            gateway=(self.gateway or state.get("gateway", _GATEWAY)).rstrip("/"),
+        )
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much. `levels` are concurrencies, None for no limit; `max_input` is in tokens."""
+
+    levels: list[int | None]
+    rate: float
+    arrivals: Arrivals
+    requests: int
+    max_input: int | None
+    warm_up: int
+    seed: int
+    streaming: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    modes: list[Mode]
+    servers: Servers
+    source: Source
+    load: Load
+    tokenizer_dir: Path | None
+    through_template: bool
+
+
+async def measure(plan: Plan, progress: Progress) -> list[Run]:
+    """All levels of each mode.
+
+    Raises GatewayError, TimeoutError when a server is not there, ValueError for a workload
+    without requests.
+    """
+    load = plan.load
+    async with AsyncExitStack() as stack:
+        client = TritonClient(plan.servers.triton or _TRITON)
+        stack.push_async_callback(client.close)
+        prompts = await _prompts(plan, client)
+        stack.callback(prompts.close)
+        targets = [await stack.enter_async_context(_target(plan, m, client)) for m in plan.modes]
+        requests = plan.source.requests(
+            prompts, load.requests, load.max_input, random.Random(load.seed)
+        )
+        if not requests:
+            raise ValueError("the workload has no request within --max-input-len")
+        times = send_times(len(requests), load.rate, load.arrivals, random.Random(load.seed))
+        rounds = [(target, level) for target in targets for level in load.levels]
+        if len(rounds) > 1:
+            # Otherwise the first round alone would fill the cache that the others find filled.
+            await _prime(targets[0], requests, plan, progress)
+        for target in targets:
+            await _warm_up(target, requests[0], plan, progress)
+        found: dict[tuple[Mode, int | None], list[Sample]] = {}
+        for level in load.levels:
+            for part in _parts(len(requests), level, load, len(targets)):
+                for target in targets:
+                    samples = found.setdefault((target.mode, level), [])
+                    title = target.mode if level is None else f"{target.mode}, {level} at a time"
+                    new = await run(
+                        target,
+                        requests[part],
+                        times[part],
+                        level,
+                        plan.servers.timeout_s,
+                        partial(_tell, progress, title, samples[:], len(requests)),
+                    )
+                    append(samples, new)
+        return [
+            Run(target.mode, target.what, level, found[target.mode, level])
+            for target in targets
+            for level in load.levels
+        ]
+
+
+def _parts(count: int, level: int | None, load: Load, modes: int) -> list[slice]:
+    """The requests in turns: the modes alternate, so that a noisy machine is noisy for all.
+
+    Only where so many at a time are what makes the load; each turn is long enough to hold it.
+    """
+    turns = 1
+    if modes > 1 and level is not None and load.rate == -1:
+        turns = max(1, min(_MAX_TURNS, count // (_TURN * level)))
+    bounds = [count * turn // turns for turn in range(turns + 1)]
+    return [slice(*pair) for pair in pairwise(bounds)]
+
+
+def _tell(
+    progress: Progress, title: str, before: list[Sample], total: int, done: int, failed: int
+) -> None:
+    failed += sum(bool(sample.error) for sample in before)
+    progress.update(title, len(before) + done, failed, total)
+
+
+async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
+    folder = plan.tokenizer_dir
+    if folder is None:
+        model = await DirectModel.find(client, _PREPROCESSING)
+        folder = Path(model.tokenizer_dir)
+        if not (folder / "tokenizer.json").exists():
+            raise InvalidRequest(
+                f"--tokenizer-dir: needed, as {model.name}'s is not seen from here."
+            )
+    return Prompts.load(folder)
+
+
+@asynccontextmanager
+async def _target(plan: Plan, mode: Mode, client: TritonClient) -> AsyncIterator[Target]:
+    servers, streaming = plan.servers, plan.load.streaming
+    if mode != "chat":
+        name = servers.core_model if mode == "core" else servers.text_model
+        yield TritonTarget(mode, await DirectModel.find(client, name), streaming=streaming)
+        return
+    url = servers.gateway or _GATEWAY
+    headers = {"authorization": f"Bearer {servers.api_key}"} if servers.api_key else {}
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        timeout=servers.timeout_s, limits=limits, headers=headers, trust_env=False
+    ) as http:
+        name = servers.chat_model or await first_model(http, url)
+        template = plan.through_template
+        yield GatewayTarget(http, url, name, through_template=template, streaming=streaming)
+
+
+async def _prime(target: Target, requests: list[Request], plan: Plan, progress: Progress) -> None:
+    """Has every prompt seen once."""
+    progress.begin("every prompt once, for the KV cache")
+    once = [replace(request, output_tokens=1) for request in requests]
+    await run(target, once, [0.0] * len(once), 8, plan.servers.timeout_s, lambda *_: None)
+
+
+async def _warm_up(target: Target, request: Request, plan: Plan, progress: Progress) -> None:
+    count = plan.load.warm_up
+    if count:
+        progress.begin(f"{target.mode}: warm-up, {count} requests")
+        request = replace(request, output_tokens=min(_WARM_UP_TOKENS, request.output_tokens))
+        times = [0.0] * count
+        await run(target, [request] * count, times, 1, plan.servers.timeout_s, lambda *_: None)

@@ -1,0 +1,207 @@
+"""Whom the requests go to: the core model, the ensemble, the gateway.
+
+All three generate greedily and never stop early, so that the same work is measured.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httpx
+import orjson
+
+from gateway.errors import EngineError, EngineUnavailable, GatewayError
+from gateway.triton.direct import DirectModel, Reply, replies
+from ops.loadtest.requests import Request
+from ops.loadtest.sample import Mode, Sample
+
+_NEVER = -1
+_DATA = b"data: "
+
+
+class RequestFailed(Exception):
+    """The server answered with an error; the text is what it said."""
+
+
+class Target(Protocol):
+    mode: Mode
+    what: str
+    """How it is asked, for people."""
+
+    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+        """Asks and fills in what was counted and when tokens came. Raises RequestFailed."""
+
+
+class TritonTarget:
+    """A model of Triton over gRPC: token ids to the core model, text to the ensemble."""
+
+    def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
+        if streaming and not model.decoupled:
+            raise EngineError(f"--streaming: {model.name} is not decoupled.")
+        self.mode = mode
+        self._model = model
+        self._streaming = streaming
+        kind = "text" if model.takes_text else "token ids"
+        self.what = f"{model.name} over gRPC, {kind}"
+
+    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+        build = self._model.request(uuid.uuid4().hex)
+        if self._model.takes_text:
+            build.texts("prompt", [request.text])
+            build.output("text_output")
+        else:
+            build.numbers("prompt", request.ids, len(request.ids))
+            build.scalar("prompt_length", len(request.ids))
+            build.output("output_ids")
+            build.output("sequence_length")
+        build.scalar("max_tokens", request.output_tokens)
+        build.scalar("top_k", 1)
+        if build.has("end_id"):
+            build.scalar("end_id", _NEVER)
+        if build.has("exclude_prompt"):
+            build.scalar("exclude_prompt", True)
+        if self._streaming:
+            build.scalar("streaming", True)
+        sample.input_tokens = len(request.ids)
+        try:
+            stream = await self._model.send(build.request)
+            try:
+                async for reply in replies(stream):
+                    if reply.error:
+                        raise RequestFailed(reply.error)
+                    self._count(reply, request, sample, now)
+            finally:
+                stream.cancel()
+        except GatewayError as error:
+            raise RequestFailed(error.message) from error
+
+    def _count(
+        self, reply: Reply, request: Request, sample: Sample, now: Callable[[], float]
+    ) -> None:
+        if not self._model.takes_text:
+            ids = reply.ids()
+            tokens = len(ids[0]) if ids else 0
+            if not self._streaming and "exclude_prompt" not in self._model.inputs:
+                tokens = max(0, tokens - len(request.ids))
+        elif not reply.has("text_output"):
+            tokens = 0
+        else:
+            # Text does not say how many tokens it was: one per response when it streams, and
+            # what was asked for otherwise, as nothing ends it early.
+            tokens = 1 if self._streaming else request.output_tokens
+        sample.output_tokens += tokens
+        if tokens and self._streaming:
+            sample.saw_token(now())
+
+
+class GatewayTarget:
+    """The gateway over HTTP: a chat, or token ids to ``/v1/completions``."""
+
+    mode: Mode = "chat"
+
+    def __init__(
+        self,
+        http: httpx.AsyncClient,
+        url: str,
+        model: str,
+        *,
+        through_template: bool,
+        streaming: bool,
+    ) -> None:
+        self._http = http
+        self._model = model
+        self._through_template = through_template
+        self._streaming = streaming
+        path = "/v1/chat/completions" if through_template else "/v1/completions"
+        self._url = url + path
+        kind = "one user message" if through_template else "token ids"
+        self.what = f"the gateway's {path} over HTTP, {kind}"
+
+    async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": request.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        if self._through_template:
+            body["messages"] = [{"role": "user", "content": request.text}]
+        else:
+            body["prompt"] = request.ids
+        if self._streaming:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._http.stream(
+                "POST", self._url, content=orjson.dumps(body), headers=headers
+            ) as response:
+                if response.status_code != 200:
+                    raise RequestFailed(_message(await response.aread()))
+                if self._streaming:
+                    await self._read_stream(response, sample, now)
+                else:
+                    self._read_usage(orjson.loads(await response.aread()), sample)
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise RequestFailed(f"the answer is not OpenAI's: {error!r}") from error
+
+    async def _read_stream(
+        self, response: httpx.Response, sample: Sample, now: Callable[[], float]
+    ) -> None:
+        left, complete = b"", False
+        async for data in response.aiter_bytes():
+            *lines, left = (left + data).split(b"\n")
+            for line in lines:
+                if not line.startswith(_DATA + b"{"):
+                    continue
+                chunk = orjson.loads(line[len(_DATA) :])
+                if "error" in chunk:
+                    raise RequestFailed(_message(line[len(_DATA) :]))
+                if chunk.get("usage"):
+                    self._read_usage(chunk, sample)
+                    complete = True
+                elif _has_text(chunk):
+                    sample.saw_token(now())
+        if not complete:
+            raise RequestFailed("the stream ended before its usage")
+
+    def _read_usage(self, answer: dict[str, Any], sample: Sample) -> None:
+        sample.input_tokens = answer["usage"]["prompt_tokens"]
+        sample.output_tokens = answer["usage"]["completion_tokens"]
+
+
+def _has_text(chunk: dict[str, Any]) -> bool:
+    for choice in chunk["choices"]:
+        delta = choice.get("delta", {})
+        if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
+            return True
+    return False
+
+
+def _message(body: bytes) -> str:
+    """The message of OpenAI's envelope, or what came instead."""
+    try:
+        return str(orjson.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+async def first_model(http: httpx.AsyncClient, url: str) -> str:
+    """The gateway's base model. Raises EngineUnavailable when there is no gateway."""
+    try:
+        response = await http.get(f"{url}/v1/models")
+        response.raise_for_status()
+        name: str = response.json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+        raise EngineUnavailable(f"The gateway at {url} does not say its models: {error}") from error
+    return name
+
+
+def clock() -> Callable[[], float]:
+    """Seconds since this call."""
+    began = time.perf_counter()
+    return lambda: time.perf_counter() - began

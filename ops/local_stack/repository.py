@@ -1,0 +1,90 @@
+"""What Triton loads: the engine folder of a model and the rendered model repository."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from ops.local_stack.errors import StackError
+
+REPOSITORY = "repository"
+MAX_BATCH_SIZE = 64
+MAX_BEAM_WIDTH = 4
+
+# One instance is one process of about 100 MB; a bigger machine can raise the counts.
+PARAMETERS = {
+    "triton_backend": "python",
+    "triton_max_batch_size": str(MAX_BATCH_SIZE),
+    "decoupled_mode": "true",
+    "enable_kv_cache_reuse": "true",
+    "batching_strategy": "inflight_fused_batching",
+    "logits_datatype": "TYPE_FP32",
+    "encoder_input_features_data_type": "TYPE_FP16",
+    "max_queue_delay_microseconds": "0",
+    "preprocessing_instance_count": "1",
+    "postprocessing_instance_count": "1",
+    "bls_instance_count": "1",
+    "guided_decoding_backend": "xgrammar",
+}
+# What only the engines that are built here are known to allow.
+BUILT_HERE = {
+    "max_beam_width": str(MAX_BEAM_WIDTH),
+    # Half of what 64 full contexts would take, so that the cache stays below 400 MB.
+    "max_tokens_in_paged_kv_cache": "65536",
+}
+
+
+def link(repository: Path, state_dir: Path) -> None:
+    """Makes `repository/` in `state_dir` one that was rendered before."""
+    _remove(state_dir / REPOSITORY)
+    (state_dir / REPOSITORY).symlink_to(repository.absolute())
+
+
+def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
+    """Makes `engine/` and `repository/` in `state_dir` anew.
+
+    Args:
+        model: a Hugging Face Llama folder, or an engine folder that also has the tokenizer's
+            files (which is then used where it is).
+        state_dir: an existing folder.
+        parameters: template parameters, over `PARAMETERS`.
+
+    Raises StackError naming what is missing or wrong.
+    """
+    for needed in ("config.json", "tokenizer.json"):
+        if not (model / needed).exists():
+            raise StackError(f"--model: {model}/{needed} does not exist")
+    # numpy and the tokenizer tables are not needed before the checks above.
+    from triton_repo.executor import engine  # noqa: PLC0415
+    from triton_repo.render import RenderError, render  # noqa: PLC0415
+
+    repository, engine_dir = state_dir / REPOSITORY, state_dir / "engine"
+    for folder in (repository, engine_dir):
+        _remove(folder)
+    try:
+        if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
+            engine_dir, own = model, {}
+        else:
+            own = BUILT_HERE
+            engine.build(
+                model,
+                engine_dir,
+                max_batch_size=MAX_BATCH_SIZE,
+                max_beam_width=MAX_BEAM_WIDTH,
+                lora_target_modules=engine.LLAMA_LORA_MODULES,
+                # They cost nothing until a request asks for logits.
+                gather_context_logits=True,
+                gather_generation_logits=True,
+            )
+        places = {"engine_dir": str(engine_dir.absolute()), "tokenizer_dir": str(model.absolute())}
+        render(repository, PARAMETERS | own | places | dict(parameters))
+    except (RenderError, ValueError) as error:
+        raise StackError(f"the model repository of {model} cannot be made: {error}") from error
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)

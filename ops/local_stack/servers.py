@@ -1,0 +1,119 @@
+"""Commands of the stack's three servers, and how to see that each one is ready."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ops.local_stack.binaries import find_redis_server, find_triton_server
+from ops.local_stack.ports import LOCALHOST
+from ops.local_stack.process import Child
+from ops.local_stack.repository import REPOSITORY
+from ops.local_stack.state import admin_key
+
+PROBE_TIMEOUT = 2.0  # seconds
+# Both leave the 15 seconds that the whole stack has to stop in.
+GATEWAY_GRACE = 3  # seconds for running requests after SIGTERM
+TRITON_GRACE = 3
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The TCP ports on 127.0.0.1 that a stack uses."""
+
+    gateway: int
+    redis: int
+    triton_http: int
+    triton_grpc: int
+    triton_metrics: int
+
+
+def redis_child(port: int, data: Path, log: Path) -> Child:
+    """redis-server; what it acknowledged survives its being killed."""
+    data.mkdir(exist_ok=True)
+    command = [
+        *(str(find_redis_server()), "--bind", LOCALHOST, "--port", str(port)),
+        *("--dir", str(data.absolute()), "--save", "", "--appendonly", "yes"),
+    ]
+    return Child("redis", command, os.environ, log)
+
+
+def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path) -> Child:
+    """tritonserver on the rendered repository; its shared memory is named `shm_prefix`*."""
+    server = find_triton_server(state_dir / "backends")
+    command = [
+        str(server.executable),
+        *server.arguments,
+        f"--model-repository={(state_dir / REPOSITORY).absolute()}",
+        "--disable-auto-complete-config",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
+        # On a busy machine a model's process needs longer than the 30 s that it gets by default.
+        "--backend-config=python,stub-timeout-seconds=120",
+        f"--exit-timeout-secs={TRITON_GRACE}",
+        *(f"--{kind}-address={LOCALHOST}" for kind in ("http", "grpc", "metrics")),
+        f"--http-port={ports.triton_http}",
+        f"--grpc-port={ports.triton_grpc}",
+        f"--metrics-port={ports.triton_metrics}",
+    ]
+    # The CPU executor's matrices are small: with a second BLAS thread a 2-core machine makes
+    # 2,250 tokens/s of 32 requests, with one 2,500, and the other core is free for the gateway.
+    env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
+    return Child("triton", command, env, log)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the gateway serves: the base model's name and tokenizer folder, adapters by name."""
+
+    model_name: str
+    tokenizer: Path
+    adapters: Mapping[str, Path]
+
+
+def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> Child:
+    """`gateway serve` against the two others; other GATEWAY_ variables go through to it."""
+    adapters = {name: str(folder.absolute()) for name, folder in served.adapters.items()}
+    env = os.environ | {
+        # A container publishes what listens on all its addresses; loopback must be among them.
+        "GATEWAY_HOST": os.environ.get("GATEWAY_HOST", LOCALHOST),
+        "GATEWAY_PORT": str(ports.gateway),
+        "GATEWAY_TRITON_GRPC": f"{LOCALHOST}:{ports.triton_grpc}",
+        "GATEWAY_REDIS_URL": f"redis://{LOCALHOST}:{ports.redis}/0",
+        "GATEWAY_MODEL_NAME": served.model_name,
+        "GATEWAY_TOKENIZER_DIR": str(served.tokenizer.absolute()),
+        "GATEWAY_STORE_DIR": str((state_dir / "adapters").absolute()),
+        "GATEWAY_ADAPTERS": json.dumps(adapters),
+        "GATEWAY_ADMIN_KEY": admin_key(state_dir),
+        "GATEWAY_SHUTDOWN_GRACE": str(GATEWAY_GRACE),
+    }
+    return Child("gateway", [sys.executable, "-m", "ops", "serve"], env, log)
+
+
+def answers_ok(url: str) -> bool:
+    """Whether a GET of `url` is answered with 200 now. No proxy is used."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=PROBE_TIMEOUT)
+    try:
+        connection.request("GET", parts.path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def answers_ping(port: int) -> bool:
+    """Whether the Redis on `port` answers PING; it refuses while it reads its data."""
+    try:
+        with socket.create_connection((LOCALHOST, port), timeout=PROBE_TIMEOUT) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

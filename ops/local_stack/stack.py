@@ -1,0 +1,205 @@
+"""The three servers as one thing: started in order, watched, ended together."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from ops.local_stack import servers
+from ops.local_stack.errors import StackError, StopRequested
+from ops.local_stack.guard import Guard
+from ops.local_stack.ports import LOCALHOST
+from ops.local_stack.process import Child, adopt_orphans
+from ops.local_stack.repository import link, prepare
+from ops.local_stack.restart import Backoff
+from ops.local_stack.shared_memory import region_prefix, remove_regions
+from ops.local_stack.state import FILE_NAME, State
+
+START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to load
+STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the servers' own limits
+POLL_PERIOD = 0.05
+PROGRESS_PERIOD = 5.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run and where.
+
+    Attributes:
+        model: see `ops.local_stack.repository.prepare`.
+        state_dir: an existing folder for everything that the stack writes.
+        model_name: the model's name for the gateway's clients.
+        adapters: PEFT folders by the name to serve them under.
+        parameters: template parameters of the model repository.
+        repository: one that was rendered before; `model` then only has the tokenizer.
+        restart: whether Redis and Triton are started again when they die.
+    """
+
+    model: Path
+    state_dir: Path
+    model_name: str
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    repository: Path | None = None
+    restart: bool = False
+
+
+class Stack:
+    """Use it in a `with`: at its end no process, state file or shared memory is left.
+
+    Belongs to the main thread of a process that has no other threads and no other children.
+    """
+
+    def __init__(
+        self, options: Options, ports: servers.Ports, stop_requested: Callable[[], bool]
+    ) -> None:
+        """`stop_requested` is asked often; `start` and `watch` then raise StopRequested."""
+        self._options = options
+        self._ports = ports
+        self._stop_requested = stop_requested
+        self._shm_prefix = region_prefix(options.state_dir)
+        logs = options.state_dir / "logs"
+        logs.mkdir(exist_ok=True)
+        self._redis = servers.redis_child(
+            ports.redis, options.state_dir / "redis", logs / "redis.log"
+        )
+        self._triton = servers.triton_child(
+            ports, options.state_dir, self._shm_prefix, logs / "triton.log"
+        )
+        self._gateway = servers.gateway_child(
+            ports,
+            servers.Served(options.model_name, options.model, options.adapters),
+            options.state_dir,
+            logs / "gateway.log",
+        )
+        self._children = (self._redis, self._triton, self._gateway)
+
+    def __enter__(self) -> Stack:
+        self._clean_up()
+        adopt_orphans()
+        self._guard = Guard(self._clean_up)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The gateway first: it tells Triton to stop what still runs for its clients.
+        self._gateway.terminate()
+        self._end(self._gateway, STOP_GRACE)
+        for child in (self._triton, self._redis):
+            child.terminate()
+        for child in (self._triton, self._redis):
+            self._end(child, STOP_GRACE)
+        self._clean_up()
+        self._guard.close()
+
+    @property
+    def state(self) -> State:
+        """Raises RuntimeError before all children were started."""
+        triton = f"http://{LOCALHOST}"
+        return State(
+            gateway=f"http://{LOCALHOST}:{self._ports.gateway}",
+            triton_http=f"{triton}:{self._ports.triton_http}",
+            triton_metrics=f"{triton}:{self._ports.triton_metrics}/metrics",
+            triton_grpc=f"{LOCALHOST}:{self._ports.triton_grpc}",
+            redis=f"redis://{LOCALHOST}:{self._ports.redis}/0",
+            pids={child.name: child.pid for child in self._children},
+        )
+
+    def start(self) -> State:
+        """Returns when the gateway is ready, with the state that was written to the folder.
+
+        Raises StackError when a server ends or is not ready in time, with the end of its log.
+        """
+        ports = self._ports
+        options = self._options
+        if options.repository is None:
+            prepare(options.model, options.state_dir, options.parameters)
+        else:
+            link(options.repository, options.state_dir)
+        self._launch(self._redis)
+        self._launch(self._triton)
+        self._wait(self._redis, lambda: servers.answers_ping(ports.redis))
+        ready = f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready"
+        self._wait(self._triton, lambda: servers.answers_ok(ready))
+        self._launch(self._gateway)
+        ready = f"http://{LOCALHOST}:{ports.gateway}/health/ready"
+        self._wait(self._gateway, lambda: servers.answers_ok(ready))
+        self.state.write(self._options.state_dir)
+        return self.state
+
+    def watch(self) -> NoReturn:
+        """Blocks until StopRequested or, as a StackError, the death of a server.
+
+        With `restart`, Redis and Triton are started again, on the same ports.
+        """
+        backoffs = {child.name: Backoff() for child in (self._redis, self._triton)}
+        while True:
+            for child in self._children:
+                if child.exit_status() is None:
+                    continue
+                if not self._options.restart or child is self._gateway:
+                    raise StackError(child.how_it_ended())
+                self._start_again(child, backoffs[child.name])
+            self._pause()
+
+    def _start_again(self, child: Child, backoff: Backoff) -> None:
+        if (delay := backoff.died()) is not None:
+            say(f"{child.how_it_ended()}\n{child.name}: starting again in {delay:g} s")
+        if backoff.is_due():
+            self._end(child, grace=0)
+            if child is self._triton:
+                remove_regions(self._shm_prefix)
+            self._launch(child)
+            backoff.started()
+            self.state.write(self._options.state_dir)
+
+    def _launch(self, child: Child) -> None:
+        child.start()
+        self._guard.add(child.pid)
+        say(f"{child.name}: started, process {child.pid}")
+
+    def _end(self, child: Child, grace: float) -> None:
+        if child.is_started:
+            pid = child.pid
+            child.reap(grace)
+            self._guard.remove(pid)
+
+    def _clean_up(self) -> None:
+        remove_regions(self._shm_prefix)
+        (self._options.state_dir / FILE_NAME).unlink(missing_ok=True)
+
+    def _wait(self, child: Child, is_ready: Callable[[], bool]) -> None:
+        began = said = time.monotonic()
+        while not is_ready():
+            self._pause()
+            self._check_all()
+            now = time.monotonic()
+            if now - began > START_TIMEOUT:
+                raise StackError(
+                    f"{child.name} is not ready after {START_TIMEOUT:g} s; the end of "
+                    f"{child.log}:\n{child.last_lines()}"
+                )
+            if now - said > PROGRESS_PERIOD:
+                say(f"{child.name}: not ready yet ({now - began:.0f} s)")
+                said = now
+        # Another server on the port may have answered in place of one that just failed.
+        self._check_all()
+        say(f"{child.name}: ready")
+
+    def _check_all(self) -> None:
+        for child in self._children:
+            if child.is_started and child.exit_status() is not None:
+                raise StackError(child.how_it_ended())
+
+    def _pause(self) -> None:
+        time.sleep(POLL_PERIOD)
+        if self._stop_requested():
+            raise StopRequested
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr; stdout has the ready line only."""
+    print(line, file=sys.stderr, flush=True)

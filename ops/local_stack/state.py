@@ -1,0 +1,82 @@
+"""The state folder: who may use it, and the file that says where the running stack's parts are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ops.local_stack.errors import StackError
+
+FILE_NAME = "state.json"
+ADMIN_KEY_FILE = "admin_key"
+
+
+@dataclass(frozen=True)
+class State:
+    """`state.json` of a running stack.
+
+    Attributes:
+        gateway, triton_http, redis: URLs.
+        triton_metrics: the whole URL of Triton's metrics page.
+        triton_grpc: host:port.
+        pids: process id by name: redis, triton, gateway.
+    """
+
+    gateway: str
+    triton_http: str
+    triton_metrics: str
+    triton_grpc: str
+    redis: str
+    pids: dict[str, int]
+
+    def write(self, state_dir: Path) -> None:
+        """Replaces the file in one step: a reader sees the old or the new one, whole."""
+        draft = state_dir / f"{FILE_NAME}.new"
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(draft, state_dir / FILE_NAME)
+
+
+def admin_key(state_dir: Path) -> str:
+    """The key for the gateway's adapter endpoints: GATEWAY_ADMIN_KEY, else one kept in the folder.
+
+    It is made at the first start; only the owner can read the file `admin_key`.
+    """
+    path = state_dir / ADMIN_KEY_FILE
+    key = os.environ.get("GATEWAY_ADMIN_KEY")
+    if key is None and path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    key = key or secrets.token_urlsafe(32)
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(key)
+    return key
+
+
+class StateLock:
+    """The right to use a state folder; the kernel takes it back when this process ends."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Makes the folder if need be. Raises StackError when another stack uses it."""
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            self._file = (state_dir / "lock").open("a")
+        except OSError as error:
+            raise StackError(f"--state-dir: {state_dir} cannot be used: {error}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise StackError(
+                f"--state-dir: another `gateway up` is using {state_dir}; stop that one or choose "
+                "another folder"
+            ) from error
+
+    def __enter__(self) -> StateLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

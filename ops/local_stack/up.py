@@ -1,0 +1,75 @@
+"""`gateway up`: the local stack in the foreground, until a signal or the death of a server."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from ops.local_stack.errors import StackError, StopRequested
+from ops.local_stack.ports import PortClaims
+from ops.local_stack.servers import Ports
+from ops.local_stack.stack import Options, Stack, say
+from ops.local_stack.state import StateLock
+
+
+@dataclass(frozen=True)
+class WantedPorts:
+    """Ports from the command line; for 0 a free one is picked."""
+
+    gateway: int
+    redis: int = 0
+    triton_http: int = 0
+    triton_grpc: int = 0
+    triton_metrics: int = 0
+
+    def claim(self, claims: PortClaims) -> Ports:
+        """Raises StackError naming a port that is in use."""
+
+        def one(wanted: int) -> int:
+            return claims.take(wanted) if wanted else claims.take_free()
+
+        return Ports(
+            gateway=one(self.gateway),
+            redis=one(self.redis),
+            triton_http=one(self.triton_http),
+            triton_grpc=one(self.triton_grpc),
+            triton_metrics=one(self.triton_metrics),
+        )
+
+
+class _StopFlag:
+    """Set by SIGINT, SIGTERM and SIGHUP. A plain value, which is safe in a signal handler."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._set)
+
+    def _set(self, *_: object) -> None:
+        self._is_set = True
+
+    def __call__(self) -> bool:
+        return self._is_set
+
+
+def up(options: Options, wanted: WantedPorts) -> int:
+    """Returns the exit code: 0 after a signal, 1 when the stack cannot start or go on.
+
+    In either case nothing is left running. The ready line is all that goes to stdout.
+    """
+    stop_requested = _StopFlag()
+    try:
+        with (
+            StateLock(options.state_dir),
+            PortClaims() as claims,
+            Stack(options, wanted.claim(claims), stop_requested) as stack,
+        ):
+            state = stack.start()
+            print(f"ready: {state.gateway}", flush=True)
+            stack.watch()
+    except StopRequested:
+        say("stopped")
+        return 0
+    except StackError as error:
+        say(f"error: {error}")
+        return 1
