@@ -9,7 +9,7 @@ import hypothesis
 import openai
 import pytest
 
-from tests.local_stack import Stack, Up
+from tests.support.local_stack import Stack, Up
 
 __all__ = ["Stack"]
 

@@ -1,0 +1,188 @@
+"""Writes the parts of README.md and docs/ that come from the code: ``python -m docs.generate``.
+
+`tests/docs/test_readme.py` fails when a file is not what this would write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from gateway.api.schemas import (
+    HARMLESS,
+    NOT_SERVED,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from gateway.config.settings import Settings
+from gateway.service import running_service
+from gateway.triton import names
+from ops.commands.up import DEMO_MODEL
+from ops.deployment.fields import FIELDS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+FILES = (README, *sorted((ROOT / "docs").glob("*.md")))
+
+# The settings of README.md; all of them are in docs/settings.md.
+_MAIN_SETTINGS = (
+    *("host", "port", "workers", "model_name", "tokenizer_dir", "triton_grpc", "max_seq_len"),
+    *("config", "admin_key", "admin_port", "redis_url", "store_dir"),
+)
+# Where a heading of docs/settings.md begins; the order is that of the class.
+_SETTING_GROUPS = {
+    "host": "Server and model",
+    "triton_grpc": "Triton",
+    "request_timeout": "Requests",
+    "config": "Tenants and admins",
+    "store_dir": "Adapters",
+    "log_level": "Logs and traces",
+}
+_MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+
+
+def name(path: Path) -> str:
+    """A file of `FILES` for people, such as docs/lora.md."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def sections() -> dict[str, Callable[[], str]]:
+    return {
+        "alerts": _alerts,
+        "main settings": lambda: _settings_table(_MAIN_SETTINGS),
+        "metrics": _metrics,
+        "parameters": _parameters,
+        "repository fields": _repository_fields,
+        "settings": _settings,
+        "tensor names": _tensor_names,
+    }
+
+
+def updated(text: str) -> str:
+    """`text` with the marked sections written anew. Raises KeyError for an unknown one."""
+    return _MARKED.sub(lambda match: match[1] + _section(match[2]) + match[3], text)
+
+
+def marked(text: str) -> set[str]:
+    """The names of the marked sections."""
+    return {match[2] for match in _MARKED.finditer(text)}
+
+
+@cache
+def _section(name: str) -> str:
+    return sections()[name]()
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(head)
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
+
+
+def _settings() -> str:
+    groups: dict[str, list[str]] = {}
+    for name in Settings.model_fields:
+        if name in _SETTING_GROUPS:
+            group = groups[_SETTING_GROUPS[name]] = []
+        group.append(name)
+    assert len(groups) == len(_SETTING_GROUPS), "a heading begins at a setting that is gone"
+    return "\n".join(f"## {title}\n\n{_settings_table(group)}" for title, group in groups.items())
+
+
+def _settings_table(wanted: Iterable[str]) -> str:
+    rows = []
+    for name in wanted:
+        field = Settings.model_fields[name]
+        default = field.get_default(call_default_factory=True)
+        shown = "" if default in (None, {}) else f"`{default}`"
+        shown = "required" if field.is_required() else shown
+        rows.append((f"`GATEWAY_{name.upper()}`", shown, f"{field.description}"))
+    return _table(("variable", "default", ""), rows)
+
+
+def _parameters() -> str:
+    chat = set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields)
+    completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
+    both = (chat & completions) | set(GenerationRequest.model_fields)
+    rows = dict.fromkeys(both, "served")
+    rows |= dict.fromkeys(chat - both, "served by /v1/chat/completions")
+    rows |= dict.fromkeys(completions - both, "served by /v1/completions")
+    rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
+    rows |= {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
+    return _table(("parameter", ""), ((f"`{name}`", rows[name]) for name in sorted(rows)))
+
+
+def _refused(neutral: tuple[object, ...]) -> str:
+    """Values that ask for nothing are accepted; equal ones of two types are shown once."""
+    shown = list(dict.fromkeys(json.dumps(value) for value in neutral))
+    return "refused" + (f", unless {' or '.join(f'`{value}`' for value in shown)}" * bool(shown))
+
+
+def _repository_fields() -> str:
+    return _table(("field or option", ""), ((f"`{name}`", text) for name, text in FIELDS.items()))
+
+
+def _tensor_names() -> str:
+    """Those that were renamed, and what the text models call differently."""
+    both = {(thing, *known) for thing, known in (names.CORE | names.TEXT).items()}
+    both |= {(thing, *known) for thing, known in names.CORE.items()}
+    renamed = sorted(known for _, *known in both if len(known) > 1)
+    return _table(("older", "newer"), ([f"`{name}`" for name in known] for known in renamed))
+
+
+def _alerts() -> str:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text("utf-8"))
+    rows = []
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            action = rule["annotations"]["action"].replace("|", "\\|")
+            rows.append((f"`{rule['alert']}`", rule["labels"]["severity"], action))
+    return _table(("alert", "severity", "what to do"), rows)
+
+
+def _metrics() -> str:
+    """Metrics of one meaning share a row; a counter is shown under the name of its sample."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for name, kind, labels, text in asyncio.run(_collected()):
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.setdefault((kind, shown, text), []).append(f"`{name}`")
+    return _table(
+        ("metric", "type", "labels", ""),
+        ((", ".join(found), *key[:2], key[2]) for key, found in rows.items()),
+    )
+
+
+async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
+    """Name, type, labels and help of each metric of a gateway that has found no Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(
+            tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
+        )
+        async with running_service(settings) as service:
+            families = list(service.metrics.registry.collect())
+            # A family without samples tells its labels nowhere else.
+            labels: Mapping[str, tuple[str, ...]] = {
+                metric._name: tuple(metric._labelnames)
+                for metric in vars(service.metrics).values()
+                if isinstance(metric, MetricWrapperBase)
+            }
+    found = []
+    for family in families:
+        known = labels.get(family.name) or tuple(getattr(family, "_labelnames", ()))
+        name = family.name + "_total" * (family.type == "counter")
+        found.append((name, family.type, known, family.documentation))
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    for path in FILES:
+        path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")

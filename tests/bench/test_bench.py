@@ -1,0 +1,170 @@
+"""The benchmark runs, and its scripted upstream behaves like the Triton that it stands in for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from bench import direct, frames, pace, report
+from bench.machine import cores_for
+from bench.upstream import TOKEN
+from ops.local_stack.ports import PortClaims
+from tests.support.triton_server import repository_parameters, running
+from triton_repo.executor import synthetic
+from triton_repo.render import render
+
+SERVICE = "/inference.GRPCInferenceService/"
+STREAM_INFER = SERVICE + "ModelStreamInfer"
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a scripted upstream with a process of its own."""
+    folder = tmp_path_factory.mktemp("upstream")
+    synthetic.build(folder / "engine", vocab_size=4096)
+    render(folder / "repository", repository_parameters(folder))
+    with PortClaims() as claims:
+        port = claims.take_free()
+        command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
+        command += ["--repository", str(folder / "repository")]
+        process = subprocess.Popen(command)
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def stream_infer(address: str, *requests: bytes) -> list[bytes]:
+    """All messages of one call, as they are on the wire."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(
+            STREAM_INFER, request_serializer=None, response_deserializer=None
+        )
+        return list(call(iter(requests), timeout=30))
+
+
+def test_upstream_sends_what_triton_sends(upstream: str, tmp_path: Path) -> None:
+    synthetic.build(
+        tmp_path / "engine", vocab_size=4096, first_token_ms=0, tokens=[TOKEN], max_seq_len=8192
+    )
+    request = direct.infer_request("an id", [5, 6, 7], 5, pace.BURST)
+    with running(tmp_path) as triton:
+        real = stream_infer(triton.grpc, request)
+    assert stream_infer(upstream, request) == real
+    assert len(real) == 5
+
+
+def test_upstream_serves_the_rendered_config(upstream: str, tmp_path: Path) -> None:
+    with grpc.insecure_channel(upstream) as channel:
+        ask = channel.unary_unary(
+            SERVICE + "ModelConfig",
+            request_serializer=None,
+            response_deserializer=pb.ModelConfigResponse.FromString,
+        )
+        config = ask(b"", timeout=10).config
+        assert config.model_transaction_policy.decoupled
+        assert "random_seed" in {tensor.name for tensor in config.input}
+        unknown = channel.unary_unary(SERVICE + "ModelStatistics", None, None)
+        with pytest.raises(grpc.RpcError) as refused:
+            unknown(b"", timeout=10)
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_upstream_keeps_within_the_windows(upstream: str) -> None:
+    """A client that gives no more than the initial window gets no more than that."""
+    host, _, port = upstream.rpartition(":")
+    with socket.create_connection((host, int(port))) as line:
+        headers = b"\x83\x86" + frames.literal(":path", STREAM_INFER)
+        message = frames.grpc_message(direct.infer_request("id", [5], 100_000, pace.BURST))
+        line.sendall(
+            frames.PREFACE
+            + frames.frame(frames.SETTINGS, 0, 0)
+            + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, headers)
+            + frames.frame(frames.DATA, frames.END_STREAM, 1, message)
+        )
+        assert frames.DEFAULT_WINDOW - 200 < sum(data_sizes(line)) <= frames.DEFAULT_WINDOW
+        line.sendall(frames.window_update(0, 1000) + frames.window_update(1, 1000))
+        assert 800 <= sum(data_sizes(line)) <= 1200
+
+
+def data_sizes(line: socket.socket) -> Iterator[int]:
+    """Sizes of the DATA frames that come until nothing does for a while."""
+    line.settimeout(0.7)
+    buffer = bytearray()
+    with contextlib.suppress(TimeoutError):
+        while data := line.recv(65536):
+            buffer += data
+            for kind, _, _, payload in frames.take_frames(buffer):
+                if kind == frames.DATA:
+                    yield len(payload)
+
+
+def test_frames_are_taken_whole_wherever_they_are_cut() -> None:
+    sent = [(frames.DATA, 1, 3, b"abc"), (frames.PING, 0, 0, bytes(8)), (frames.DATA, 0, 5, b"")]
+    wire = b"".join(frames.frame(*each) for each in sent)
+    for cut in range(len(wire)):
+        buffer = bytearray(wire[:cut])
+        taken = list(frames.take_frames(buffer))
+        buffer += wire[cut:]
+        assert taken + list(frames.take_frames(buffer)) == sent
+
+
+def test_padding_and_priority_are_left_out() -> None:
+    flags = frames.PADDED | frames.PRIORITY
+    assert frames.bare_payload(flags, b"\x02" + bytes(5) + b"block" + bytes(2)) == b"block"
+
+
+def test_a_core_for_each_worker_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    cores = cores_for(8)
+    assert len(cores.gateway) == 8
+    every = [*cores.gateway, *cores.upstream, *cores.client]
+    assert sorted(every) == list(range(16))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert cores_for(1).upstream == cores_for(1).client == (0,)
+
+
+@pytest.mark.timed
+def test_bench_runs_and_reports(tmp_path: Path) -> None:
+    """A tiny run: the figures mean nothing, but all of them are there and are numbers."""
+    parts = ["tokens", "cancel"]
+    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "1", "--output"]
+    done = subprocess.run(
+        [*command, str(tmp_path), "--only", *parts],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert list(results["parts"]) == parts
+    assert {"cpu", "cores", "commit"} <= set(results["machine"])
+    tokens = results["parts"]["tokens"]
+    assert {row["who"] for row in tokens} >= {"gateway", "ordinary gateway"}
+    assert any(row["tokens/s"] > 0 for row in tokens)
+    assert all(math.isfinite(row["CPU us/token"]) for row in tokens)
+    for row in results["parts"]["cancel"]:
+        assert row["stop seen"] == row["reset seen"] == row["requests"]
+    for part in parts:
+        assert f"### {report.TITLES[part]}" in done.stdout
+    assert ET.parse(tmp_path / "results.svg").getroot().tag.endswith("svg")

@@ -1,0 +1,142 @@
+"""docker-compose.yml and .env, against the specification's schema and against each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.config.file import load
+from gateway.config.settings import Settings
+from ops.deployment.launch import Launch, command
+
+TREE = Path(__file__).parents[2]
+COMPOSE = TREE / "docker-compose.yml"
+TEXT = COMPOSE.read_text(encoding="utf-8")
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
+OURS = ("gateway", "demo")
+HARDENED = ("redis", "gateway", "demo", "prometheus", "grafana")
+
+
+def _variables() -> dict[str, str]:
+    """Those of .env; each must come after a comment of its own."""
+    found: dict[str, str] = {}
+    before = ""
+    for line in (TREE / ".env").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            assert before.startswith("#"), f"{name} is not described"
+            found[name] = value
+        before = line
+    return found
+
+
+def test_the_schema_accepts_it() -> None:
+    checker = [Path(sys.executable).parent / "check-jsonschema"]
+    arguments = ["--builtin-schema", "vendor.compose-spec", COMPOSE]
+    done = subprocess.run([*checker, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_variable_is_described_and_used() -> None:
+    used = set(re.findall(r"\$\{(\w+)", TEXT))
+    passed = {
+        name
+        for service in SERVICES.values()
+        for name, value in service.get("environment", {}).items()
+        if value is None
+    }
+    assert used | passed | {"COMPOSE_PROFILES"} == set(_variables())
+
+
+def test_defaults_agree() -> None:
+    variables = _variables()
+    for name, default in re.findall(r"\$\{(\w+):-([^}]*)\}", TEXT):
+        assert variables[name] == default
+
+
+def test_settings_of_the_gateway_exist() -> None:
+    known = {f"GATEWAY_{name.upper()}" for name in Settings.model_fields}
+    assert set(SERVICES["gateway"]["environment"]) <= known
+
+
+def test_nothing_secret_is_in_it() -> None:
+    assert _variables()["GATEWAY_ADMIN_KEY"] == ""
+    assert not re.search(r"(?i)password|secret", "".join(_variables()))
+
+
+def test_profiles_keep_the_demo_away_from_gpus() -> None:
+    assert {name: service["profiles"] for name, service in SERVICES.items()} == {
+        "triton": ["gpu"],
+        "redis": ["gpu"],
+        "gateway": ["gpu"],
+        "demo": ["cpu"],
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
+    }
+    needs_gpu = [name for name, service in SERVICES.items() if "deploy" in service]
+    assert needs_gpu == ["triton"]
+
+
+@pytest.mark.parametrize("name", HARDENED)
+def test_containers_have_no_rights(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_only_loopback_is_published_and_never_triton_or_redis() -> None:
+    variables = _variables()
+    for name, service in SERVICES.items():
+        for port in service.get("ports", []):
+            published = re.match(r"\$\{(\w+)", port)
+            assert published is not None
+            assert variables[published[1]].startswith("127.0.0.1:"), name
+    assert not {"triton", "redis"} & {name for name in SERVICES if "ports" in SERVICES[name]}
+    assert yaml.safe_load(TEXT)["networks"]["engine"] == {"internal": True}
+
+
+def test_streams_have_time_to_finish() -> None:
+    gateway = SERVICES["gateway"]
+    grace = float(gateway["environment"]["GATEWAY_SHUTDOWN_GRACE"])
+    assert float(gateway["stop_grace_period"].removesuffix("s")) > grace
+    # Triton ends what runs within its own 30 seconds.
+    assert float(SERVICES["triton"]["stop_grace_period"].removesuffix("s")) > 30
+
+
+def test_redis_keeps_records_and_drops_versions() -> None:
+    text = " ".join(SERVICES["redis"]["command"])
+    assert "--maxmemory-policy volatile-lru" in text
+    assert "--appendonly yes" in text
+    assert int(_variables()["GATEWAY_REDIS_TTL"]) > 0  # without it volatile-lru drops nothing
+
+
+def test_triton_starts_as_the_launcher_starts_it() -> None:
+    composed = command(Launch(model_repo="/models/repository"))
+    assert shlex.split(_variables()["TRITON_COMMAND"]) == composed
+
+
+def test_mounted_folders_exist() -> None:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", []):
+            source = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).partition(":")[0]
+            if source.startswith("./") and source != "./models":
+                assert (TREE / source).is_dir(), name
+
+
+def test_images_are_built_from_targets_that_exist() -> None:
+    text = (TREE / "Dockerfile").read_text(encoding="utf-8")
+    for name in OURS:
+        assert re.search(rf"^FROM \S+ AS {SERVICES[name]['build']['target']}$", text, re.MULTILINE)
+
+
+def test_the_example_of_tenants_is_valid() -> None:
+    configuration, _ = load(TREE / "deploy/gateway/tenants.example.yaml")
+    assert configuration.tenants is not None

@@ -1,0 +1,275 @@
+"""The Dockerfile: linted, and its steps run here, where there is no Docker."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import PortClaims
+from tests.support.dockerfile import DOCKERFILE, Step, stages, steps
+
+TREE = DOCKERFILE.parent
+BIN = Path(sys.executable).parent
+STAGES = stages(DOCKERFILE.read_text(encoding="utf-8"))
+TARGETS = ("gateway", "demo")
+# As with `cap_drop: ALL`: root, too, is then stopped by a file's mode.
+WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+
+
+@pytest.mark.parametrize("path", ["Dockerfile", "deploy/kubernetes/overlays/multi-node/Dockerfile"])
+def test_hadolint_finds_nothing(path: str) -> None:
+    found = subprocess.run(
+        [BIN / "hadolint", TREE / path], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_the_default_target_is_the_gateway() -> None:
+    assert list(STAGES)[-1] == "gateway"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_image_is_fit_for_production(target: str) -> None:
+    last = {step.instruction: step for step in steps(STAGES, target)}
+    assert last["USER"].text == "10001:10001"
+    assert last["STOPSIGNAL"].text == "SIGTERM"
+    assert last["ENTRYPOINT"].words() == ["gateway"]
+    assert last["CMD"].words()[0] == {"gateway": "serve", "demo": "up"}[target]
+    # Only the build stages install anything.
+    runs = [step.text for step in steps(STAGES, target) if step.instruction == "RUN"]
+    assert not [run for run in runs if re.search(r"\b(pip|apt-get|gcc|make)\b", run)]
+    from_ = [step.flags["from"] for step in steps(STAGES, target) if "from" in step.flags]
+    assert from_ == [{"gateway": "build", "demo": "build-demo"}[target]]
+
+
+def test_the_context_holds_what_is_copied_and_no_more() -> None:
+    ignore = (TREE / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert "*" in ignore
+    let_in = {line[1:] for line in ignore if line.startswith("!")}
+    copied = {
+        source.rstrip("/")
+        for stage in STAGES.values()
+        for step in stage.steps
+        if step.instruction == "COPY" and "from" not in step.flags
+        for source in step.words()[:-1]
+    }
+    assert let_in == copied
+    assert all((TREE / path).exists() for path in copied)
+
+
+class Image:
+    """The file system of a target, in a folder; what is written /x in the Dockerfile is root/x.
+
+    The steps of `runtime` that make a user are left out: they would make one on this machine.
+    """
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self._root = root
+        self._away = root.with_name("src")
+        self._folder = Path("/")
+        self.store = root / "var/lib/gateway"
+        self.store.mkdir(parents=True)
+
+    def build(self, stage: str) -> None:
+        """Runs the steps of a build stage, on top of what is there."""
+        self.make_writable()
+        if self._away.exists():
+            self._away.rename(self._root / "src")
+        env = {"PATH": os.pathsep.join([str(_base_python()), os.defpath])}
+        env |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        env["PIP_NO_COMPILE"] = "1"  # for the sake of time
+        for step in STAGES[stage].steps:
+            if step.instruction == "WORKDIR":
+                self._folder = Path(step.text)
+                self._inside(self._folder).mkdir(parents=True)
+            elif step.instruction == "COPY":
+                self._copy(step)
+            elif step.instruction == "RUN":
+                text, folder = self._here(step.text), self._inside(self._folder)
+                subprocess.run(text, shell=True, cwd=folder, env=env, check=True)
+
+    def see_packages(self) -> None:
+        """Those of this environment: the demo's own take minutes to install, and CI has done so."""
+        self.make_writable()
+        [packages] = self._root.glob("opt/venv/lib/python*/site-packages")
+        (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    def become(self, target: str) -> None:
+        """What the target's last stages make of it; nothing can be written but the store."""
+        (self._root / "src").rename(self._away)  # the image does not have it
+        self._env = {"PATH": os.defpath}
+        self.config: dict[str, list[str]] = {}
+        for step in steps(STAGES, target):
+            if step.instruction == "COPY" and "from" not in step.flags:
+                self._copy(step)
+            elif step.instruction == "ENV":
+                self._set(step)
+            elif step.instruction in ("HEALTHCHECK", "ENTRYPOINT", "CMD"):
+                text = step.text.removeprefix("CMD ")  # of HEALTHCHECK
+                self.config[step.instruction] = replace(step, text=text).words()
+        for path in [self._root, *self._root.rglob("*")]:
+            if not path.is_symlink() and path != self.store:
+                path.chmod(path.stat().st_mode & ~0o222)
+
+    def run(self, command: list[str], **settings: str) -> subprocess.Popen[str]:
+        """`command` in the image: its environment alone, nothing but the store to write to."""
+        env = self._env | settings
+        dropped = WITHOUT_CAPABILITIES if os.geteuid() == 0 else []
+        executable = shutil.which(command[0], path=env["PATH"])
+        assert executable is not None
+        return subprocess.Popen(
+            [*dropped, executable, *(self._here(part) for part in command[1:])],
+            cwd=self._root,
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def path(self, path: str) -> str:
+        """Where `path` of the image is here."""
+        return self._here(path)
+
+    def make_writable(self) -> None:
+        self._root.chmod(0o700)
+        for path in self._root.rglob("*"):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o700)
+
+    def _inside(self, path: Path) -> Path:
+        return self._root / str(path).lstrip("/")
+
+    def _copy(self, step: Step) -> None:
+        *sources, target = step.words()
+        for source in sources:
+            to = self._inside(self._folder / target)
+            if (TREE / source).is_dir():
+                shutil.copytree(TREE / source, to, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(TREE / source, to)
+
+    def _set(self, step: Step) -> None:
+        for word in step.words():
+            name, _, value = word.partition("=")
+            self._env[name] = self._here(value).replace("$PATH", self._env["PATH"])
+
+    def _here(self, text: str) -> str:
+        return re.sub(r"(?<![\w.}])/(?=opt/|var/lib/gateway)", f"{self._root}/", text)
+
+
+def _base_python() -> Path:
+    """The folder of the interpreter that this environment was made from."""
+    folder = Path(sys.base_prefix) / "bin"
+    assert (folder / "python").exists()
+    return folder
+
+
+def _answers(url: str, process: subprocess.Popen[str], within: float = 180) -> httpx.Response:
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            return httpx.get(url)
+        except httpx.TransportError:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def _ends(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    _, errors = process.communicate(timeout=30)
+    return process.returncode, errors
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[Image]:
+    image = Image(tmp_path / "image")
+    yield image
+    image.make_writable()
+
+
+@pytest.mark.slow
+def test_the_images_run(image: Image) -> None:
+    """The demo's build goes on where the gateway's ended, as in the Dockerfile."""
+    image.build("build")
+    image.become("gateway")
+    with PortClaims() as claims:
+        port, nobody = claims.take_free(), claims.take_free()
+    settings = {
+        "GATEWAY_PORT": str(port),
+        "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
+        "GATEWAY_TRITON_GRPC": f"127.0.0.1:{nobody}",
+        "GATEWAY_ALLOW_ANONYMOUS": "true",
+    }
+    with _running(image, port, **settings):
+        ready = httpx.get(f"http://127.0.0.1:{port}/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+    # That nothing else could be written.
+    new = image.path("/opt/new")
+    code, errors = _ends(image.run(["python", "-c", f"open({new!r}, 'w')"]))
+    assert (code, "Permission" in errors) == (1, True)
+
+    image.see_packages()
+    image.build("build-demo")
+    image.become("demo")
+    with PortClaims() as claims:
+        port = claims.take_free()
+    with _running(image, port, "--port", str(port)):
+        asked = {"model": "zh", "prompt": "美国的首都在哪里? \n答案:", "temperature": 0}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60)
+        assert answer.json()["choices"][0]["text"] == "华盛顿"
+
+
+@contextmanager
+def _running(image: Image, port: int, *arguments: str, **settings: str) -> Iterator[None]:
+    """Its ENTRYPOINT and CMD, until a SIGTERM; HEALTHCHECK is right about both."""
+    command = [*image.config["ENTRYPOINT"], *image.config["CMD"], *arguments]
+    check = [part.replace(":9000", f":{port}") for part in image.config["HEALTHCHECK"]]
+    process = image.run(command, **settings)
+    try:
+        # As a published port comes in: not on loopback.
+        assert _answers(f"http://{_address()}:{port}/health/live", process).status_code == 200
+        assert _ends(image.run(check)) == (0, "")
+        is_demo = image.config["CMD"][0] == "up"
+        if is_demo:
+            _until_ready(port, process)
+        yield
+        process.terminate()
+        code, _ = _ends(process)
+        # Either is an orderly end: uvicorn may end by the signal that it was told to end by.
+        assert code in ((0,) if is_demo else (0, -signal.SIGTERM))
+        assert _ends(image.run(check)) == (1, "")
+    finally:
+        process.kill()
+
+
+def _until_ready(port: int, process: subprocess.Popen[str], within: float = 240) -> None:
+    deadline = time.monotonic() + within
+    while _answers(f"http://127.0.0.1:{port}/health/ready", process).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _address() -> str:
+    """One of this machine that is not loopback; else loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,273 @@
+"""The manifests: each against Kubernetes' schemas, and together as kustomize puts them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from gateway.config.settings import Settings
+from ops.deployment.launch import Launch, command, shell_text
+
+KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml"))
+OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
+MULTI_NODE = KUBERNETES / "overlays/multi-node"
+# preStop.sleep is on by default from 1.30 on.
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+
+# Of the two custom resources, what is used here (leaderworkerset.x-k8s.io/v1 and
+# monitoring.coreos.com/v1); pod templates are checked as pods.
+_TEMPLATE = {
+    "type": "object",
+    "required": ["spec"],
+    "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
+    "additionalProperties": False,
+}
+CUSTOM: dict[str, dict[str, Any]] = {
+    "LeaderWorkerSet": {
+        "type": "object",
+        "required": ["leaderWorkerTemplate"],
+        "properties": {
+            "replicas": {"type": "integer", "minimum": 0},
+            "leaderWorkerTemplate": {
+                "type": "object",
+                "required": ["workerTemplate"],
+                "properties": {
+                    "size": {"type": "integer", "minimum": 1},
+                    "restartPolicy": {
+                        "enum": ["Default", "RecreateGroupOnPodRestart", "None"],
+                    },
+                    "leaderTemplate": _TEMPLATE,
+                    "workerTemplate": _TEMPLATE,
+                },
+                "additionalProperties": False,
+            },
+        },
+        "additionalProperties": False,
+    },
+    "ServiceMonitor": {
+        "type": "object",
+        "required": ["selector", "endpoints"],
+        "properties": {
+            "jobLabel": {"type": "string"},
+            "selector": {
+                "type": "object",
+                "properties": {"matchLabels": {"type": "object"}},
+                "additionalProperties": False,
+            },
+            "endpoints": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        name: {"type": "string"} for name in ("port", "path", "interval")
+                    },
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "additionalProperties": False,
+    },
+}
+
+Object = dict[str, Any]
+
+
+def _read(path: Path) -> list[Object]:
+    return [found for found in yaml.safe_load_all(path.read_text(encoding="utf-8")) if found]
+
+
+def _kustomization(folder: Path) -> Object:
+    return _read(folder / "kustomization.yaml")[0]
+
+
+def _manifests(folder: Path) -> list[Object]:
+    """Objects of a kustomization and of those it is made from, as they are written."""
+    found: list[Object] = []
+    kustomization = _kustomization(folder)
+    for name in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
+        path = (folder / name).resolve()
+        found += _manifests(path) if path.is_dir() else _read(path)
+    return found
+
+
+def _pods(manifest: Object) -> list[Object]:
+    """Pod templates within an object."""
+    spec = manifest.get("spec", {})
+    group = spec.get("leaderWorkerTemplate", {})
+    candidates = [spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")]
+    return [pod for pod in candidates if pod]
+
+
+def _check(manifest: Object) -> None:
+    if manifest["kind"] not in CUSTOM:
+        for version in VERSIONS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+        return
+    jsonschema.validate(manifest["spec"], CUSTOM[manifest["kind"]])
+    for pod in _pods(manifest):
+        named = {**pod, "metadata": {"name": "pod", **pod.get("metadata", {})}}
+        _check({"apiVersion": "v1", "kind": "Pod", **named})
+
+
+def _containers(manifests: list[Object]) -> list[tuple[Object, Object]]:
+    """Each container with its pod's spec."""
+    return [
+        (pod["spec"], container)
+        for manifest in manifests
+        for pod in _pods(manifest)
+        for container in pod["spec"]["containers"]
+    ]
+
+
+BASE = _manifests(KUBERNETES / "base")
+
+
+def _of(manifests: list[Object], kind: str, name: str) -> Object:
+    return next(m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name))
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_manifests_are_valid(folder: Path) -> None:
+    manifests = _manifests(folder)
+    for manifest in manifests:
+        _check(manifest)
+    keys = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+def test_patches_have_their_targets(folder: Path) -> None:
+    kustomization = _kustomization(folder)
+    known = {(m["kind"], m["metadata"]["name"]) for m in _manifests(folder)}
+    for patch in kustomization.get("patches", []):
+        content = yaml.safe_load(patch["patch"])
+        target = patch.get("target") or {"kind": content["kind"], **content["metadata"]}
+        assert (target["kind"], target["name"]) in known
+    for replicas in kustomization.get("replicas", []):
+        assert ("StatefulSet", replicas["name"]) in known
+    images = {image["name"] for image in kustomization.get("images", [])}
+    assert images <= {container["image"] for _, container in _containers(_manifests(folder))}
+    for made in kustomization.get("configMapGenerator", []):
+        assert all((folder / name).exists() for name in made.get("files", []))
+
+
+@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not there")
+def test_kustomize_builds_it(folder: Path) -> None:
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    built = list(yaml.safe_load_all(done.stdout))
+    for manifest in built:
+        _check(manifest)
+    # Names with a hash of the content have reached those who mount them.
+    maps = {m["metadata"]["name"] for m in built if m["kind"] == "ConfigMap"}
+    named = set(re.findall(r"\b(?:gateway-settings|triton-launch)[a-z0-9-]*", str(built)))
+    assert named <= maps
+    assert not re.search(r"image: triton-with-ssh$", done.stdout, re.MULTILINE)
+
+
+def test_settings_of_the_gateway_exist() -> None:
+    literals = _kustomization(KUBERNETES / "base")["configMapGenerator"][0]["literals"]
+    values = dict(literal.split("=", 1) for literal in literals)
+    assert set(values) <= {f"GATEWAY_{name.upper()}" for name in Settings.model_fields}
+    Settings(**{name.removeprefix("GATEWAY_").lower(): v for name, v in values.items()})
+    ports = {port["name"]: port["containerPort"] for port in _gateway()["ports"]}
+    assert ports == {"api": 9000, "admin": int(values["GATEWAY_ADMIN_PORT"])}
+    host, _, port = values["GATEWAY_TRITON_GRPC"].removeprefix("dns:///").partition(":")
+    service = _of(BASE, "Service", host)
+    assert service["spec"]["clusterIP"] == "None"
+    assert int(port) in [port["port"] for port in service["spec"]["ports"]]
+    spec = _of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
+    needed = _gateway()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] > needed + int(values["GATEWAY_SHUTDOWN_GRACE"])
+
+
+def _gateway() -> Object:
+    spec = _of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
+    container: Object = spec["containers"][0]
+    return container
+
+
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "PodDisruptionBudget"])
+def test_selectors_and_ports_name_pods(kind: str) -> None:
+    pods = [pod for manifest in BASE for pod in _pods(manifest)]
+    found = 0
+    for manifest in BASE:
+        if manifest["kind"] != kind:
+            continue
+        found += 1
+        spec = manifest["spec"]
+        selector = spec.get("podSelector") or spec.get("selector")
+        labels = selector.get("matchLabels", selector)
+        selected = [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+        assert len(selected) == 1
+        ports = selected[0]["spec"]["containers"][0]["ports"]
+        names = {port["name"] for port in ports} | {port["containerPort"] for port in ports}
+        for port in spec.get("ports", []):
+            assert port.get("targetPort", port["port"]) in names
+        for rule in spec.get("ingress", []):
+            assert {port["port"] for port in rule["ports"]} <= names
+    assert found
+
+
+def test_only_the_gateway_reaches_triton_and_redis() -> None:
+    for name in ("triton", "redis"):
+        spec = _of(BASE, "NetworkPolicy", name)["spec"]
+        assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+        assert "egress" not in spec
+        assert all("from" in rule for rule in spec["ingress"])
+
+
+def test_containers_of_ours_have_no_rights() -> None:
+    manifests = [*BASE, *_manifests(KUBERNETES / "overlays/demo-cpu")]
+    checked = 0
+    for spec, container in _containers(manifests):
+        assert spec["automountServiceAccountToken"] is False
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        if container["name"] == "triton":
+            continue  # NVIDIA's image, with mpirun, expects root
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        checked += 1
+    assert checked == 3
+
+
+def test_triton_starts_as_the_launcher_starts_it() -> None:
+    spec = _of(BASE, "StatefulSet", "triton")["spec"]["template"]["spec"]
+    assert spec["containers"][0]["command"] == command(Launch(model_repo="/models/repository"))
+
+
+def test_several_nodes_start_as_the_launcher_starts_them() -> None:
+    group = _of(_manifests(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
+    gpus = {
+        container["resources"]["limits"]["nvidia.com/gpu"]
+        for pod in (group["leaderTemplate"], group["workerTemplate"])
+        for container in pod["spec"]["containers"]
+    }
+    leader = group["leaderTemplate"]["spec"]["containers"][0]
+    assert gpus == {leader["env"][0]["value"]}
+    ranks = group["size"] * int(gpus.pop())
+    launch = Launch(model_repo="/models/repository", world_size=ranks)
+    script = (MULTI_NODE / "tritonserver.sh").read_text(encoding="utf-8")
+    assert script.partition("exec ")[2].strip() == shell_text(command(launch), {}).strip()
+
+
+def test_scripts_are_sound() -> None:
+    scripts = sorted(MULTI_NODE.glob("*.sh"))
+    assert len(scripts) == 3
+    checker = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([checker, *scripts], capture_output=True, text=True, check=False)
+    assert done.stdout == ""

@@ -1,0 +1,204 @@
+"""Dashboard, alert rules and autoscaler ask for metrics and labels that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from gateway.metrics import Metrics
+from tests.conftest import Stack
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/gateway.json").read_text(encoding="utf-8"))
+ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text(encoding="utf-8"))
+RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+BASE = DEPLOY / "kubernetes/base"
+
+# What only Triton on a GPU has: metric, its label, the label's values (tensorrtllm_backend v0.17
+# and v0.19; the GPU metrics are Triton's own).
+ON_GPU: dict[str, dict[str, set[str]]] = {
+    "nv_trt_llm_request_metrics": {
+        "request_type": {"active", "max", "scheduled", "context", "waiting"}
+    },
+    "nv_trt_llm_kv_cache_block_metrics": {
+        "kv_cache_block_type": {"max", "free", "used", "tokens_per", "reused", "fraction"}
+    },
+    "nv_trt_llm_inflight_batcher_metrics": {
+        "inflight_batcher_specific_metric": {
+            *("total_context_tokens", "generation_requests", "micro_batch_id", "paused_requests")
+        }
+    },
+    "nv_gpu_utilization": {"gpu_uuid": set()},
+    "nv_gpu_memory_used_bytes": {"gpu_uuid": set()},
+    "nv_gpu_memory_total_bytes": {"gpu_uuid": set()},
+}
+# What Prometheus adds when it scrapes; `up` is its own.
+TARGET_LABELS = {"job", "instance", "namespace", "pod"}
+
+
+def _expressions() -> Iterator[tuple[str, str]]:
+    """Where each is, and the expression as Prometheus would see it."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']}", target["expr"].replace("$__rate_interval", "5m")
+    for rule in RULES:
+        yield f"alert {rule['alert']}", rule["expr"]
+
+
+EXPRESSIONS = list(_expressions())
+
+
+def _parts(expression: object) -> Iterator[object]:
+    """The expression and all that it is made of."""
+    yield expression
+    children = [getattr(expression, name, None) for name in ("lhs", "rhs", "expr")]
+    children += [getattr(expression, "vector_selector", None), *getattr(expression, "args", [])]
+    for child in children:
+        if child is not None:
+            yield from _parts(child)
+
+
+def _selectors(text: str) -> Iterator[promql_parser.VectorSelector]:
+    for part in _parts(promql_parser.parse(text)):
+        if isinstance(part, promql_parser.VectorSelector):
+            yield part
+
+
+def _grouped(text: str) -> set[str]:
+    """Labels that aggregations keep and matches use."""
+    found: set[str] = set()
+    for group in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", text):
+        found.update(label.strip() for label in group.split(","))
+    return found
+
+
+class Exported:
+    """Sample names of real /metrics pages, and their labels."""
+
+    def __init__(self, *pages: str) -> None:
+        self.names: set[str] = {"up", *ON_GPU}
+        self.labels: dict[str, set[str]] = {name: set(ON_GPU[name]) for name in ON_GPU}
+        for page in pages:
+            for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE):
+                suffixes = ("_bucket", "_count", "_sum") if kind == "histogram" else ("",)
+                self.names.update(name + suffix for suffix in suffixes)
+            for name, labels in re.findall(r"^(\w+)\{([^\n]*)\} \S+$", page, re.MULTILINE):
+                self.labels.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+        # A page has no labels of what was not counted yet; the library shows them nowhere else.
+        for metric in vars(Metrics()).values():
+            if isinstance(metric, MetricWrapperBase):
+                names = {metric._name + suffix for suffix in ("", "_total", "_bucket")}
+                own = {*metric._labelnames, *(["le"] if metric._type == "histogram" else [])}
+                self.labels |= dict.fromkeys(names & self.names, own)
+
+
+@pytest.fixture(scope="module")
+def exported(stack: Stack) -> Exported:
+    return Exported(
+        httpx.get(f"{stack.gateway}/metrics").text, httpx.get(stack.triton_metrics).text
+    )
+
+
+@pytest.mark.parametrize(("where", "text"), EXPRESSIONS)
+def test_metrics_and_labels_exist(exported: Exported, where: str, text: str) -> None:
+    for selector in _selectors(text):
+        name = selector.name
+        assert name in exported.names, where
+        if (labels := exported.labels.get(name)) is None:
+            continue  # has none
+        asked = {matcher.name for matcher in selector.matchers.matchers}
+        assert asked <= labels | TARGET_LABELS, where
+        assert _grouped(text) <= labels | TARGET_LABELS, where
+
+
+def test_values_of_trtllm_labels_exist() -> None:
+    checked = 0
+    for where, text in EXPRESSIONS:
+        for selector in _selectors(text):
+            for matcher in selector.matchers.matchers:
+                if allowed := ON_GPU.get(selector.name or "", {}).get(matcher.name):
+                    assert set(matcher.value.split("|")) <= allowed, where
+                    checked += 1
+    assert checked > 3
+
+
+def test_the_dashboard_shows_what_operators_ask_for() -> None:
+    shown = {selector.name for _, text in EXPRESSIONS for selector in _selectors(text)}
+    assert shown >= {
+        "gateway_requests_total",
+        "gateway_time_to_first_token_seconds_bucket",
+        "gateway_generation_seconds_bucket",
+        "gateway_completion_tokens_total",
+        "gateway_generations_in_flight",
+        "gateway_stops_total",
+        "gateway_lora_cold_sends_total",
+        "gateway_adapter_store_redis_up",
+        "gateway_engine_ready",
+        "gateway_rate_limited_total",
+        "gateway_replica_ready",
+        "nv_trt_llm_kv_cache_block_metrics",
+        "nv_trt_llm_request_metrics",
+        "nv_inference_request_success",
+    }
+
+
+def test_panels_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
+        assert not own & cells, panel["title"]
+        assert max(x for x, _ in own) < 24
+        cells |= own
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_alerts_say_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"].keys() == {"summary", "action"}
+
+
+def test_the_autoscaler_reads_a_metric_that_exists(exported: Exported) -> None:
+    scaler = yaml.safe_load((BASE / "gateway-scaling.yaml").read_text(encoding="utf-8"))
+    wanted = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert wanted <= exported.names
+    path = DEPLOY / "kubernetes/components/monitoring/prometheus-adapter-values.yaml"
+    rules = yaml.safe_load(path.read_text(encoding="utf-8"))["rules"]["custom"]
+    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == wanted
+
+
+def test_scraped_ports_are_those_of_the_services() -> None:
+    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    scraped = {
+        name: target["port"]
+        for job in prometheus["scrape_configs"]
+        for target in job["dns_sd_configs"]
+        for name in target["names"]
+    }
+    assert scraped == {"gateway": 9001, "demo": 9000, "triton": 8002}
+    compose = yaml.safe_load((DEPLOY.parent / "docker-compose.yml").read_text(encoding="utf-8"))
+    assert scraped.keys() <= compose["services"].keys()
+    assert compose["services"]["gateway"]["environment"]["GATEWAY_ADMIN_PORT"] == "9001"
+    assert [job["job_name"] for job in prometheus["scrape_configs"]] == ["gateway", "triton"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not there")
+def test_promtool_accepts_it() -> None:
+    command = ["promtool", "check", "config", DEPLOY / "prometheus/prometheus.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,36 @@
+"""README.md and the guides say what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs import generate
+from gateway.app import ROUTES
+from gateway.config.settings import Settings
+
+TEXT = "".join(path.read_text(encoding="utf-8") for path in generate.FILES)
+
+
+@pytest.mark.parametrize("path", generate.FILES, ids=generate.name)
+def test_the_generated_sections_are_current(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert generate.updated(text) == text, "run `python -m docs.generate`"
+
+
+def test_every_generated_section_is_somewhere() -> None:
+    assert generate.marked(TEXT) == set(generate.sections())
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    reference = (generate.ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in reference.splitlines() if line.startswith("| `")]
+    assert rows == [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
+
+
+def test_every_route_is_described() -> None:
+    for _, path, _ in ROUTES:
+        short = path.replace(":path", "")
+        # The actions on an adapter are listed by their last part.
+        assert short in TEXT or "/" + short.rsplit("/", 1)[-1] + "`" in TEXT, path

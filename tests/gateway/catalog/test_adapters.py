@@ -1,0 +1,132 @@
+"""Names of one base model only; what the engine says about an adapter it was just given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.adapter import Converted
+from gateway.catalog.adapters import Adapters
+from gateway.config.settings import Settings
+from gateway.errors import EngineError, ModelNotFound
+from gateway.generation import Generation, Lora, Sampling
+from gateway.triton.dialect import Dialect
+from gateway.triton.engine import Engine
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.lora_files import content
+from tests.support.redis_server import running_redis
+
+DIALECT = Dialect(
+    model="tensorrt_llm",
+    inputs={},
+    outputs=frozenset(),
+    text=None,
+    decoupled=True,
+    restates_prompt=True,
+    stop=None,
+    max_batch_size=None,
+    max_seq_len=64,
+    max_input_len=None,
+    engine_dir=Path("/nowhere"),
+    lora_dtype="float16",
+    lora_host_bytes=1024**3,
+    guided=False,
+    max_beam_width=1,
+    generation_logits=False,
+    context_logits=False,
+    tokens_per_block=64,
+    fingerprint="fp_0",
+    vocab_size=256,
+)
+
+
+def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:
+    fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
+    return Adapters(Settings(**(fields | settings)), lambda: DIALECT)
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
+    with running_redis() as server:
+        yield server.url
+
+
+async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_url: str) -> None:
+    shared = {"redis_url": redis_url}
+    async with _adapters(tmp_path, "one", **shared) as one:
+        await one._add("zh", "one", content(1), "test")
+        assert one.resolve("zh")[0].task_id == content(1).task_id
+        async with _adapters(tmp_path, "org/two", **shared) as two:
+            assert two.records == []
+            with pytest.raises(ModelNotFound):
+                two.resolve("zh")
+            # The same name on another base is another adapter.
+            await two._add("zh", "org/two", content(2), "test")
+            assert two.resolve("zh")[0].task_id == content(2).task_id
+        assert one.resolve("zh")[0].task_id == content(1).task_id
+
+
+async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
+    async with _adapters(tmp_path, "one") as adapters:
+        await adapters._add("zh", "one", content(1), "test")
+        adapters._dialect = lambda: replace(DIALECT, lora_dtype="bfloat16")
+        with pytest.raises(EngineError, match="add the adapter again"):
+            adapters.resolve("zh")
+
+
+async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8,'
+        ' "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}'
+    )
+    async with _adapters(tmp_path, "one") as adapters:
+        await adapters._add("zh", "one", content(1), "test")
+        assert adapters.cache_fit() is None
+        assert adapters.warnings() == []
+
+
+@pytest.mark.parametrize("variable", ["GATEWAY_ADMIN_KEY", "GATEWAY_REDIS_URL"])
+def test_an_empty_variable_is_unset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "")
+    settings = Settings(tokenizer_dir=tmp_path)
+    assert getattr(settings, variable.removeprefix("GATEWAY_").lower()) is None
+
+
+async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -> None:
+    servicer = FakeTriton(tokens=[1], fault="error", step=0)
+    servicer.error = "LoRA task 7 not found in cache. Please send LoRA weights with request"
+
+    async def weights() -> Converted:
+        return content(1)
+
+    generation = Generation(
+        request_id="r",
+        prompt_ids=[1],
+        max_tokens=4,
+        sampling=Sampling(seed=1),
+        lora=Lora("zh", 7, weights),
+    )
+    async with serving(servicer) as endpoint:
+        engine = Engine(
+            endpoint,
+            "tensorrt_llm",
+            vocab_size=256,
+            max_seq_len=64,
+            on_stop=lambda reason: None,
+            on_cold_send=lambda sent: None,
+        )
+        await engine.refresh()
+        with pytest.raises(EngineError), engine.generate(generation, timeout_s=5) as tokens:
+            await tokens.first()
+        await engine.close()
+    assert len(servicer.requests) == 1
+    assert servicer.stopped == []
+    assert not engine.residency.active

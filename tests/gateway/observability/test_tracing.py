@@ -1,0 +1,311 @@
+"""Traces from HTTP through to Triton, read by a collector of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.binaries import find_triton_server
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import answers_ok
+from ops.local_stack.shared_memory import region_prefix, remove_regions
+from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import tenant, write_config
+from tests.support.otlp_collector import Collector, collecting
+from tests.support.triton_server import READY_WITHIN
+from triton_repo.executor import synthetic
+from triton_repo.render import render
+
+SERVER, CLIENT = 2, 3  # SpanKind in OTLP
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{CALLER}-01"
+STATE = "vendor=some-value,other=1"
+KEY, PROMPT, ANSWER = "sk-very-secret-key", "a very private prompt", "hello"
+HEADERS = {"traceparent": PARENT, "tracestate": STATE, "authorization": f"Bearer {KEY}"}
+BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 10}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    return tmp_path
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_and_its_attempt(
+    folder: Path, collector: Collector, stream: bool, transport: str
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    config = write_config(folder / "c.yaml", tenant("acme", KEY))
+    settings = {"config": config, "otlp_endpoint": collector.url, "triton_transport": transport}
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, **settings) as (client, _, _),
+    ):
+        response = await client.post(
+            "/v1/completions", json=BODY | {"stream": stream}, headers=HEADERS
+        )
+        assert response.status_code == 200
+        assert (await client.get("/health/ready")).status_code == 200
+    # What is left is sent before the gateway ends; probes are not traced.
+    attempt, server = sorted(collector.spans, key=lambda span: -span.kind)
+    assert set(collector.paths) == {"/v1/traces"}
+    assert (server.kind, server.name) == (SERVER, "POST /v1/completions")
+    assert (server.trace_id, server.parent_id) == (TRACE, CALLER)
+    seconds = server.attributes.pop("gen_ai.response.time_to_first_chunk")
+    assert 0 < seconds < 10
+    assert server.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/v1/completions",
+        "http.response.status_code": 200,
+        "url.scheme": "http",
+        "gateway.tenant": "acme",
+        "gateway.replica": endpoint,
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.request.model": "m",
+        "gen_ai.response.model": "m",
+        "gen_ai.usage.input_tokens": len(PROMPT),
+        "gen_ai.usage.output_tokens": len(ANSWER),
+        "gen_ai.response.finish_reasons": ["stop"],
+    }
+    assert (attempt.kind, attempt.trace_id) == (CLIENT, TRACE)
+    assert attempt.parent_id == server.span_id
+    assert attempt.attributes["gateway.replica"] == endpoint
+    assert attempt.events == ["first token"]
+    assert not server.failed
+    assert not attempt.failed
+    (metadata,) = servicer.metadata
+    assert metadata["traceparent"] == f"00-{TRACE}-{attempt.span_id}-01"
+    assert metadata["tracestate"] == STATE
+    sent = b"".join(collector.raw)
+    assert len(sent) > 100
+    for secret in (KEY, PROMPT, ANSWER):
+        assert secret.encode() not in sent
+
+
+async def test_a_trace_begins_here_without_a_caller(folder: Path, collector: Collector) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, otlp_endpoint=collector.url) as (client, _, _),
+    ):
+        await client.post("/v1/completions", json=BODY | {"n": 3})
+        missing = await client.get(f"/{PROMPT}", headers=HEADERS)
+        assert missing.status_code == 404
+    *attempts, server, unmatched = sorted(collector.spans, key=lambda span: -span.kind)
+    if server.name.startswith("GET"):
+        server, unmatched = unmatched, server
+    assert server.parent_id == ""
+    assert len(attempts) == 3
+    assert {span.parent_id for span in attempts} == {server.span_id}
+    # Without the flags, of which newer SDKs set one that says that the id is random.
+    asked = {metadata["traceparent"][:52] for metadata in servicer.metadata}
+    assert asked == {f"00-{server.trace_id}-{span.span_id}" for span in attempts}
+    # Whoever asks writes the URL.
+    assert unmatched.name == "GET unmatched"
+    assert "private" not in str(unmatched)
+
+
+async def test_every_attempt_is_seen(folder: Path, collector: Collector) -> None:
+    broken = FakeTriton(tokens=ids_of(folder, ANSWER), fault="abort", step=0)
+    sound = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    async with (
+        serving(broken) as first,
+        serving(sound) as second,
+        running(folder, f"{first},{second}", otlp_endpoint=collector.url) as (client, _, _),
+    ):
+        for _ in range(20):
+            answer = await client.post("/v1/completions", json=BODY)
+            assert answer.status_code == 200
+            if broken.requests:
+                break
+    at_broken = [span for span in collector.spans if span.attributes["gateway.replica"] == first]
+    (failed,) = at_broken
+    assert failed.failed
+    assert failed.attributes["error.type"] == "EngineUnavailable"
+    assert failed.events == []
+    (server,) = [span for span in collector.spans if span.span_id == failed.parent_id]
+    assert server.attributes["gateway.replica"] == second
+    assert not server.failed
+    asked = {metadata["traceparent"][36:52] for metadata in sound.metadata}
+    assert failed.span_id not in asked
+    assert failed.span_id in broken.metadata[0]["traceparent"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_error_behind_the_first_token(
+    folder: Path, collector: Collector, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault="abort", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, otlp_endpoint=collector.url) as (client, _, _),
+    ):
+        await client.post("/v1/completions", json=BODY | {"stream": stream})
+    attempt, server = sorted(collector.spans, key=lambda span: -span.kind)
+    assert attempt.failed
+    assert server.failed
+    assert server.attributes["error.type"] == "EngineUnavailable"
+    assert server.attributes["http.response.status_code"] == (200 if stream else 503)
+    assert server.attributes["gen_ai.usage.output_tokens"] == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_is_no_error(
+    folder: Path, collector: Collector, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, otlp_endpoint=collector.url) as (client, _, _),
+    ):
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json=BODY | {"stream": stream}, timeout=0.5)
+        deadline = time.monotonic() + 10
+        while not servicer.stopped:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+    attempt, server = sorted(collector.spans, key=lambda span: -span.kind)
+    assert not attempt.failed
+    assert not server.failed
+    assert "error.type" in attempt.attributes
+
+
+async def test_a_collector_that_is_away_costs_the_spans_alone(folder: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    with PortClaims() as claims:
+        nobody = f"http://127.0.0.1:{claims.take_free()}"
+        async with (
+            serving(servicer) as endpoint,
+            running(folder, endpoint, otlp_endpoint=nobody) as (client, _, server),
+        ):
+            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+            began = time.monotonic()
+    assert server.should_exit
+    assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (
+            {"traceparent": PARENT, "tracestate": STATE},
+            {"traceparent": PARENT, "tracestate": STATE},
+        ),
+        ({"traceparent": PARENT}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "a=ü".encode()}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "a" * 513}, {"traceparent": PARENT}),
+        ({"tracestate": STATE}, {}),
+        ({"traceparent": PARENT.upper()}, {}),
+        ({"traceparent": f"{PARENT}-more"}, {}),
+        ({"traceparent": f"ff{PARENT[2:]}"}, {}),
+        ({"traceparent": f"00-{'0' * 32}-{CALLER}-01"}, {}),
+        ({"traceparent": f"00-{TRACE}-{'0' * 16}-01"}, {}),
+        ({"traceparent": "\xff".encode("latin-1")}, {}),
+    ],
+)
+async def test_without_traces_the_caller_s_goes_on_as_it_came(
+    folder: Path, headers: dict[str, str | bytes], expected: dict[str, str]
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(folder, endpoint) as (client, _, _):
+        answer = await client.post("/v1/completions", json=BODY, headers=headers)
+        assert answer.status_code == 200
+    (metadata,) = servicer.metadata
+    assert {name: metadata[name] for name in metadata if name.startswith("trace")} == expected
+
+
+def test_without_traces_their_module_is_not_loaded() -> None:
+    code = "import gateway.server, sys; print('gateway.observability.tracing' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert found.stdout == "False\n"
+
+
+def test_packages_that_are_missing(tmp_path: Path) -> None:
+    """As where only the API is installed, which others bring along."""
+    hides = "import sys; sys.modules['opentelemetry.exporter'] = None"
+    (tmp_path / "sitecustomize.py").write_text(hides)
+    env = {
+        "PYTHONPATH": str(tmp_path),
+        "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
+        "GATEWAY_OTLP_ENDPOINT": "http://127.0.0.1:4318",
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "ops", "serve"],
+        capture_output=True, env=env, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "GATEWAY_OTLP_ENDPOINT: opentelemetry.exporter" in found.stderr
+    assert "pip install 'triton-openai-gateway[otel]'" in found.stderr
+
+
+@contextmanager
+def _traced_triton(folder: Path, collector: Collector) -> Iterator[str]:
+    """A real tritonserver with its own traces on, sent to the same collector."""
+    engine = synthetic.build(folder / "engine", vocab_size=256, tokens=[60])
+    parameters = {name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name}
+    parameters |= {"engine_dir": str(engine), "tokenizer_dir": str(folder)}
+    render(folder / "repository", parameters, ["tensorrt_llm"])
+    server = find_triton_server(folder / "backends")
+    prefix = region_prefix(folder)
+    with PortClaims() as claims:
+        grpc, http = claims.take_free(), claims.take_free()
+        command = [str(server.executable), *server.arguments]
+        command += [f"--model-repository={folder / 'repository'}", "--allow-metrics=false"]
+        command += ["--disable-auto-complete-config", f"--grpc-port={grpc}", f"--http-port={http}"]
+        command += [f"--backend-config=python,shm-region-prefix-name={prefix}"]
+        traces = f"opentelemetry,url={collector.url}/v1/traces"
+        resource = "opentelemetry,resource=service.name=triton"
+        for option in ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", traces, resource):
+            command.append(f"--trace-config={option}")
+        child = Child("triton", command, server.env, folder / "triton.log")
+        child.start()
+        try:
+            deadline = time.monotonic() + READY_WITHIN
+            while not answers_ok(f"http://{LOCALHOST}:{http}/v2/health/ready"):
+                assert child.exit_status() is None, child.how_it_ended()
+                assert time.monotonic() < deadline, child.last_lines()
+                time.sleep(0.05)
+            yield f"{LOCALHOST}:{grpc}"
+        finally:
+            child.terminate()
+            child.reap(10.0)
+            remove_regions(prefix)
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+async def test_triton_goes_on_with_the_trace(
+    folder: Path, collector: Collector, transport: str
+) -> None:
+    settings = {"otlp_endpoint": collector.url, "triton_transport": transport}
+    with _traced_triton(folder, collector) as endpoint:
+        async with running(folder, endpoint, **settings) as (client, _, _):
+            for _ in range(5):  # Triton 2.51 loses the spans of some
+                answer = await client.post("/v1/completions", json=BODY, headers=HEADERS)
+                assert answer.status_code == 200, answer.text
+        found = await asyncio.to_thread(collector.wait_for, 1, "triton", 30)
+    infer, *_ = [span for span in found if span.name == "InferRequest"]
+    attempts = {span.span_id for span in collector.of() if span.kind == CLIENT}
+    assert infer.trace_id == TRACE
+    assert infer.parent_id in attempts

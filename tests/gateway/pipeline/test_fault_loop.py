@@ -1,0 +1,212 @@
+"""The engine breaks at step k, for every k until a run is not touched by it: always one clear end.
+
+And after each: the permits are back, the engine was told to stop where it still listens, and the
+request is in the usage log once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+
+from tests.gateway.pipeline.test_faults import ids_of, metric_of, running, save_tokenizer
+from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.gateway_process import tenant, write_config
+
+TEXT = "hello"
+KEY = "sk-acme-key"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+WITHIN_S = 20.0
+
+
+@dataclass
+class Case:
+    """A gateway that has room for one request, before an engine that answers TEXT."""
+
+    engine: FakeTriton
+    client: httpx.AsyncClient
+    service: Any
+    log: Path
+    choices: int = 1
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+
+    def body(self, *, stream: bool) -> dict[str, Any]:
+        return {"model": "m", "prompt": "xyz", "max_tokens": 40, "stream": stream} | (
+            {"n": self.choices} if self.choices > 1 else {}
+        )
+
+    async def wait_settled(self, requests: int) -> None:
+        """Until nothing runs, every permit is back and `requests` are in the log, once each."""
+        deadline = time.monotonic() + WITHIN_S
+        while (
+            self.service.admission.in_flight
+            or self.service.admission.waiting
+            or metric_of(self.service, "gateway_generations_in_flight")
+            or any(replica.in_flight for replica in self.service.replicas)
+            or len(self.records()) < requests
+        ):
+            assert time.monotonic() < deadline, self.records()
+            await asyncio.sleep(0.01)
+        assert len(self.records()) == len({r["id"] for r in self.records()}) == requests
+
+    async def ask_again(self) -> None:
+        """The engine is well again, and so is the answer: the one place of this tenant is free."""
+        fault, self.engine.fault = self.engine.fault, None
+        answer = await self.client.post("/v1/completions", json=self.body(stream=False))
+        self.engine.fault = fault
+        assert answer.status_code == 200, answer.text
+        assert {choice["text"] for choice in answer.json()["choices"]} == {TEXT}
+
+
+@asynccontextmanager
+async def case(folder: Path, fault: Fault, choices: int = 1) -> AsyncIterator[Case]:
+    save_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    engine = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=0)
+    log = folder / "usage.jsonl"
+    config = write_config(folder / "c.yaml", tenant("acme", KEY, concurrent_requests=1))
+    settings = {"config": config, "usage_log": log, "max_in_flight": choices, "queue_timeout": 1}
+    async with serving(engine) as endpoint, running(folder, endpoint, **settings) as started:
+        client, service, _ = started
+        client.headers.update(HEADERS)
+        yield Case(engine, client, service, log, choices)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", sorted(set(get_args(Fault)) - {"slow"}))
+@pytest.mark.parametrize(("transport", "choices"), [("http2", 1), ("http2", 3), ("grpcio", 1)])
+async def test_one_end_whatever_breaks_wherever(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transport: str,
+    choices: int,
+    fault: Fault,
+    stream: bool,
+) -> None:
+    monkeypatch.setenv("GATEWAY_TRITON_TRANSPORT", transport)
+    async with case(tmp_path, fault, choices) as it:
+        step, stalled = 0, list[str]()
+        while it.engine.reached or step == 0:
+            it.engine.step, it.engine.reached, before = step, False, len(it.engine.requests)
+            deadline = {"x-request-timeout": "1"} if fault == "stall" else {}
+            answer = await it.client.post(
+                "/v1/completions", json=it.body(stream=stream), headers=deadline
+            )
+            reached = it.engine.reached
+            broken = _breaks(fault, step) and reached
+            error, texts = _read(answer, choices, whole=not stream)
+            assert (error is not None) is broken
+            if broken:
+                assert error == ("timeout" if fault == "stall" else _CODES[fault])
+                if stream and choices == 1:
+                    assert texts.get(0, "") == TEXT[:step]
+            else:
+                assert texts == dict.fromkeys(range(choices), _text(fault, step, reached))
+            stalled += [r.id for r in it.engine.requests[before:] if fault == "stall" and reached]
+            await it.wait_settled(2 * step + 1)
+            record = it.records()[-1]
+            assert record["status"] == (200 if not broken else 504 if fault == "stall" else 503)
+            if not broken:
+                assert record["completion_tokens"] == choices * len(_text(fault, step, reached))
+            elif choices == 1:
+                assert record["completion_tokens"] == step
+            await it.ask_again()
+            await it.wait_settled(2 * step + 2)
+            it.engine.reached = reached
+            step += 1
+        assert step == len(TEXT) + 1
+        stops = it.engine.stopped
+    # Closed, the gateway has nothing left to say. Only who still listens is told, and once.
+    if fault == "stall" or choices == 1:
+        assert sorted(stops) == sorted(stalled)
+    else:
+        assert max(Counter(stops).values(), default=1) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_a_client_that_leaves_at_every_step(
+    tmp_path: Path, choices: int, stream: bool
+) -> None:
+    async with case(tmp_path, "stall", choices) as it:
+        for step in range(len(TEXT)):
+            it.engine.step, before = step, len(it.engine.requests)
+            leaver = asyncio.create_task(
+                it.client.post("/v1/completions", json=it.body(stream=stream))
+            )
+            # Until the engine has given all that it will give to each choice.
+            while len(it.engine.requests) < before + choices:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            leaver.cancel()
+            await it.wait_settled(2 * step + 1)
+            record = it.records()[-1]
+            assert (record["status"], record["completion_tokens"]) == (499, step * choices)
+            stops = metric_of(it.service, "gateway_stops_total", reason="disconnect")
+            assert stops == len(it.engine.requests) - step * choices
+            await it.ask_again()
+        asked = [request.id for request in it.engine.requests]
+    assert len(it.engine.stopped) == len(set(it.engine.stopped)) == len(TEXT) * choices
+    assert set(it.engine.stopped) < set(asked)
+
+
+_CODES = {
+    "error": "overloaded",
+    "abort": "engine_unavailable",
+    "truncate": "engine_unavailable",
+    "drop": "engine_unavailable",
+}
+
+
+def _breaks(fault: Fault, step: int) -> bool:
+    """A lost or doubled token cannot be told from any other; a lost end can."""
+    return fault != "duplicate" and not (fault == "drop" and step < len(TEXT) - 1)
+
+
+def _text(fault: Fault, step: int, reached: bool) -> str:
+    if not reached or step == len(TEXT) - 1:
+        return TEXT
+    letters = {"drop": "", "duplicate": 2 * TEXT[step]}
+    return TEXT[:step] + letters.get(fault, TEXT[step]) + TEXT[step + 1 :]
+
+
+def _read(
+    answer: httpx.Response, choices: int, *, whole: bool
+) -> tuple[str | None, dict[int, str]]:
+    """The error's code and the texts. There is one end: the error, or each choice's finish."""
+    if whole or answer.status_code != 200:
+        parsed = answer.json()
+        if answer.status_code != 200:
+            assert set(parsed) == {"error"}
+            return parsed["error"]["code"], {}
+        assert all(choice["finish_reason"] for choice in parsed["choices"])
+        return None, {choice["index"]: choice["text"] for choice in parsed["choices"]}
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    frames = [json.loads(event.removeprefix("data: ")) for event in events]
+    errors = [frame["error"]["code"] for frame in frames if "error" in frame]
+    texts: dict[int, str] = {}
+    finished: Counter[int] = Counter()
+    for frame in frames:
+        for choice in frame.get("choices", []):
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+            finished[choice["index"]] += choice["finish_reason"] is not None
+    if errors:
+        assert len(errors) == 1
+        assert "error" in frames[-1]
+        assert max(finished.values(), default=0) <= 1
+        return errors[0], texts
+    assert finished == dict.fromkeys(range(choices), 1)
+    return None, texts

@@ -1,0 +1,405 @@
+"""The fault loop: whatever breaks, at whatever step, there is exactly one clear end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.config.file import Configuration
+from gateway.config.settings import Settings
+from gateway.errors import RequestTimeout
+from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
+from gateway.observability.logs import configure_logging
+from gateway.observability.request_context import RequestContext
+from gateway.pipeline.generate import generate, prepare
+from gateway.server import Server, build_server
+from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.gateway_process import tenant, write_config
+
+pytestmark = pytest.mark.timed
+
+TEXT = "hello"
+_OF_A_REQUEST = (RequestResponseCycle, RequestContext, Batch, Generation)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer.json with one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    return tmp_path
+
+
+@pytest.fixture(params=["http2", "grpcio"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_TRITON_TRANSPORT", request.param)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, endpoint: str, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
+    """A gateway in this event loop; yields a client, the service and the server."""
+    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
+    fields["store_dir"] = folder / "adapters"
+    server = build_server(Settings(port=0, triton_grpc=endpoint, **fields))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        yield client, server.config.app.state.service, server  # type: ignore[union-attr]
+    server.should_exit = True
+    await task
+
+
+def ids_of(folder: Path, text: str) -> list[int]:
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+def metric_of(service: Any, name: str, **labels: str) -> float:
+    return service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.mark.usefixtures("transport")
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("fault", ["error", "abort", "truncate", "stall"])
+@pytest.mark.parametrize("step", range(len(TEXT)))
+async def test_one_end_for_every_fault_at_every_step(
+    tokenizer_dir: Path, fault: Fault, step: int, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=fault, step=step)
+    timeout = 0.2 if fault == "stall" else 5.0
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=timeout) as (client, service, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream}
+        response = await client.post("/v1/completions", json=body)
+        status = {"stall": 504}.get(fault, 503)
+        if stream and step > 0:
+            assert response.status_code == 200
+            *frames, error, done, rest = response.text.split("\n\n")
+            texts = [json.loads(f.removeprefix("data: "))["choices"][0]["text"] for f in frames]
+            assert "".join(texts) == TEXT[:step]
+            body = json.loads(error.removeprefix("data: "))
+            assert (done, rest) == ("data: [DONE]", "")
+        else:
+            assert response.status_code == status
+            assert response.headers["x-should-retry"] == ("false" if status == 504 else "true")
+            body = response.json()
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        assert "reset" not in body["error"]["message"]
+        assert "Maximum queue" not in body["error"]["message"]
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+        stops = metric_of(service, "gateway_stops_total", reason="timeout")
+        assert stops == (1 if fault == "stall" else 0)
+    # The stop outlives its request: it has arrived by the time the gateway is closed.
+    assert servicer.stopped == [r.id for r in servicer.requests if fault == "stall"]
+
+
+@pytest.mark.usefixtures("transport")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream: bool) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=0.3) as (client, service, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream, "n": 3}
+        response = await client.post("/v1/completions", json=body)
+        assert '"code":"timeout"' in response.text
+        assert response.status_code == (200 if stream else 504)
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+
+
+class Slow:
+    """A sink that wants a pause after each delta."""
+
+    def __init__(self) -> None:
+        self.deltas: list[TextDelta] = []
+
+    def push(self, index: int, delta: TextDelta) -> bool:
+        self.deltas.append(delta)
+        return False
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0.2)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+
+async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -> None:
+    """It ends the request, not whatever the consumer is doing just then."""
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=4)
+    sink = Slow()
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, request_timeout=0.3) as (_, service, _),
+    ):
+        batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
+        with pytest.raises(RequestTimeout):
+            await generate(service, batch, sink)
+        # What arrived while it was busy has been given to it in one piece.
+        assert sink.text == TEXT[:4]
+        assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
+
+
+async def test_what_comes_with_the_end_of_a_stop_string_is_dropped(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    sink = Slow()
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (_, service, _),
+    ):
+        options = Options(Sampling(seed=1), stop=("el",))
+        await generate(service, await prepare(service, ["x"], options, chat=False), sink)
+    assert sink.text == "h"
+    assert [delta.finish for delta in sink.deltas] == [None, "stop"]
+
+
+async def test_every_log_line_names_its_request(
+    tokenizer_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="error", step=0)
+    servicer.error = "[TensorRT-LLM][ERROR] Assertion failed: secret (/src/file.cpp:1)"
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        configure_logging("info")
+        headers = {"x-request-id": "mine-1"}
+        body = {"model": "m", "prompt": "never logged"}
+        response = await client.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        logging.getLogger().handlers.clear()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "gateway." in line]
+    assert len(lines) == 2, lines
+    assert all("[mine-1]" in line for line in lines)
+    assert "never logged" not in "".join(lines)
+
+
+@pytest.mark.usefixtures("transport")
+async def test_no_fault_no_stop(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        response = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+        assert response.json()["choices"][0] == {
+            "index": 0,
+            "text": TEXT,
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    assert servicer.stopped == []
+
+
+@pytest.mark.usefixtures("transport")
+async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint:
+        pass
+    async with running(tokenizer_dir, endpoint) as (client, _, _):
+        body = {"model": "m", "prompt": "x"}
+        away = await client.post("/v1/completions", json=body)
+        assert away.status_code == 503
+        assert away.json()["error"]["code"] == "engine_unavailable"
+        assert away.headers["retry-after"] == "2"
+        assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "m"
+        async with serving(servicer, endpoint), asyncio.timeout(8):
+            while (await client.get("/health/ready")).status_code != 200:
+                await asyncio.sleep(0.05)
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+
+
+@pytest.mark.usefixtures("transport")
+@pytest.mark.parametrize("stream", [True, False])
+async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, stream: bool) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, shutdown_grace=1) as (client, service, server),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": stream}
+        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        while not servicer.requests:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        response = await request
+        assert response.status_code == (200 if stream else 503)
+        assert '"code":"shutting_down"' in response.text
+        assert response.text.endswith("data: [DONE]\n\n") is stream
+        async with asyncio.timeout(5):
+            while not servicer.stopped:
+                await asyncio.sleep(0.01)
+        assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
+
+
+async def test_a_request_on_its_way_when_the_server_ends_is_answered(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, service, server),
+    ):
+        assert (await client.get("/health/live")).status_code == 200
+        server.should_exit = True
+        while not service.replicas.draining:
+            await asyncio.sleep(0)
+        # Sent on the connection that was idle when the server closed what is idle.
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
+        assert answer.json()["choices"][0]["text"] == TEXT
+        assert answer.headers["connection"] == "close"
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health/live")
+
+
+async def test_a_mistake_in_the_background_ends_the_server(
+    tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would go on with what it last knew, and nobody would notice."""
+    config = write_config(tokenizer_dir / "c.yaml", tenant("acme", "sk-acme-key"))
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, config=config) as (_, service, server),
+    ):
+        first = service.configuration.current
+
+        def fails(configuration: Configuration) -> None:
+            assert configuration is first
+
+        service.configuration.subscribe(fails)
+        service.configuration.reload_now()
+        async with asyncio.timeout(20):
+            while not server.should_exit:
+                await asyncio.sleep(0.01)
+    assert server.exit_code == 1
+    assert "the gateway cannot go on" in caplog.text
+
+
+async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        events = response.text.split("\n\n")
+        assert 2 <= events.count(": keep-alive") <= 5
+        assert events[0] == ": keep-alive"
+        assert ": keep-alive" not in events[events.count(": keep-alive") :]
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
+        async with api:
+            stream = await api.completions.create(model="m", prompt="x", stream=True)
+            text = "".join([chunk.choices[0].text async for chunk in stream])
+        assert text == TEXT
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: int) -> None:
+    """Half a character is no frame; headers come with the first one that is."""
+    text = "\u00e9x"
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, text), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True, "n": n}
+        response = await client.post("/v1/completions", json=body)
+        events = [json.loads(e[6:]) for e in response.text.split("\n\n")[:-2]]
+        choices = [event["choices"][0] for event in events]
+        for index in range(n):
+            assert "".join(c["text"] for c in choices if c["index"] == index) == text
+
+
+async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=0.35) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stream": True}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 200
+        assert '"code":"timeout"' in response.text
+        assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_idle_connections_outlive_those_of_clients(tokenizer_dir: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        for pause_s in (6, 0):  # httpx gives a connection up after 5 seconds
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b'"ok"}'), 5)
+            assert head.startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(pause_s)
+        writer.close()
+
+
+@pytest.mark.parametrize("origins", [[], ["https://app.example"]])
+async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, cors_origins=origins) as (client, _, _),
+    ):
+        headers = {
+            "origin": "https://app.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type,x-stainless-lang",
+        }
+        preflight = await client.options("/v1/completions", headers=headers)
+        answer = await client.get("/v1/models", headers=headers)
+        body = {"model": "m", "prompt": "x", "stream": True}
+        generated = await client.post("/v1/completions", headers=headers, json=body)
+        assert generated.status_code == 200
+        assert ("access-control-allow-origin" in generated.headers) is bool(origins)
+        if origins:
+            assert preflight.status_code == 200
+            assert "x-stainless-lang" in preflight.headers["access-control-allow-headers"]
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert ("access-control-allow-origin" in answer.headers) is bool(origins)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answered_request_waits_for_no_collector(
+    tokenizer_dir: Path, stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(3):
+                body = {"model": "m", "prompt": "x", "stream": stream}
+                await client.post("/v1/completions", json=body)
+            # The connection keeps what it has of its last request.
+            await client.get("/health/live")
+            gc.collect()
+            cyclic = [type(found) for found in gc.garbage if isinstance(found, _OF_A_REQUEST)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+    assert cyclic == []

@@ -1,0 +1,381 @@
+"""Two real Tritons behind one gateway: spread, at home, killed, frozen, added, removed, failing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from ops.commands.up import DEMO_ADAPTERS
+from tests.gateway.pipeline.test_faults import ids_of, metric_of, running, save_tokenizer
+from tests.support.cluster import Tritons, demo_engine, tritons
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import GatewayProcess
+from tests.support.metrics import sample
+
+pytestmark = pytest.mark.timed
+
+COUNT = "Count from 1 to 300"  # 1,092 tokens
+LONG = {"messages": [{"role": "user", "content": COUNT}], "stream": True, "temperature": 0}
+QUESTION = "美国的首都在哪里? \n答案:"
+ANSWERS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
+SETTLED_WITHIN_S = 90.0
+
+
+@dataclass
+class Pair:
+    """Two Tritons, and a gateway whose replicas are in a file."""
+
+    tritons: Tritons
+    gateway: GatewayProcess
+    config: Path
+    admin: httpx.AsyncClient
+
+    def configure(self, *indexes: int) -> None:
+        _write(self.config, [self.tritons[index].endpoint for index in indexes])
+
+    async def metric(self, name: str, **labels: str) -> float:
+        page = (await self.admin.get("/metrics")).text
+        return sample(page, name, **labels)
+
+    async def in_flight(self, index: int) -> float:
+        return await self.metric("gateway_replica_in_flight", replica=self.tritons[index].endpoint)
+
+    async def wait(self, name: str, value: float, **labels: str) -> None:
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while (found := await self.metric(name, **labels)) != value:
+            assert time.monotonic() < deadline, f"{name} {labels}: {found}"
+            await asyncio.sleep(0.02)
+
+    async def wait_both(self) -> None:
+        """Until the gateway sees both and, as only requests can tell, trusts them again."""
+        await self.wait("gateway_replica_ready", 2)
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        async with self.client() as client:
+            while await self.metric("gateway_replica_failing"):
+                assert time.monotonic() < deadline
+                assert _right(await _ask(client))
+                await asyncio.sleep(0.1)
+            # One that is not left alone any more is trusted again after one good answer.
+            for _ in range(20):
+                assert _right(await _ask(client))
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=self.gateway.url, timeout=60, limits=limits
+        ) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def started(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Tritons, GatewayProcess, Path]]:
+    folder = tmp_path_factory.mktemp("replicas")
+    with tritons(folder, demo_engine(folder / "engine")) as both:
+        config = _write(folder / "c.yaml", [replica.endpoint for replica in both.replicas])
+        adapters = json.dumps({name: str(DEMO_ADAPTERS / name) for name in ("zh", "ja")})
+        settings = {"config": config, "adapters": adapters, "admin_port": 0}
+        with GatewayProcess(folder / "g", both, **settings) as gateway:
+            yield both, gateway, config
+
+
+@pytest.fixture
+async def pair(started: tuple[Tritons, GatewayProcess, Path]) -> AsyncIterator[Pair]:
+    address = f"http://127.0.0.1:{started[1].admin_port}"
+    async with httpx.AsyncClient(base_url=address, timeout=20) as admin:
+        pair = Pair(*started, admin)
+        await pair.wait_both()
+        yield pair
+
+
+def _write(path: Path, endpoints: list[str]) -> Path:
+    new = path.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"replicas": endpoints}), encoding="utf-8")
+    return new.replace(path)
+
+
+async def _ask(
+    client: httpx.AsyncClient, model: str = "demo", timeout_s: float | None = None
+) -> httpx.Response:
+    body = {"model": model, "prompt": QUESTION, "max_tokens": 8, "temperature": 0}
+    headers = {} if timeout_s is None else {"x-request-timeout": str(timeout_s)}
+    return await client.post("/v1/completions", json=body, headers=headers)
+
+
+def _right(answer: httpx.Response, model: str = "demo") -> bool:
+    assert answer.status_code == 200, answer.text
+    return bool(answer.json()["choices"][0]["text"].strip() == ANSWERS[model])
+
+
+async def _stream(client: httpx.AsyncClient) -> list[str]:
+    """The data of all events of a long answer."""
+    async with client.stream("POST", "/v1/chat/completions", json={"model": "demo", **LONG}) as a:
+        assert a.status_code == 200
+        lines = [line async for line in a.aiter_lines()]
+    return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def _end_of(events: list[str]) -> str:
+    """ "whole" or the code of the error; asserts that there is exactly one end."""
+    *frames, done = events
+    assert done == "[DONE]"
+    parsed = [json.loads(frame) for frame in frames]
+    errors = [frame["error"] for frame in parsed if "error" in frame]
+    finishes = [f for f in parsed if "error" not in f and f["choices"][0]["finish_reason"]]
+    assert len(errors) + len(finishes) == 1
+    if errors:
+        assert "error" in parsed[-1]
+        return str(errors[0]["code"])
+    return "whole"
+
+
+async def test_load_spreads(pair: Pair) -> None:
+    async with pair.client() as client:
+        streams = [asyncio.create_task(_stream(client)) for _ in range(10)]
+        await pair.wait("gateway_places_taken", 10)
+        assert [await pair.in_flight(index) for index in range(2)] == [5, 5]
+        assert [_end_of(events) for events in await asyncio.gather(*streams)] == ["whole"] * 10
+    pair.tritons.wait_idle()
+
+
+async def test_an_adapter_stays_at_home_until_its_load_needs_more(pair: Pair) -> None:
+    cold = "gateway_lora_cold_sends_total"
+    async with pair.client() as client:
+        for _ in range(15):
+            for model in ("zh", "ja"):
+                assert _right(await _ask(client, model), model)
+        assert [await pair.metric(cold, adapter=model) for model in ("zh", "ja")] == [1, 1]
+        body = {"model": "zh", "prompt": "1 2 3", "max_tokens": 300, "ignore_eos": True}
+        many = [client.post("/v1/completions", json=body) for _ in range(24)]
+        answers = await asyncio.gather(*many)
+        assert {answer.status_code for answer in answers} == {200}
+        # A load that one replica should not bear alone brings the adapter to the other, once.
+        assert [await pair.metric(cold, adapter=model) for model in ("zh", "ja")] == [2, 1]
+
+
+async def test_a_killed_replica_costs_only_what_it_had_begun(pair: Pair) -> None:
+    victim = pair.tritons[0]
+    async with pair.client() as client:
+        begun = "gateway_time_to_first_token_seconds_count"
+        before = await pair.metric(begun)
+        streams = [asyncio.create_task(_stream(client)) for _ in range(8)]
+        await pair.wait(begun, before + 8)
+        # Without a first token by the time the replica dies: these must not notice.
+        victim.freeze()
+        try:
+            waiting = [asyncio.create_task(_ask(client)) for _ in range(12)]
+            await asyncio.sleep(1)
+            stuck = sum(not task.done() for task in waiting)
+        finally:
+            victim.kill()
+        assert stuck > 0
+        assert all(_right(answer) for answer in await asyncio.gather(*waiting))
+        ends = Counter([_end_of(events) for events in await asyncio.gather(*streams)])
+        assert ends == {"whole": 4, "engine_unavailable": 4}
+        for _ in range(20):
+            assert _right(await _ask(client))
+        victim.start()
+        victim.wait_ready()
+        await pair.wait_both()
+        streams = [asyncio.create_task(_stream(client)) for _ in range(4)]
+        await pair.wait("gateway_replica_in_flight", 2, replica=victim.endpoint)
+        for model in ("zh", "ja"):
+            assert _right(await _ask(client, model), model)
+        assert {_end_of(events) for events in await asyncio.gather(*streams)} == {"whole"}
+    pair.tritons.wait_idle()
+
+
+async def test_a_frozen_replica_makes_nobody_wait_past_the_deadline(pair: Pair) -> None:
+    frozen = pair.tritons[1]
+    async with pair.client() as client:
+        frozen.freeze()
+        try:
+            started = time.monotonic()
+            patient = [asyncio.create_task(_ask(client)) for _ in range(6)]
+            hasty = [asyncio.create_task(_ask(client, timeout_s=2)) for _ in range(6)]
+            statuses = Counter([(await answer).status_code for answer in hasty])
+            assert time.monotonic() - started < 6
+            assert 504 in statuses
+            assert set(statuses) <= {200, 504}
+            # Missed once, it gets nothing new.
+            await asyncio.sleep(3)
+            for _ in range(20):
+                assert _right(await _ask(client, timeout_s=5))
+            # Missed again and again, it is given up, and what it had goes to the other.
+            assert all(_right(answer) for answer in await asyncio.gather(*patient))
+            assert time.monotonic() - started < 30
+        finally:
+            frozen.thaw()
+        await pair.wait_both()
+        assert _right(await _ask(client))
+    pair.tritons.wait_idle()
+
+
+async def test_replicas_come_and_go_under_load_without_a_failure(pair: Pair) -> None:
+    done = asyncio.Event()
+    ends: Counter[str] = Counter()
+
+    async def work(client: httpx.AsyncClient, number: int) -> None:
+        model = ["demo", "zh", "ja"][number % 3]
+        while not done.is_set():
+            if number == 0:
+                ends[_end_of(await _stream(client))] += 1
+            else:
+                ends["right" if _right(await _ask(client, model), model) else "wrong"] += 1
+
+    async with pair.client() as client:
+        tasks = [asyncio.create_task(work(client, number)) for number in range(7)]
+        try:
+            for indexes in ([0], [0, 1], [1], [1, 0], [0]):
+                pair.configure(*indexes)
+                await pair.wait("gateway_replica_ready", len(indexes))
+                await asyncio.sleep(0.5)
+            # Nobody is told of the one that was removed any more, and it has nothing left to do.
+            pair.tritons[1].server.wait_active(0)
+            assert await pair.in_flight(1) == 0
+        finally:
+            done.set()
+            pair.configure(0, 1)
+        await asyncio.gather(*tasks)
+    assert set(ends) == {"whole", "right"}
+    assert ends["right"] > 50
+    await pair.wait_both()
+
+
+async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    ids = ids_of(tmp_path, "hello")
+    bad, good = (FakeTriton(tokens=ids, fault=fault, step=0) for fault in ("error", None))
+    bad.error = "[TensorRT-LLM][ERROR] CUDA runtime error: an illegal memory access"
+    async with (
+        serving(bad) as first,
+        serving(good) as second,
+        running(tmp_path, f"{first},{second}") as (client, service, _),
+    ):
+        failing = "gateway_replica_failing"
+        statuses: Counter[int] = Counter()
+        while not metric_of(service, failing, replica=first):
+            statuses[await _status(client)] += 1
+            assert sum(statuses.values()) < 100
+        assert statuses[500] == 3
+        assert metric_of(service, failing, replica=second) == 0
+        # Left alone but for one probe at a time, ever more seldom.
+        asked, began = len(bad.requests), time.monotonic()
+        while time.monotonic() - began < 3.5:
+            statuses[await _status(client)] += 1
+            await asyncio.sleep(0.01)
+        assert 1 <= len(bad.requests) - asked <= 3
+        bad.fault = None
+        deadline = time.monotonic() + 60
+        while metric_of(service, failing, replica=first):
+            assert await _status(client) == 200
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        asked = len(bad.requests)
+        for _ in range(40):
+            assert await _status(client) == 200
+        assert len(bad.requests) - asked > 5
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "[TensorRT-LLM][ERROR] Assertion failed: Expected layerId to be in the range",
+        "CUDA runtime error in cudaMallocAsync: out of memory",
+    ],
+)
+async def test_errors_of_one_tenants_requests_do_not_open_the_breaker(
+    tmp_path: Path, error: str
+) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="error", step=0)
+    engine.error = error
+    async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        assert [await _status(client) for _ in range(6)] == [500] * 6
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
+        engine.fault = None
+        assert await _status(client) == 200
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Stub process 'tensorrt_llm_0_0' is not healthy.",
+        "Request for unknown model: 'tensorrt_llm' has no available versions",
+        "CUDA driver error in cuStreamSynchronize: unspecified launch failure",
+    ],
+)
+async def test_a_failing_replica_is_told_of_and_leaves_the_gateway_in_rotation(
+    tmp_path: Path, error: str
+) -> None:
+    """Only a request can show that it works again."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="error", step=0)
+    engine.error = error
+    async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        assert "replicas" not in (await client.get("/health/ready")).json()
+        for _ in range(3):
+            assert await _status(client) in {500, 503}
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 1
+        ready = await client.get("/health/ready")
+        assert ready.status_code == 200
+        assert ready.json()["replicas"] == {endpoint: "failing, left alone for a while"}
+        engine.fault = None
+        deadline = time.monotonic() + 60
+        while await _status(client) != 200:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        assert "replicas" not in (await client.get("/health/ready")).json()
+
+
+async def test_a_replica_that_sends_tokens_is_not_given_up(tmp_path: Path) -> None:
+    """However long it does not say whether it is well."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    text = "x" * 55
+    busy = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    busy.pause_s = 0.2
+    async with (
+        serving(busy) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=64) as (client, _, _),
+    ):
+        busy.deaf = True
+        body = {"model": "m", "prompt": "x"}
+        answer = await client.post("/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == text
+        assert (await client.get("/health/ready")).status_code == 200
+
+
+async def test_deadlines_of_clients_do_not_open_the_breaker(tmp_path: Path) -> None:
+    """Else anybody could take a replica from everybody."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    slow = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="slow", step=0)
+    async with serving(slow) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        hasty = {"x-request-timeout": "0.05"}
+        statuses = [await _status(client, hasty) for _ in range(5)]
+        assert statuses == [504] * 5
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
+        assert await _status(client) == 200
+
+
+async def _status(client: httpx.AsyncClient, headers: dict[str, str] | None = None) -> int:
+    body: dict[str, Any] = {"model": "m", "prompt": "x"}
+    return (await client.post("/v1/completions", json=body, headers=headers)).status_code

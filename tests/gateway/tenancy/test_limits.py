@@ -1,0 +1,430 @@
+"""Limits, through the public door with real Redis: shared, exact, and never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config.file import Configuration
+from gateway.config.tenants import Tenant
+from gateway.tenancy.limits.ask import Ask, Settlement
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.redis import SharedLimits
+from tests.conftest import Stack
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.metrics import metric
+from tests.support.redis_server import RedisServer, running_redis
+
+pytestmark = pytest.mark.timed
+
+KEYS = {name: f"sk-{name}-key" for name in ("fifty", "large", "tokens", "single", "free", "pair")}
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted(shared_redis: RedisServer) -> None:
+    """Neither by a test before nor by an earlier try of this one."""
+    with shared_redis.client() as client:
+        client.flushall()
+
+
+@pytest.fixture(scope="module")
+def gateways(
+    stack: Stack, shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    """Two processes with one configuration and one Redis, and metrics on a second port."""
+    folder = tmp_path_factory.mktemp("limits")
+    config = write_config(
+        folder / "gateway.yaml",
+        tenant("fifty", KEYS["fifty"], requests_per_minute=50),
+        tenant("large", KEYS["large"], requests_per_minute=1000, tokens_per_minute=500),
+        tenant("tokens", KEYS["tokens"], tokens_per_minute=100),
+        tenant("single", KEYS["single"], concurrent_requests=1),
+        tenant("pair", KEYS["pair"], concurrent_requests=2),
+        tenant("free", KEYS["free"]),
+    )
+    common: dict[str, object] = {"config": config, "redis_url": shared_redis.url, "admin_port": 0}
+    with (
+        GatewayProcess(folder / "1", stack, **common) as first,
+        GatewayProcess(folder / "2", stack, **common) as second,
+    ):
+        yield first, second
+
+
+def _count(**fields: Any) -> dict[str, Any]:
+    """A prompt of 9 tokens whose answer goes on for as long as it may."""
+    return body(prompt="Count from 1 to 300", ignore_eos=True, **fields)
+
+
+LONG = _count(max_tokens=2000, stream=True)
+
+
+def _code(response: httpx.Response) -> str | None:
+    code: str | None = response.json()["error"]["code"]
+    return code
+
+
+def _refusals(gateways: tuple[GatewayProcess, GatewayProcess]) -> float:
+    return sum(
+        metric(
+            f"http://127.0.0.1:{gateway.admin_port}/metrics",
+            "gateway_rate_limited_total",
+            tenant="fifty",
+            limit="requests_per_minute",
+        )
+        for gateway in gateways
+    )
+
+
+async def test_two_gateways_let_through_exactly_the_limit(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    counted_before = _refusals(gateways)
+    async with (
+        gateways[0].async_client(KEYS["fifty"]) as one,
+        gateways[1].async_client(KEYS["fifty"]) as two,
+    ):
+        asked = [client.post("/v1/completions", json=body()) for client in (one, two) * 100]
+        answers = await asyncio.gather(*asked)
+    passed = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert (len(passed), len(refused)) == (50, 150)
+    left = sorted(int(answer.headers["x-ratelimit-remaining-requests"]) for answer in passed)
+    assert left == list(range(50))
+    for answer in refused:
+        assert _code(answer) == "rate_limit_exceeded"
+        assert answer.json()["error"]["type"] == "requests"
+        assert "requests per minute: limit 50, remaining 0" in answer.json()["error"]["message"]
+        assert answer.headers["x-should-retry"] == "true"
+        assert 0 < int(answer.headers["retry-after-ms"]) <= 61_000
+        wait_s = int(answer.headers["retry-after-ms"]) / 1000
+        assert wait_s <= int(answer.headers["retry-after"]) < wait_s + 1
+        assert answer.headers["x-ratelimit-limit-requests"] == "50"
+        assert "x-ratelimit-limit-tokens" not in answer.headers
+    assert _refusals(gateways) - counted_before == 150
+
+
+def test_tokens_are_reserved_and_then_settled_by_what_was_used(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["large"]) as client, gateways[1].client(KEYS["large"]) as other:
+        # The answer ends long before the 200 tokens that it reserves.
+        first = client.post("/v1/completions", json=_count(max_tokens=200, stop=[","]))
+        usage = first.json()["usage"]
+        reserved = usage["prompt_tokens"] + 200
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) == 500 - reserved
+        assert usage["total_tokens"] < reserved
+        assert usage["completion_tokens"] < 20
+        expected = 500 - usage["total_tokens"] - usage["prompt_tokens"] - 1
+        time.sleep(3)  # it is settled without anybody waiting for that
+        second = other.post("/v1/completions", json=_count(max_tokens=1))
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) == expected
+        assert second.headers["x-ratelimit-limit-tokens"] == "500"
+        assert second.headers["x-ratelimit-remaining-requests"] == "998"
+        assert second.headers["x-ratelimit-reset-tokens"].endswith("s")
+
+
+def test_a_request_that_is_too_large_and_one_that_must_wait(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["tokens"]) as client:
+        never = client.post("/v1/completions", json=body(max_tokens=100))
+        assert (never.status_code, _code(never)) == (429, "rate_limit_exceeded")
+        assert never.json()["error"]["type"] == "tokens"
+        assert "Request too large for the limit of tokens per minute: limit 100" in never.text
+        assert never.headers["x-should-retry"] == "false"
+        assert "retry-after" not in never.headers
+        assert client.post("/v1/completions", json=_count(max_tokens=1)).status_code == 200
+        later = client.post("/v1/completions", json=_count(max_tokens=82))
+        assert later.status_code == 429
+        assert later.headers["x-should-retry"] == "true"
+        assert "Please try again in " in later.json()["error"]["message"]
+
+
+def test_headers_come_with_a_stream_and_only_where_there_are_limits(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["large"]) as client:
+        answer = client.post("/v1/completions", json=body(stream=True))
+        assert "x-ratelimit-remaining-requests" in answer.headers
+    with gateways[0].client(KEYS["free"]) as client:
+        answer = client.post("/v1/completions", json=body())
+        assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+def test_requests_at_once_are_counted_over_all_gateways(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["single"]) as one, gateways[1].client(KEYS["single"]) as two:
+        with one.stream("POST", "/v1/completions", json=LONG) as running:
+            assert running.status_code == 200
+            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            assert next(lines)
+            for client in (one, two):
+                answer = client.post("/v1/completions", json=body())
+                assert answer.status_code == 429
+                assert "requests at once: limit 1" in answer.json()["error"]["message"]
+                assert answer.headers["retry-after"] == "1"
+        _until_served(two)  # the client above left in the middle
+
+
+def _until_served(client: httpx.Client, within_s: float = 20.0) -> float:
+    started = time.monotonic()
+    while (answer := client.post("/v1/completions", json=body())).status_code == 429:
+        assert time.monotonic() - started < within_s
+        time.sleep(0.05)
+    assert answer.status_code == 200
+    return time.monotonic() - started
+
+
+def test_a_gateway_that_dies_gives_its_requests_back(
+    stack: Stack, redis: RedisServer, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["single"], concurrent_requests=1))
+    common: dict[str, object] = {"config": config, "redis_url": redis.url}
+    with (
+        GatewayProcess(tmp_path / "1", stack, **common) as first,
+        GatewayProcess(tmp_path / "2", stack, **common) as second,
+        first.client(KEYS["single"]) as one,
+        second.client(KEYS["single"]) as two,
+    ):
+        with one.stream("POST", "/v1/completions", json=LONG) as running:
+            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            assert next(lines)
+            assert two.post("/v1/completions", json=body()).status_code == 429
+            first.process.kill()
+        _until_served(two, within_s=60)  # a lease is 15 s
+
+
+async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(redis: RedisServer) -> None:
+    ask = Ask("t", None, None, 1, 1)
+    async with SharedLimits(redis.url) as limits:
+        decision = await limits.take(ask)
+        assert decision is not None
+        assert decision.refused is None
+        # Another one's view, though all that the first one told has been lost.
+        redis.client().flushall()
+        deadline = time.monotonic() + 60
+        while not redis.client().exists("limits:{t}"):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        async with SharedLimits(redis.url) as others:
+            second = await others.take(ask)
+            assert second is not None
+            assert second.refused == "concurrent_requests"
+        limits.settle(Settlement("t", decision.second, 0, True))
+    assert not [f for f in redis.client().hkeys("limits:{t}") if f.startswith(b"c:")]
+
+
+async def test_what_is_settled_is_told_before_the_end(redis: RedisServer) -> None:
+    ask = Ask("t", None, 10_000, 1000, 10)
+    async with SharedLimits(redis.url) as limits:
+        taken = [await limits.take(ask) for _ in range(500)]
+        for decision in taken:
+            assert decision is not None
+            limits.settle(Settlement("t", decision.second, -10, True))
+    values: Any = redis.client().hgetall("limits:{t}")
+    assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 0
+    assert not [field for field in values if field.startswith(b"c:")]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 50])
+async def test_an_answer_that_nobody_waits_for_is_given_back(
+    redis: RedisServer, steps: int
+) -> None:
+    """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
+    async with SharedLimits(redis.url) as limits:
+        for _ in range(20):
+            ask = asyncio.ensure_future(limits.take(Ask("t", None, 9, 1, 9)))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if not ask.done():
+                ask.cancel()
+            elif (taken := ask.result()) is not None and taken.refused is None:
+                limits.settle(Settlement("t", taken.second, -9, True))
+        deadline = time.monotonic() + 20
+        while True:
+            decision = await limits.take(Ask("t", None, 9, 1, 9))
+            assert decision is not None
+            if decision.refused is None:
+                break
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def test_scripts_that_redis_forgot_are_sent_again(redis: RedisServer) -> None:
+    async with SharedLimits(redis.url) as limits:
+        redis.client().script_flush()
+        decisions = await asyncio.gather(
+            *[limits.take(Ask("t", 5, None, None, 1)) for _ in range(9)]
+        )
+        assert [d is not None and d.refused is None for d in decisions].count(True) == 5
+
+
+async def test_what_is_wrong_with_one_tenants_key_harms_no_other(redis: RedisServer) -> None:
+    redis.client().set("limits:{broken}", "not a hash")
+    ups: list[bool] = []
+    async with SharedLimits(redis.url, ups.append) as limits:
+        for _ in range(3):
+            broken, *others = await asyncio.gather(
+                limits.take(Ask("broken", 5, None, 1, 1)),
+                *[limits.take(Ask(f"t{n}", 5, None, 1, 1)) for n in range(5)],
+            )
+            assert broken is None
+            assert None not in others
+        refused = [decision.refused for decision in others if decision is not None]
+        assert refused == ["concurrent_requests"] * 5
+        redis.client().delete("limits:{broken}")
+        assert await limits.take(Ask("broken", 5, None, 1, 1)) is not None
+    assert ups == [True]
+
+
+async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
+    """Each byte comes in time, so no read of the connection ever times out."""
+    trickles = asyncio.Event()
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        path = redis.url.removeprefix("unix://")
+        from_redis, to_redis = await asyncio.open_unix_connection(path)
+
+        async def there() -> None:
+            while data := await reader.read(65536):
+                to_redis.write(data)
+            to_redis.close()
+
+        sending = asyncio.create_task(there())
+        while data := await from_redis.read(65536):
+            while trickles.is_set() and data:
+                writer.write(data[:1])
+                data = data[1:]
+                await asyncio.sleep(0.002)
+            writer.write(data)
+        await sending
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ask = Ask("t", 100, None, 1, 1)
+    async with server:
+        async with SharedLimits(f"redis://127.0.0.1:{port}") as limits:
+            assert limits.up
+            trickles.set()
+            *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
+            assert last is None
+            trickles.clear()
+            # What was counted for nobody is given back.
+            async with asyncio.timeout(20):
+                while (decision := await limits.take(ask)) is None or decision.refused is not None:
+                    await asyncio.sleep(0.05)
+        await asyncio.gather(*[task for task in serving if task is not None])
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_redis_away_costs_nobody_a_wait(
+    stack: Stack, redis: RedisServer, tmp_path: Path, how: str
+) -> None:
+    """Each gateway then counts alone, and together again once Redis is back."""
+    config = write_config(tmp_path / "c.yaml", tenant("t", "sk-t-key", requests_per_minute=3))
+    with (
+        GatewayProcess(
+            tmp_path, stack, config=config, redis_url=redis.url, admin_port=0
+        ) as gateway,
+        gateway.client("sk-t-key") as client,
+    ):
+        metrics = f"http://127.0.0.1:{gateway.admin_port}/metrics"
+        assert client.post("/v1/completions", json=body()).status_code == 200
+        assert metric(metrics, "gateway_limits_shared") == 1
+        if how == "stopped":
+            redis.signal(signal.SIGSTOP)
+        else:
+            redis.kill()
+        statuses = []
+        slowest = 0.0
+        for _ in range(5):
+            started = time.monotonic()
+            statuses.append(client.post("/v1/completions", json=body()).status_code)
+            slowest = max(slowest, time.monotonic() - started)
+        assert statuses == [200, 200, 200, 429, 429]
+        assert slowest < 8  # a Redis client's own patience has no end
+        assert metric(metrics, "gateway_limits_shared") == 0
+        if how == "stopped":
+            redis.signal(signal.SIGCONT)
+        else:
+            redis.start()
+        deadline = time.monotonic() + 60
+        while metric(metrics, "gateway_limits_shared") == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        answer = client.post("/v1/completions", json=body())
+        assert answer.status_code == 200
+        # A stopped Redis has not forgotten the first request, and may have been told one more.
+        left = int(answer.headers["x-ratelimit-remaining-requests"])
+        assert left == 2 if how == "killed" else left in (0, 1)
+
+
+def _tenant() -> Tenant:
+    return Tenant(
+        name="t", keys=[], models=[], requests_per_minute=1, tokens_per_minute=1000,
+        concurrent_requests=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("away", "outcomes"),
+    [
+        ({}, ["passed", "RateLimited"]),
+        ({"requests_per_minute": "allow"}, ["passed", "RateLimited"]),
+        ({"requests_per_minute": "allow", "concurrent_requests": "allow"}, ["passed", "passed"]),
+        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
+    ],
+)
+async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: list[str]) -> None:
+    configuration = Configuration.model_validate({"limits": {"when_redis_is_away": away}})
+    async with SharedLimits("unix:///nowhere/redis.sock") as nowhere:
+        limits = Limits(nowhere)
+        limits.update(configuration)
+        found = []
+        for _ in range(2):
+            try:
+                await limits.reserve(_tenant(), 10)
+                found.append("passed")
+            except Exception as error:
+                found.append(type(error).__name__)
+    assert found == outcomes
+
+
+def test_limits_change_with_the_configuration(
+    stack: Stack, redis: RedisServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    config = write_config(path, tenant("t", "sk-t-key", requests_per_minute=1))
+    with (
+        GatewayProcess(tmp_path, stack, config=config, redis_url=redis.url) as gateway,
+        gateway.client("sk-t-key") as client,
+    ):
+        statuses = [client.post("/v1/completions", json=body()).status_code for _ in range(2)]
+        write_config(path, tenant("t", "sk-t-key", requests_per_minute=2))
+        gateway.wait_for("is in force")
+        statuses += [client.post("/v1/completions", json=body()).status_code for _ in range(2)]
+        assert statuses == [200, 429, 200, 429]

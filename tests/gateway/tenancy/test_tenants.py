@@ -1,0 +1,262 @@
+"""Keys, through the public door: who may come in, and what each may use or know of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from gateway.config.tenants import key_hash
+from ops.commands.up import DEMO_ADAPTERS
+from tests.conftest import Stack
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+
+pytestmark = pytest.mark.timed
+
+ACME, OTHER, NARROW, ADMIN = "sk-acme-0001", "sk-other-0002", "sk-narrow-0003", "sk-admin-0004"
+SECRETS = (ACME, OTHER, NARROW, ADMIN, "sk-guessed-0005")
+
+
+def _tenants() -> list[dict[str, object]]:
+    return [
+        tenant("acme", ACME),
+        tenant("other", OTHER, models=["demo", "acme/zh"]),
+        tenant("narrow", NARROW, models=["j?"], max_output_tokens=2),
+    ]
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("tenants")
+    config = write_config(folder / "gateway.yaml", *_tenants(), admin_keys=[key_hash(ADMIN)])
+    names = {"zh": "zh", "ja": "ja", "acme/zh": "zh", "other/ja": "ja"}
+    adapters = {name: str(DEMO_ADAPTERS / folder_name) for name, folder_name in names.items()}
+    with GatewayProcess(folder, stack, config=config, adapters=json.dumps(adapters)) as gateway:
+        yield gateway
+
+
+def _error(response: httpx.Response) -> tuple[int, str | None]:
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Basic abc", "Bearer sk-guessed-0005", ACME, "é"]
+)
+def test_without_a_right_key_nothing_is_served(gateway: GatewayProcess, header: str | None) -> None:
+    headers = {} if header is None else {"authorization": header.encode()}
+    with httpx.Client(base_url=gateway.url, headers=headers) as client:
+        for method, path, sent in (
+            ("POST", "/v1/completions", body()),
+            ("POST", "/v1/completions", {}),
+            ("POST", "/v1/chat/completions", {"model": "demo", "messages": []}),
+            ("GET", "/v1/models", None),
+            ("GET", "/v1/models/demo", None),
+            ("POST", "/tokenize", {"prompt": "x"}),
+            ("POST", "/detokenize", {"tokens": [1]}),
+            ("GET", "/v1/adapters", None),
+            ("GET", "/metrics", None),
+        ):
+            response = client.request(method, path, json=sent)
+            assert _error(response) == (401, "invalid_api_key"), path
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health/ready").status_code == 200
+
+
+def test_the_sdk_knows_the_errors(gateway: GatewayProcess) -> None:
+    base_url = f"{gateway.url}/v1"
+    with openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+    with openai.OpenAI(base_url=base_url, api_key=NARROW, max_retries=0) as client:
+        with pytest.raises(openai.PermissionDeniedError):
+            client.completions.create(model="demo", prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("key", "models"),
+    [
+        (ACME, ["demo", "acme/zh", "ja", "zh"]),
+        (OTHER, ["demo", "acme/zh", "other/ja"]),
+        (NARROW, ["ja"]),
+    ],
+)
+def test_a_key_sees_what_it_may_use(gateway: GatewayProcess, key: str, models: list[str]) -> None:
+    with gateway.client(key) as client:
+        listed = [model["id"] for model in client.get("/v1/models").json()["data"]]
+        assert listed == models
+        for model in models:
+            assert client.get(f"/v1/models/{model}").status_code == 200
+            assert client.post("/v1/completions", json=body(model=model)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "expected"),
+    [
+        (NARROW, "demo", (403, "model_not_allowed")),
+        (NARROW, "zh", (403, "model_not_allowed")),
+        (NARROW, "nothing", (404, "model_not_found")),
+        (NARROW, "acme/zh", (404, "model_not_found")),
+        (NARROW, "acme/nothing", (404, "model_not_found")),
+        (NARROW, "narrow/nothing", (404, "model_not_found")),
+        (ACME, "other/ja", (404, "model_not_found")),
+        (ACME, "acme/zh@000000000000", (404, "model_not_found")),
+        (OTHER, "zh", (403, "model_not_allowed")),
+        (OTHER, "other/ja@x", (404, "model_not_found")),
+    ],
+)
+def test_what_a_key_may_not_use(
+    gateway: GatewayProcess, key: str, model: str, expected: tuple[int, str]
+) -> None:
+    with gateway.client(key) as client:
+        answers = [
+            client.post("/v1/completions", json=body(model=model)),
+            client.post("/v1/completions", json=body(model=model, stream=True)),
+            client.post("/v1/chat/completions", json=_chat(model)),
+            client.get(f"/v1/models/{model}"),
+            client.post("/tokenize", json={"model": model, "prompt": "x"}),
+            client.post("/detokenize", json={"model": model, "tokens": [1]}),
+        ]
+        assert {_error(answer) for answer in answers} == {expected}
+        # Nothing tells what exists from what does not.
+        if expected[0] == 404:
+            assert answers[0].json()["error"]["message"] == f"The model `{model}` does not exist."
+
+
+def _chat(model: str) -> dict[str, object]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+
+
+def test_the_most_output_tokens(gateway: GatewayProcess) -> None:
+    with gateway.client(NARROW) as client:
+        answer = client.post("/v1/completions", json=body(model="ja", max_tokens=3))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "max_tokens"
+        chat = {**_chat("ja"), "max_completion_tokens": 3}
+        answer = client.post("/v1/chat/completions", json=chat)
+        assert answer.json()["error"]["param"] == "max_completion_tokens"
+        unstated = body(model="ja", prompt="Count from 1 to 300", ignore_eos=True)
+        del unstated["max_tokens"]
+        answer = client.post("/v1/completions", json=unstated)
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_admins_and_tenants_are_not_the_same(gateway: GatewayProcess) -> None:
+    with gateway.client(ADMIN) as client:
+        assert client.get("/v1/adapters").status_code == 200
+        assert 'gateway_tenant_requests_total{adapter=""' in client.get("/metrics").text
+        assert _error(client.get("/v1/models")) == (401, "invalid_api_key")
+    with gateway.client(ACME) as client:
+        assert _error(client.get("/v1/adapters")) == (401, "invalid_api_key")
+        assert _error(client.get("/metrics")) == (401, "invalid_api_key")
+
+
+def test_keys_are_nowhere_to_be_read(gateway: GatewayProcess) -> None:
+    for key in SECRETS:
+        with gateway.client(key) as client:
+            client.post("/v1/completions", json=body(model="nothing"))
+            client.post("/v1/completions", content=b"{")
+            client.get(f"/v1/nothing?api_key={key}")
+    with gateway.client(ADMIN) as client:
+        metrics = client.get("/metrics").text
+        with httpx.Client(base_url=gateway.url) as nobody:
+            document = nobody.get("/openapi.json").text
+    for key in SECRETS:
+        for text in (metrics, document, gateway.text):
+            assert key not in text
+            assert key_hash(key)[-64:] not in text
+
+
+def test_a_second_port_for_admins(stack: Stack, tmp_path: Path) -> None:
+    with (
+        GatewayProcess(tmp_path, stack, admin_port=0, admin_key="sk-the-admins") as gateway,
+        gateway.client("sk-the-admins") as client,
+    ):
+        admin = gateway.url.replace(str(gateway.port), str(gateway.admin_port))
+        for path in ("/v1/adapters", "/metrics", "/v1/adapters/zh"):
+            public = client.get(path)
+            assert _error(public) == (404, None)
+            assert public.json()["error"]["message"] == f"Unknown URL: GET {path}."
+        assert client.get(f"{admin}/v1/adapters").status_code == 200
+        assert httpx.get(f"{admin}/metrics").status_code == 200
+        assert _error(httpx.get(f"{admin}/v1/adapters")) == (401, "invalid_api_key")
+        assert client.get("/health/ready").status_code == 200
+        assert httpx.get(f"{admin}/health/ready").status_code == 200
+        assert client.post("/v1/completions", json=body()).status_code == 200
+
+
+def test_without_keys_only_this_machine_is_served(stack: Stack, tmp_path: Path) -> None:
+    gateway = GatewayProcess(tmp_path, stack, host="0.0.0.0")
+    with pytest.raises(AssertionError, match="set GATEWAY_ALLOW_ANONYMOUS=true"):
+        gateway.__enter__()
+    assert gateway.process.returncode == 2
+    with GatewayProcess(tmp_path, stack, host="0.0.0.0", allow_anonymous="true") as gateway:
+        assert "NO KEYS ARE CONFIGURED: whoever reaches this address" in gateway.text
+    with GatewayProcess(tmp_path, stack) as gateway:
+        assert "NO KEYS ARE CONFIGURED: other processes of this machine" in gateway.text
+
+
+def test_a_wrong_file_ends_the_start(stack: Stack, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("tenants:\n  - nmae: x\n")
+    gateway = GatewayProcess(tmp_path, stack, config=config)
+    with pytest.raises(AssertionError, match=r"gateway\.yaml:2: tenants\[0\]\.nmae: unknown"):
+        gateway.__enter__()
+    assert gateway.process.returncode == 2
+    assert "Traceback" not in gateway.text
+
+
+async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> None:
+    """Keys come and go while requests run; those of the tenant that stays never fail."""
+    config = write_config(tmp_path / "gateway.yaml", tenant("stays", ACME))
+    applied = "is in force"
+    with GatewayProcess(tmp_path, stack, config=config, host="0.0.0.0") as gateway:
+        done = asyncio.Event()
+        statuses: list[int] = []
+
+        async def work() -> None:
+            async with gateway.async_client(ACME) as client:
+                while not done.is_set():
+                    answer = await client.post("/v1/completions", json=body(max_tokens=4))
+                    statuses.append(answer.status_code)
+
+        workers = [asyncio.create_task(work()) for _ in range(8)]
+        for number in range(4):
+            extra = [tenant("comes", OTHER)] if number % 2 == 0 else []
+            before = gateway.text.count(applied)
+            write_config(config, tenant("stays", ACME), *extra)
+            gateway.process.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(gateway.wait_for, applied, before + 1)
+            async with gateway.async_client(OTHER) as other:
+                answer = await other.get("/v1/models")
+                assert answer.status_code == (200 if extra else 401)
+        # Wrong in itself, and wrong for an address that everybody reaches.
+        for number, (text, reason) in enumerate(
+            (("tenants: [3]", ":1: "), ("", "without tenants"))
+        ):
+            config.write_text(text)
+            await asyncio.to_thread(gateway.wait_for, "the old one stays in force", number + 1)
+            assert reason in gateway.text.rpartition("the old one stays in force")[2]
+        async with gateway.async_client(ACME) as client:
+            assert (await client.get("/v1/models")).status_code == 200
+        done.set()
+        await asyncio.gather(*workers)
+        assert len(statuses) > 8
+        assert set(statuses) == {200}
+
+
+def test_a_port_that_is_taken_is_named(stack: Stack, tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "1", stack) as first:
+        second = GatewayProcess(tmp_path / "2", stack, admin_port=first.port)
+        with pytest.raises(AssertionError, match="Address already in use"):
+            second.__enter__()
+        assert second.process.wait(20) != 0
+        assert isinstance(second.process, subprocess.Popen)

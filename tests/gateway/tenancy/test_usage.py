@@ -1,0 +1,355 @@
+"""The usage log: exactly one true line for each request, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.tenancy.usage_log import Usage, UsageLog
+from ops.commands.up import DEMO_ADAPTERS
+from tests.conftest import Stack
+from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
+from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.metrics import metric
+
+pytestmark = pytest.mark.timed
+
+KEY = "sk-acme-key"
+TEXT = "hello"
+FIELDS = {
+    "id", "request_id", "tenant", "model", "adapter", "adapter_version", "prompt_tokens",
+    "cached_tokens", "completion_tokens", "status", "finish", "started", "ended",
+}  # fmt: skip
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """All lines; each must be whole."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all(set(record) == FIELDS for record in records)
+    assert len({record["id"] for record in records}) == len(records)
+    return records
+
+
+async def _wait_for_records(path: Path, count: int) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 30
+    while len(records := _records(path)) < count:
+        assert time.monotonic() < deadline, records
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)  # for one too many
+    assert len(_records(path)) == count
+    return records
+
+
+class _Case:
+    """A gateway with a tenant in front of an engine that answers TEXT, or breaks at a step."""
+
+    def __init__(self, folder: Path, fault: Fault | None, step: int = 2) -> None:
+        save_tokenizer(folder)
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+        self.folder = folder
+        self.log = folder / "usage.jsonl"
+        self.servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=step)
+        self.config = write_config(
+            folder / "c.yaml", tenant("acme", KEY, tokens_per_minute=10_000, concurrent_requests=1)
+        )
+
+    def gateway(self, endpoint: str, **settings: Any) -> Any:
+        settings = {"config": self.config, "usage_log": self.log} | settings
+        return running(self.folder, endpoint, **settings)
+
+
+HEADERS = {"authorization": f"Bearer {KEY}"}
+REQUEST = {"model": "m", "prompt": "xyz", "max_tokens": 40}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "step", "status", "tokens"),
+    [
+        (None, 0, 200, (3, 5)),
+        ("abort", 0, 503, (0, 0)),
+        ("abort", 2, 503, (3, 2)),
+        ("error", 2, 503, (3, 2)),
+        ("truncate", 2, 503, (3, 2)),
+        ("stall", 0, 504, (0, 0)),
+        ("stall", 2, 504, (3, 2)),
+    ],
+)
+async def test_one_record_for_every_end(
+    tmp_path: Path,
+    stream: bool,
+    fault: Fault | None,
+    step: int,
+    status: int,
+    tokens: tuple[int, int],
+) -> None:
+    case = _Case(tmp_path, fault, step)
+    async with (
+        serving(case.servicer) as endpoint,
+        case.gateway(endpoint, request_timeout=0.3 if fault == "stall" else 10) as (
+            client,
+            service,
+            _,
+        ),
+    ):
+        headers = HEADERS | {"x-request-id": "mine"}
+        before = time.time()
+        answer = await client.post(
+            "/v1/completions", json=REQUEST | {"stream": stream}, headers=headers
+        )
+        # Whoever has seen the end of the answer finds its line.
+        (record,) = _records(case.log)
+        assert record["status"] == status
+        assert (record["prompt_tokens"], record["completion_tokens"]) == tokens
+        assert record["finish"] == (["stop"] if fault is None else [])
+        assert (record["tenant"], record["model"], record["request_id"]) == ("acme", "m", "mine")
+        assert (record["adapter"], record["adapter_version"]) == (None, None)
+        assert before - 1 <= record["started"] <= record["ended"] <= time.time() + 1
+        if fault is None:
+            assert f'"cmpl-{record["id"]}"' in answer.text
+        metrics = service.metrics.registry.get_sample_value
+        labels = {"tenant": "acme", "model": "m", "adapter": ""}
+        count = metrics("gateway_tenant_requests_total", labels | {"status": str(status)})
+        assert count == 1
+        for kind, expected in zip(("prompt", "completion"), tokens, strict=True):
+            counted = metrics("gateway_tenant_tokens_total", labels | {"kind": kind})
+            assert counted == expected
+        # The only permit of this tenant is back, and only what was used is counted.
+        case.servicer.fault = None
+        again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
+        assert again.status_code == 200
+        left = 10_000 - sum(tokens) - 43
+        assert int(again.headers["x-ratelimit-remaining-tokens"]) == left
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_one_record_when_the_client_leaves(
+    tmp_path: Path, stream: bool, step: int, choices: int
+) -> None:
+    case = _Case(tmp_path, "stall", step)
+    async with (
+        serving(case.servicer) as endpoint,
+        case.gateway(endpoint) as (client, _, _),
+    ):
+        asked = {**REQUEST, "stream": stream, "n": choices}
+        with pytest.raises(httpx.ReadTimeout):
+            async with client.stream(
+                "POST", "/v1/completions", json=asked, headers=HEADERS, timeout=0.4
+            ) as response:
+                await response.aread()
+        (record,) = await _wait_for_records(case.log, 1)
+        assert (record["status"], record["finish"]) == (499, [])
+        # The prompt was worked on for a client that was there.
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (3, step * choices)
+        case.servicer.fault = None
+        again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
+        assert again.status_code == 200
+        await _wait_for_records(case.log, 2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_record_when_the_gateway_ends(tmp_path: Path, stream: bool) -> None:
+    case = _Case(tmp_path, "stall", 2)
+    async with serving(case.servicer) as endpoint:
+        async with case.gateway(endpoint, shutdown_grace=0.5) as (client, _, server):
+            asked = REQUEST | {"stream": stream}
+            request = asyncio.create_task(
+                client.post("/v1/completions", json=asked, headers=HEADERS)
+            )
+            while not case.servicer.requests:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            server.should_exit = True
+            await asyncio.wait([request])
+    (record,) = _records(case.log)
+    assert (record["status"], record["completion_tokens"]) == (503, 2)
+
+
+async def test_no_record_for_what_was_not_let_in(tmp_path: Path) -> None:
+    case = _Case(tmp_path, None)
+    async with serving(case.servicer) as endpoint, case.gateway(endpoint) as (client, _, _):
+        for sent, headers, status in (
+            (REQUEST, {}, 401),
+            (REQUEST | {"model": "other"}, HEADERS, 404),
+            (REQUEST | {"max_tokens": "x"}, HEADERS, 400),
+            (REQUEST | {"n": 128, "max_tokens": None, "best_of": None}, HEADERS, 200),
+            (REQUEST | {"n": 128, "max_tokens": 60, "prompt": ["a"] * 2}, HEADERS, 400),
+        ):
+            answer = await client.post("/v1/completions", json=sent, headers=headers)
+            assert answer.status_code in {status, 429}, answer.text
+        refused = [r for r in _records(case.log) if r["status"] != 200]
+    assert not refused
+
+
+async def test_without_keys_the_tenant_is_null(tmp_path: Path) -> None:
+    case = _Case(tmp_path, None)
+    async with (
+        serving(case.servicer) as endpoint,
+        running(tmp_path, endpoint, usage_log=case.log) as (client, service, _),
+    ):
+        answer = await client.post("/v1/completions", json=REQUEST | {"n": 2})
+        (record,) = _records(case.log)
+        assert record["tenant"] is None
+        assert record["finish"] == ["stop", "stop"]
+        assert record["completion_tokens"] == answer.json()["usage"]["completion_tokens"] == 10
+        text = [family.name for family in service.metrics.registry.collect() if family.samples]
+        assert "gateway_tenant_requests" not in text
+
+
+async def test_who_leaves_the_queue_pays_nothing(tmp_path: Path) -> None:
+    case = _Case(tmp_path, "stall", 2)
+    async with (
+        serving(case.servicer) as endpoint,
+        running(tmp_path, endpoint, usage_log=case.log, max_in_flight=1) as (client, _, _),
+    ):
+        first = asyncio.create_task(client.post("/v1/completions", json=REQUEST))
+        while not case.servicer.requests:
+            await asyncio.sleep(0.01)
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/completions", json=REQUEST, timeout=0.3)
+        (record,) = await _wait_for_records(case.log, 1)
+        assert (record["status"], record["prompt_tokens"]) == (499, 0)
+        assert len(case.servicer.requests) == 1
+        first.cancel()
+        await _wait_for_records(case.log, 2)
+
+
+async def test_echo_alone_and_beams_are_counted(tmp_path: Path) -> None:
+    case = _Case(tmp_path, None)
+    async with (
+        serving(case.servicer) as endpoint,
+        running(tmp_path, endpoint, usage_log=case.log) as (client, _, _),
+    ):
+        echo = {**REQUEST, "echo": True, "max_tokens": 0}
+        assert (await client.post("/v1/completions", json=echo)).status_code == 200
+        (record,) = _records(case.log)
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (3, 0)
+        assert record["finish"] == ["length"]
+
+
+def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_path: Path) -> None:
+    """Every request has one whole line in one of the files, and the bill is what clients saw."""
+    log, old = tmp_path / "usage.jsonl", tmp_path / "usage.jsonl.1"
+    config = write_config(tmp_path / "c.yaml", tenant("acme", KEY), tenant("other", "sk-other-key"))
+    common: dict[str, object] = {
+        "config": config,
+        "usage_log": log,
+        "adapters": json.dumps({"acme/zh": str(DEMO_ADAPTERS / "zh")}),
+        "admin_port": 0,
+    }
+    with (
+        GatewayProcess(tmp_path / "1", stack, **common) as first,
+        GatewayProcess(tmp_path / "2", stack, **common) as second,
+    ):
+        seen = asyncio.run(_load([first, second], log, old))
+        records = _records(old) + _records(log)
+        # A client that leaves is noticed in a moment.
+        deadline = time.monotonic() + 30
+        while len(records) < len(seen) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            records = _records(old) + _records(log)
+        assert old.exists()
+        assert log.exists()
+        assert Counter(r["request_id"] for r in records) == Counter(seen.keys())
+        for record in records:
+            tenant_name, usage = seen[record["request_id"]]
+            assert record["tenant"] == tenant_name
+            if usage is not None:
+                assert record["status"] == 200
+                assert record["prompt_tokens"] == usage["prompt_tokens"]
+                assert record["completion_tokens"] == usage["completion_tokens"]
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                assert record["cached_tokens"] == cached
+            if record["adapter"] is not None:
+                assert record["adapter_version"].startswith("acme/zh@")
+        for kind in ("prompt", "completion"):
+            counted = sum(
+                metric(
+                    f"http://127.0.0.1:{gateway.admin_port}/metrics",
+                    "gateway_tenant_tokens_total",
+                    tenant="acme",
+                    kind=kind,
+                )
+                for gateway in (first, second)
+            )
+            mine = [r for r in records if r["tenant"] == "acme"]
+            assert counted == sum(r[f"{kind}_tokens"] for r in mine)
+
+
+async def _load(
+    gateways: list[GatewayProcess], log: Path, old: Path
+) -> dict[str, tuple[str, dict[str, Any] | None]]:
+    """By request id: whose it was, and the usage that the client was told, if it stayed."""
+    seen: dict[str, tuple[str, dict[str, Any] | None]] = {}
+    chance = random.Random(1)
+
+    async def one(number: int) -> None:
+        gateway = gateways[number % 2]
+        name, key = ("acme", KEY) if number % 3 else ("other", "sk-other-key")
+        model = "acme/zh" if name == "acme" and number % 4 else "demo"
+        fields = body(model=model, prompt="Count from 1 to 300", max_tokens=chance.randint(1, 30))
+        request_id = f"r{number}"
+        async with gateway.async_client(key) as client:
+            headers = {"x-request-id": request_id}
+            if number % 5 == 0:  # leaves in the middle
+                fields |= {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+                async with client.stream(
+                    "POST", "/v1/completions", json=fields, headers=headers
+                ) as answer:
+                    assert answer.status_code == 200
+                    async for _ in answer.aiter_lines():
+                        break
+                seen[request_id] = name, None
+                return
+            answer = await client.post("/v1/completions", json=fields, headers=headers)
+            assert answer.status_code == 200
+            seen[request_id] = name, answer.json()["usage"]
+
+    tasks = [asyncio.create_task(one(number)) for number in range(60)]
+    while len(seen) < 20:
+        await asyncio.sleep(0.02)
+    log.rename(old)
+    for gateway in gateways:
+        gateway.process.send_signal(signal.SIGHUP)
+    await asyncio.gather(*tasks)
+    return seen
+
+
+def _usage(number: int) -> Usage:
+    return Usage(str(number), "r", "t", "m", None, None, 1, 0, 2, 200, ("stop",), 1.0, 2.0)
+
+
+def test_a_disk_that_is_full_loses_counted_lines_and_no_others(tmp_path: Path) -> None:
+    lost: list[int] = []
+    log = UsageLog(tmp_path / "usage.jsonl", lambda: lost.append(1))
+    log.write(_usage(1))
+    size = (tmp_path / "usage.jsonl").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
+    try:
+        log.write(_usage(2))  # cut after 10 bytes
+        log.write(_usage(3))  # refused
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    log.write(_usage(4))
+    log.close()
+    log.write(_usage(5))
+    lines = (tmp_path / "usage.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in (lines[0], lines[-1])] == ["1", "4"]
+    assert len(lines) == 3
+    assert len(lost) == 3

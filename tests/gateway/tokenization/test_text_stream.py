@@ -1,0 +1,101 @@
+"""Stop strings, finish reasons and what the stream of a choice makes of its ids."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.generation import Generation, Sampling, TextDelta, TokenDelta
+from gateway.tokenization.text_stream import StopStrings, TextStream
+from tests.support.small_tokenizers import VOCABULARY, encode
+
+
+def _generation(**fields: object) -> Generation:
+    defaults: dict[str, object] = {
+        "request_id": "r",
+        "prompt_ids": encode("Q:"),
+        "max_tokens": 1000,
+        "sampling": Sampling(seed=1),
+    }
+    return Generation(**(defaults | fields))  # type: ignore[arg-type]
+
+
+def _expected(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    found = [i for s in stops if (i := text.find(s)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+@given(
+    st.text(alphabet="ab<中", max_size=30),
+    st.lists(st.text(alphabet="ab<中", min_size=1, max_size=5), max_size=3).map(tuple),
+    st.data(),
+)
+def test_stop_strings_cut_at_any_place(
+    text: str, stops: tuple[str, ...], data: st.DataObject
+) -> None:
+    matcher, out, stopped, rest = StopStrings(stops), "", False, text
+    while rest and not stopped:
+        size = data.draw(st.integers(1, len(rest)))
+        piece, stopped = matcher.push(rest[:size])
+        out, rest = out + piece, rest[size:]
+    if not stopped:
+        out += matcher.flush()
+    want, want_stopped = _expected(text, stops)
+    assert stopped == want_stopped
+    # Fed in pieces, a match that ends earlier is seen before a longer one that begins earlier.
+    assert out == want or (stopped and any(text.startswith(out + stop) for stop in stops))
+
+
+def test_text_that_cannot_be_a_stop_string_goes_out_at_once() -> None:
+    matcher = StopStrings(("</end>",))
+    assert matcher.push("abc") == ("abc", False)
+    assert matcher.push("x</e") == ("x", False)
+    assert matcher.push("x") == ("</ex", False)
+
+
+@pytest.mark.parametrize(
+    ("ids", "max_tokens", "stop_ids", "finish"),
+    [
+        ([1, 2, 3], 3, (), "length"),
+        ([1, 2], 3, (), "stop"),
+        ([1, 2, 3], 3, ((2, 3),), "stop"),
+        ([1, 2, 3], 3, ((3, 2),), "length"),
+        ([], 3, (), "stop"),
+    ],
+)
+def test_finish_reason(
+    ids: list[int], max_tokens: int, stop_ids: tuple[tuple[int, ...], ...], finish: str
+) -> None:
+    stream = TextStream(VOCABULARY, _generation(max_tokens=max_tokens, stop_ids=stop_ids))
+    for token_id in ids[:-1]:
+        assert stream.push(TokenDelta([token_id], False)).finish is None
+    last = stream.push(TokenDelta(ids[-1:], True))
+    assert (last.finish, last.tokens) == (finish, len(ids))
+
+
+def test_a_stop_string_ends_the_stream_and_counts_its_tokens() -> None:
+    ids = encode("one two END three")
+    stream = TextStream(VOCABULARY, _generation(stop=("END",)))
+    out: list[TextDelta] = []
+    for token_id in ids:
+        out.append(stream.push(TokenDelta([token_id], False)))
+        if out[-1].finish:
+            break
+    assert "".join(d.text for d in out) == "one two "
+    assert out[-1].finish == "stop"
+    assert out[-1].tokens == len(out) < len(ids)
+
+
+def test_a_stop_string_can_be_included() -> None:
+    matcher = StopStrings(("END", "EN"), include=True)
+    assert matcher.push("the ENDx") == ("the END", True)
+
+
+def test_held_back_text_is_sent_when_the_stream_ends() -> None:
+    stream = TextStream(VOCABULARY, _generation(stop=("END",)))
+    text = "".join(stream.push(TokenDelta([i], False)).text for i in encode("the EN"))
+    assert text == "the "
+    assert stream.push(TokenDelta([], True)) == TextDelta(
+        "EN", len(encode("the EN")), "stop", ids=[]
+    )

@@ -1,0 +1,163 @@
+"""Kept segments give the ids that the tokenizer gives for the whole text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from gateway.tokenization.turn_cache import Segments
+from tests.support.small_tokenizers import BYTES
+
+END, EXTRA = "<end>", "<extra>"
+COMPOSING = "\u0338"  # with `>` one character
+# Texts that tokenizers treat in ways of their own at a beginning, an end or a border.
+PARTS = [
+    END,
+    EXTRA,
+    "the cat",
+    " sat",
+    "  ",
+    "\n",
+    "s",
+    "中文",
+    "é",
+    "<en",
+    "d>",
+    "<",
+    "▁",
+    COMPOSING,
+    "",
+]
+
+
+def _byte_level(
+    *added: AddedToken,
+    prefix_space: bool = False,
+    normalizer: normalizers.Normalizer | None = None,
+) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(BYTES.to_str())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
+    tokenizer.add_special_tokens(list(added))
+    return tokenizer
+
+
+def _spaces(scheme: str) -> Tokenizer:
+    """Like Llama 2's: a space before the text, or before each of its pieces."""
+    letters = "▁thecasmdn<>中文é\n"
+    vocab = {token: i for i, token in enumerate(["<unk>", *letters, "▁t", "▁s"])}
+    merges = [("▁", "t"), ("▁", "s")]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True))
+    if scheme == "normalizer":
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=True)
+    tokenizer.add_special_tokens([_token(END), _token(EXTRA)])
+    return tokenizer
+
+
+def _token(content: str, **kind: bool) -> AddedToken:
+    return AddedToken(content, special=True, **{"normalized": False, **kind})
+
+
+TOKENIZERS = {
+    "plain": _byte_level(_token(END), _token(EXTRA)),
+    "prefix space": _byte_level(_token(END), _token(EXTRA), prefix_space=True),
+    "strips": _byte_level(_token(END, rstrip=True), _token(EXTRA, lstrip=True, rstrip=True)),
+    "strips before": _byte_level(_token(END, lstrip=True), _token(EXTRA, rstrip=True)),
+    "overlaps before": _byte_level(_token(END), _token("cat<en"), prefix_space=True),
+    "overlaps behind": _byte_level(_token(END), _token("d>s")),
+    "longer": _byte_level(_token(END), _token(END + "\n")),
+    "whole words": _byte_level(_token(END, single_word=True), _token(EXTRA)),
+    "composes": _byte_level(_token(END), _token(EXTRA), normalizer=normalizers.NFC()),
+    "composes first": _byte_level(_token(END, normalized=True), normalizer=normalizers.NFC()),
+    "first": _spaces("first"),
+    "always": _spaces("always"),
+    "never": _spaces("never"),
+    "normalizer": _spaces("normalizer"),
+}
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    """-1, which is no token's, for one that it has not."""
+    found = tokenizer.token_to_id(token)
+    return -1 if found is None else found
+
+
+class Asked:
+    """Encodes by a tokenizer and remembers for what it was asked."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def whole(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    async def __call__(self, texts: list[str]) -> list[list[int]]:
+        self.texts += texts
+        return [self.whole(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+async def test_as_the_whole_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END), _id(tokenizer, EXTRA)], room=4096)
+    chance = random.Random(name)
+    for _ in range(3000):
+        text = "".join(chance.choices(PARTS, k=chance.randrange(12)))
+        assert await segments.encode(text, asked) == asked.whole(text), repr(text)
+
+
+@pytest.mark.parametrize("change", ["truncation", "padding", "specials as text"])
+async def test_a_tokenizer_that_does_more_is_left_to_it(change: str) -> None:
+    tokenizer = _byte_level(_token(END))
+    if change == "truncation":
+        tokenizer.enable_truncation(4)
+    elif change == "padding":
+        tokenizer.enable_padding(direction="left", length=40)
+    else:
+        tokenizer.encode_special_tokens = True
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    text = f"a{END}b{END}c{END}"
+    assert await segments.encode(text, asked) == asked.whole(text)
+
+
+async def test_only_what_is_new_is_encoded() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    turns = ["system: be kind" + END, "user: hello" + END, "assistant: hello" + END]
+    await segments.encode("".join(turns), asked)
+    asked.texts.clear()
+    await segments.encode("".join([*turns, "user: and now?", END]), asked)
+    assert asked.texts == [END + "user: and now?" + END]
+
+
+async def test_room_is_for_those_used_last() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END)], room=1000)
+    often, once = "a" * 30 + END, "{}" + "b" * 30 + END
+    for n in range(5):
+        await segments.encode(often, asked)
+        await segments.encode(once.format(n), asked)
+    assert asked.texts.count(often) == 1
+    await segments.encode(once.format(0), asked)
+    assert asked.texts.count(once.format(0)) == 2
+
+
+async def test_a_text_of_ends_alone_is_one_piece() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    asked = Asked(tokenizer)
+    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    text = END * 5000
+    assert await segments.encode(text, asked) == asked.whole(text)
+    assert asked.texts == [text]

@@ -1,0 +1,277 @@
+"""Connections: opened when there is need, given up when the server says so or is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from gateway.errors import EngineUnavailable
+from gateway.triton.http2 import channel
+from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.transport import Endpoint, Wire
+from tests.support.http2_peer import (
+    Peer,
+    Server,
+    connected,
+    echo,
+    grpc_message,
+    listening,
+    silence,
+    until,
+)
+
+pytestmark = pytest.mark.timed
+
+
+async def start(transport: Any, request: bytes = b"x") -> Any:
+    return await transport.stream("/a/B", [request], bytes, {})
+
+
+def to(server: Server) -> Http2Transport:
+    return Http2Transport(Endpoint.parse(server.endpoint), Wire())
+
+
+async def test_one_connection_for_all() -> None:
+    async with connected(Server(echo)) as transport:
+        calls = await asyncio.gather(*[start(transport, b"%d" % n) for n in range(50)])
+        assert [await call.read() for call in calls] == [b"%d" % n for n in range(50)]
+        assert len(transport._connections) == 1
+
+
+async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:
+    server = Server(silence, max_concurrent_streams=2)
+    async with connected(server) as transport:
+        calls = await asyncio.gather(*[start(transport) for _ in range(5)])
+        await until(lambda: sum(len(peer.requests) for peer in server.peers) == 5)
+        assert [len(peer.requests) for peer in server.peers] == [2, 2, 1]
+        calls[0].cancel()
+        await start(transport)
+        assert len(server.peers) == 3
+        for call in calls[1:]:
+            call.cancel()
+        await until(lambda: sum(peer.closed.is_set() for peer in server.peers) == 2)
+
+
+async def test_a_server_that_takes_no_streams_is_away() -> None:
+    async with connected(Server(echo, max_concurrent_streams=0)) as transport:
+        with pytest.raises(EngineUnavailable):
+            await start(transport)
+
+
+async def test_goaway_lets_what_runs_finish() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(3)]
+        first = server.peers[0]
+        await until(lambda: len(first.requests) == 3)
+        first.goaway(2**31 - 1)
+        first.goaway(3)
+        with pytest.raises(EngineUnavailable):
+            await calls[2].read()  # stream 5 was not seen
+        later = await start(transport)
+        await until(lambda: len(server.peers) == 2 and server.peers[1].requests)
+        for stream_id, call in ((1, calls[0]), (3, calls[1])):
+            first.send(stream_id, grpc_message(b"to the end"))
+            first.end(stream_id)
+            assert await call.read() == b"to the end"
+            assert await call.read() is None
+        await until(first.closed.is_set)
+        server.peers[1].send(1, grpc_message(b"new"))
+        assert await later.read() == b"new"
+
+
+async def test_goaway_of_an_idle_connection_closes_it() -> None:
+    server = Server(echo)
+    async with connected(server) as transport:
+        await (await start(transport)).read()
+        server.peers[0].goaway(1, code=11)
+        await until(server.peers[0].closed.is_set)
+        assert await (await start(transport, b"again")).read() == b"again"
+        assert len(server.peers) == 2
+
+
+async def test_a_lost_connection_fails_its_calls_and_is_renewed() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(3)]
+        await until(lambda: len(server.peers[0].requests) == 3)
+        readers = [asyncio.create_task(call.read()) for call in calls[:2]]
+        await asyncio.sleep(0)
+        server.peers[0].transport.abort()
+        for failing in (*readers, calls[2].read()):
+            with pytest.raises(EngineUnavailable):
+                await failing
+        server.answer = echo
+        assert await (await start(transport, b"again")).read() == b"again"
+
+
+async def test_closing_fails_what_runs() -> None:
+    server = Server(silence)
+    async with listening(server):
+        transport = to(server)
+        call = await start(transport)
+        await transport.close()
+        with pytest.raises(EngineUnavailable):
+            await call.read()
+        with pytest.raises(EngineUnavailable):
+            await start(transport)
+        await until(server.peers[0].closed.is_set)
+
+
+async def test_nobody_waits_for_a_server_that_is_away() -> None:
+    server = Server(echo)
+    async with listening(server):
+        pass
+    port = int(server.endpoint.rpartition(":")[2])
+    transport = to(server)
+    for _ in range(100):
+        with pytest.raises(EngineUnavailable):
+            await asyncio.wait_for(start(transport), 1)
+    assert transport._failures <= 3
+    async with listening(server, port):
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    call = await start(transport, b"back")
+                    break
+                except EngineUnavailable:
+                    await asyncio.sleep(0.05)
+        assert await call.read() == b"back"
+        assert transport._failures == 0
+    await transport.close()
+
+
+async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first calls wait a while for its settings, the next ones not at all."""
+    monkeypatch.setattr(channel, "_CONNECT_TIMEOUT_S", 0.3)
+    server = Server(echo)
+    server.greets = False
+    async with listening(server):
+        transport = to(server)
+        calls = [asyncio.create_task(start(transport)) for _ in range(5)]
+        await asyncio.wait(calls, timeout=5)
+        assert all(isinstance(call.exception(), EngineUnavailable) for call in calls)
+        assert len(server.peers) == 1
+        await until(server.peers[0].closed.is_set)
+        await asyncio.sleep(0.2)
+        trying = asyncio.create_task(start(transport))
+        await asyncio.sleep(0.05)
+        begun = time.monotonic()
+        with pytest.raises(EngineUnavailable):
+            await start(transport)
+        assert time.monotonic() - begun < 0.2
+        with pytest.raises(EngineUnavailable):
+            await trying
+        await transport.close()
+
+
+async def test_giving_up_while_connecting_leaves_the_others() -> None:
+    server = Server(echo)
+    server.greets = False
+    async with connected(server) as transport:
+        calls = [asyncio.create_task(start(transport, b"%d" % n)) for n in range(3)]
+        await until(lambda: server.peers)
+        calls[0].cancel()
+        await asyncio.sleep(0)
+        server.greets = True
+        peer = server.peers[0]
+        peer.connection_made(peer.transport)
+        peer.h2.receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert [await (await call).read() for call in calls[1:]] == [b"1", b"2"]
+
+
+async def test_closing_while_connecting() -> None:
+    server = Server(echo)
+    server.greets = False
+    async with listening(server):
+        transport = to(server)
+        call = asyncio.create_task(start(transport))
+        await until(lambda: server.peers)
+        await transport.close()
+        await asyncio.wait([call], timeout=5)
+        assert isinstance(call.exception(), EngineUnavailable)
+        await until(server.peers[0].closed.is_set)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n",
+        b"\0\0\x08\x06\0\0\0\0\0pingpong",
+        b"\0\0\0\4\1\0\0\0\0",
+        b"\0\0\6\4\0\0\0\0\0\0\4\xff\xff\xff\xff",
+        b"\0\0\5\4\0\0\0\0\0\0\0\0\0\0",
+    ],
+    ids=["HTTP/1.1", "no settings", "an ack", "endless window", "broken settings"],
+)
+async def test_what_is_not_http2_is_away(greeting: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    transport = Http2Transport(Endpoint.parse(f"127.0.0.1:{port}"), Wire())
+    with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(start(transport), 3)
+    assert "broke the HTTP/2 protocol" in caplog.text
+    await transport.close()
+    listener.close()
+    await listener.wait_closed()
+
+
+async def test_pings_are_answered_and_unknown_frames_are_not() -> None:
+    server = Server(echo)
+    async with connected(server) as transport:
+        await (await start(transport)).read()
+        peer = server.peers[0]
+        peer.transport.write(b"\0\0\3\xee\0\0\0\0\0abc" + b"\0\0\5\2\0\0\0\0\1\0\0\0\0\0")
+        peer.h2.ping(b"12345678")
+        peer.flush()
+        await until(lambda: any(type(e).__name__ == "PingAckReceived" for e in peer.events))
+        assert await (await start(transport, b"on")).read() == b"on"
+
+
+async def test_a_header_block_in_many_frames() -> None:
+    def answer(peer: Peer, stream_id: int) -> None:
+        echo(peer, stream_id)
+
+    def long(peer: Peer, stream_id: int) -> None:
+        fields = [(f"x-{n}", "v" * 1000) for n in range(40)]
+        peer.begin(stream_id, [(":status", "200"), ("content-type", "application/grpc"), *fields])
+        peer.end(stream_id, 14, grpc_message="%41")
+
+    server = Server(long)
+    async with connected(server) as transport:
+        with pytest.raises(EngineUnavailable):
+            await (await start(transport)).read()
+        server.answer = answer
+        assert await (await start(transport, b"on")).read() == b"on"
+        assert len(server.peers) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost:8001", Endpoint("localhost", 8001, False, "localhost")),
+        ("grpcs://triton.example:443", Endpoint("triton.example", 443, True, "triton.example")),
+        ("grpcs://10.0.0.1:443#triton", Endpoint("10.0.0.1", 443, True, "triton")),
+        ("[::1]:8001", Endpoint("::1", 8001, False, "::1")),
+    ],
+)
+def test_endpoints(text: str, expected: Endpoint) -> None:
+    assert Endpoint.parse(text) == expected
+    assert expected.authority in text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "http://h:1", "h:1/x", "h:-1"]
+)
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        Endpoint.parse(text)

@@ -1,0 +1,244 @@
+"""Both transports against a real tritonserver behind mutual TLS and with a restricted protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import EngineUnavailable, GatewayError
+from gateway.triton.client import TritonClient
+from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.transport import Endpoint, TransportName, Wire
+from ops.local_stack.binaries import find_triton_server
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import answers_ok
+from ops.local_stack.shared_memory import region_prefix, remove_regions
+from tests.support.triton_server import MODEL, READY_WITHIN
+from triton_repo.executor import synthetic
+from triton_repo.render import render
+
+TRANSPORTS: list[TransportName] = ["http2", "grpcio"]
+KEY = {"triton-grpc-protocol-secret": "let me in"}
+
+
+class Authority:
+    """A certificate authority of its own; writes PEM files into a folder."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self.file = folder / f"{name}.pem"
+        own = self._sign(self._name, self._key.public_key(), ca=True)
+        self.file.write_bytes(own.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """A certificate for 127.0.0.1 and the name `triton.test`, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._sign(subject, key.public_key(), ca=False)
+        files = self._folder / f"{name}.crt", self._folder / f"{name}.key"
+        files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        files[1].write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return files
+
+    def _sign(self, subject: x509.Name, key: Any, *, ca: bool) -> x509.Certificate:
+        now = datetime.datetime.now(datetime.UTC)
+        names = [x509.IPAddress(ipaddress.ip_address(LOCALHOST)), x509.DNSName("triton.test")]
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(hours=2))
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "authority")
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[str]:
+    """A Triton that wants TLS, a certificate from the client, and a key for inference."""
+    folder = tmp_path_factory.mktemp("tls")
+    synthetic.build(folder / "engine", vocab_size=4096, tokens_per_second=200)
+    parameters = {**PARAMETERS, "engine_dir": str(folder / "engine"), "tokenizer_dir": str(MODEL)}
+    render(folder / "repository", parameters)
+    certificate, key = authority.issue("server")
+    server = find_triton_server(folder / "backends")
+    prefix = region_prefix(folder)
+    with PortClaims() as claims:
+        grpc, http = claims.take_free(), claims.take_free()
+        command = [str(server.executable), *server.arguments]
+        command += [f"--model-repository={folder / 'repository'}", "--allow-metrics=false"]
+        command += ["--disable-auto-complete-config", f"--grpc-port={grpc}", f"--http-port={http}"]
+        command += [f"--backend-config=python,shm-region-prefix-name={prefix}"]
+        command += ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=true"]
+        command += [f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
+        command += [f"--grpc-root-cert={authority.file}"]
+        command += ["--grpc-restricted-protocol=inference:secret=let me in"]
+        child = Child("triton", command, server.env, folder / "triton.log")
+        child.start()
+        try:
+            deadline = time.monotonic() + READY_WITHIN
+            while not answers_ok(f"http://{LOCALHOST}:{http}/v2/health/ready"):
+                assert child.exit_status() is None, child.how_it_ended()
+                assert time.monotonic() < deadline, child.last_lines()
+                time.sleep(0.05)
+            yield f"grpcs://{LOCALHOST}:{grpc}"
+        finally:
+            child.terminate()
+            child.reap(10.0)
+            remove_regions(prefix)
+
+
+@contextlib.asynccontextmanager
+async def client_of(endpoint: str, wire: Wire) -> AsyncIterator[TritonClient]:
+    client = TritonClient(endpoint, wire)
+    try:
+        async with asyncio.timeout(30):
+            yield client
+    finally:
+        await client.close()
+
+
+def request(tokens: int) -> bytes:
+    message = pb.ModelInferRequest(model_name="tensorrt_llm", id=f"r{tokens}")
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, values in (
+        ("input_ids", [5, 6]),
+        ("input_lengths", [2]),
+        ("request_output_len", [tokens]),
+    ):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, len(values)])
+        message.raw_input_contents.append(b"".join(n.to_bytes(4, "little") for n in values))
+    message.inputs.add(name="streaming", datatype="BOOL", shape=[1, 1])
+    message.raw_input_contents.append(b"\x01")
+    return message.SerializeToString()
+
+
+async def count_tokens(client: TritonClient, tokens: int, **metadata: str) -> int:
+    stream = await client.infer(request(tokens), metadata=metadata)
+    count = 0
+    while (response := await stream.read()) is not None:
+        assert not response.error_message
+        outputs = response.infer_response.outputs
+        count += sum(t.shape[2] for t in outputs if t.name == "output_ids")
+    return count
+
+
+@pytest.fixture(scope="module")
+def known(authority: Authority) -> dict[str, Path]:
+    """What a client must have."""
+    certificate, key = authority.issue("client")
+    return {"tls_ca": authority.file, "tls_cert": certificate, "tls_key": key}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_tokens_over_tls(
+    endpoint: str, known: dict[str, Path], transport: TransportName
+) -> None:
+    wire = Wire(transport, **known, metadata=KEY)
+    async with client_of(endpoint, wire) as client:
+        assert await client.model_ready("tensorrt_llm")
+        assert not await client.model_ready("another")
+        assert (await client.model_config("tensorrt_llm")).name == "tensorrt_llm"
+        counts = await asyncio.gather(*[count_tokens(client, n) for n in range(10, 40)])
+        assert counts == list(range(10, 40))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_restricted_protocol_wants_its_key(
+    endpoint: str, known: dict[str, Path], transport: TransportName
+) -> None:
+    async with client_of(endpoint, Wire(transport, **known)) as client:
+        assert await client.model_ready("tensorrt_llm")
+        with pytest.raises(EngineUnavailable):
+            await count_tokens(client, 3)
+        assert await count_tokens(client, 3, **KEY) == 3
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_the_name_of_the_certificate(
+    endpoint: str, known: dict[str, Path], transport: TransportName
+) -> None:
+    for name, right in (("triton.test", True), ("another.test", False)):
+        async with client_of(f"{endpoint}#{name}", Wire(transport, **known)) as client:
+            assert await client.model_ready("tensorrt_llm") is right
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("lacking", ["trust", "certificate", "TLS"])
+async def test_without_what_tls_needs_the_server_is_away(
+    endpoint: str,
+    known: dict[str, Path],
+    transport: TransportName,
+    lacking: str,
+    tmp_path: Path,
+) -> None:
+    if lacking == "trust":
+        known = known | {"tls_ca": Authority(tmp_path, "stranger").file}
+    elif lacking == "certificate":
+        known = {"tls_ca": known["tls_ca"]}
+    else:
+        endpoint = endpoint.removeprefix("grpcs://")
+    async with client_of(endpoint, Wire(transport, **known, metadata=KEY)) as client:
+        assert not await client.model_ready("tensorrt_llm")
+        with pytest.raises(GatewayError):
+            await count_tokens(client, 3)
+
+
+async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
+    """What was not agreed upon by ALPN is not spoken."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.issue("other"))
+
+    async def read_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(read_on, LOCALHOST, 0, ssl=context)
+    port = listener.sockets[0].getsockname()[1]
+    endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{port}")
+    transport = Http2Transport(endpoint, Wire(tls_ca=authority.file))
+    with pytest.raises(EngineUnavailable):
+        await asyncio.wait_for(transport.unary("/a/B", b"", 5), 10)
+    await transport.close()
+    listener.close()
+    await listener.wait_closed()
+
+
+def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
+    for transport in TRANSPORTS:
+        with pytest.raises(OSError, match="No such file"):
+            TritonClient("grpcs://h:1", Wire(transport, tls_ca=tmp_path / "ca.pem"))

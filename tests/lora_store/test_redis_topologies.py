@@ -1,0 +1,364 @@
+"""Sentinels and clusters of real Redis processes: the store, the limits and a whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from adapters.errors import StoreUnavailable
+from gateway.tenancy.limits.ask import Ask, Settlement
+from gateway.tenancy.limits.redis import SharedLimits
+from lora_store import redis_url
+from lora_store.codec import decode
+from lora_store.connect import channel_url, close, connect
+from lora_store.disk import Disk
+from lora_store.redis import RedisSettings, RedisTier, dump, parse
+from lora_store.tiered import TieredStore
+from ops.commands.up import DEMO_MODEL
+from tests.conftest import Stack
+from tests.lora_store.test_disk import record
+from tests.lora_store.test_tiered import Gateway
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.generated_adapters import write_adapter
+from tests.support.lora_files import content
+from tests.support.redis_fleet import (
+    PASSWORD,
+    Fleet,
+    Process,
+    Watched,
+    is_master,
+    running_cluster,
+    running_sentinels,
+    until,
+)
+from tests.support.redis_server import running_redis
+
+pytestmark = pytest.mark.timed
+
+ADMIN_KEY = "an-admin-key"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Fleet]:
+    with running_cluster() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Watched]:
+    with running_sentinels() as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def tier(cluster: Fleet) -> Iterator[RedisTier]:
+    tier = RedisTier(RedisSettings(cluster.url, prefix=f"lora:{random.randbytes(4).hex()}"))
+    yield tier
+    tier.close()
+
+
+@contextlib.asynccontextmanager
+async def gateway(root: Path, fleet: Fleet) -> AsyncIterator[Gateway]:
+    """The adapters of one gateway, which keeps its own folder."""
+    tier = RedisTier(RedisSettings(fleet.url, timeout_s=1.0))
+    store = TieredStore(Disk(root), tier, memory_bytes=2**20)
+    made = Gateway(store, root)
+    async with store:
+        await made.registry.load()
+        yield made
+
+
+async def becomes(condition: Callable[[], object], within_s: float = 15.0) -> float:
+    """Seconds until it did."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() < started + within_s, "it does not come about"
+        await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+# A cluster.
+
+
+def test_versions_and_records_live_in_a_cluster(cluster: Fleet, tier: RedisTier) -> None:
+    big, small = content(1, 5 * 1024 * 1024), content(2)
+    tier.put(big)
+    tier.put(small)
+    chunks = tier.fetch(big.digest)
+    assert chunks is not None
+    assert bytes(decode(memoryview(b"".join(chunks)), big.digest).weights) == bytes(big.weights)
+    assert tier.has([big.digest, small.digest, content(3).digest]) == {big.digest, small.digest}
+    assert tier.digests(older_than_s=-1) == {big.digest, small.digest}
+    used = [server for server in cluster.servers if server.client().dbsize()]
+    assert len(used) == 3, "nothing was spread"
+    tier.delete(big.digest)
+    assert tier.digests(older_than_s=-1) == {small.digest}
+    assert sum(server.client().dbsize() for server in cluster.servers) == 2
+
+    assert tier.swap(None, record())
+    assert not tier.swap(None, record(number=2))
+    assert tier.swap(dump(record()), record(number=2))
+    assert parse(tier.record("zh")) == record(number=2)
+    assert tier.position()[1] == b"2"
+    assert tier.records()[1] == {"zh": dump(record(number=2))}
+    assert tier.claim("d")
+    assert not tier.claim("d")
+    tier.release("d")
+    assert tier.claim("d")
+
+
+async def test_every_server_of_a_cluster_tells_of_changes(cluster: Fleet, tmp_path: Path) -> None:
+    client = connect(redis_url.parse(cluster.url), timeout_s=1, connect_timeout_s=1)
+    urls = {channel_url(redis_url.parse(cluster.url), client) for _ in range(100)}
+    close(client)
+    assert len(urls) == 3
+    # With so many, no server is the only one that is listened to.
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [
+            await stack.enter_async_context(gateway(tmp_path / str(n), cluster)) for n in range(6)
+        ]
+        await becomes(lambda: _listeners(cluster, "lora:changes") == 6)
+        before = [store.store.stats.notices for store in stores]
+        await stores[0].registry.add("zh", "demo", content(1), "test")
+        await becomes(lambda: all(store.serves("zh") for store in stores))
+        await becomes(
+            lambda: all(s.store.stats.notices > b for s, b in zip(stores, before, strict=True))
+        )
+        for store in stores:
+            assert await store.holds(1)
+
+
+def _listeners(fleet: Fleet, channel: str) -> int:
+    return sum(int(server.client().pubsub_numsub(channel)[0][1]) for server in fleet.servers)
+
+
+async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
+    tenants = [f"t{n}" for n in range(10)]
+    passed: Counter[str] = Counter()
+    async with SharedLimits(cluster.url) as one, SharedLimits(cluster.url) as two:
+
+        async def ask(limits: SharedLimits, name: str) -> None:
+            decision = await limits.take(Ask(name, 5, 10_000, 100, 10))
+            assert decision is not None
+            passed[name] += decision.refused is None
+            if decision.refused is None:
+                limits.settle(Settlement(name, decision.second, -10, True))
+
+        await asyncio.gather(*[ask(limits, name) for name in tenants * 10 for limits in (one, two)])
+    assert passed == dict.fromkeys(tenants, 5)
+    keys = [server.client().keys("limits:*") for server in cluster.servers]
+    assert {key for found in keys for key in found} == {
+        f"limits:{{{name}}}".encode() for name in tenants
+    }
+    assert all(keys), "all tenants are at one server"
+    for server, found in zip(cluster.servers, keys, strict=True):
+        for key in found:
+            values: Any = server.client().hgetall(key)
+            assert not [field for field in values if field.startswith(b"c:")]
+            assert sum(int(n) for field, n in values.items() if field.startswith(b"t:")) == 0
+
+
+async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:
+    """The key is taken from one server to another, which the limits learn of by asking."""
+    ask = Ask("moving", 5, None, None, 1)
+    slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
+    async with SharedLimits(cluster.url) as limits:
+        decisions = [await limits.take(ask) for _ in range(3)]
+        source = next(s for s in cluster.servers if s.client().dbsize() and _has(s, slot))
+        target = next(s for s in cluster.servers if s is not source)
+        _move(cluster, slot, source, target)
+        target.client().script_flush()
+        decisions += await asyncio.gather(*[limits.take(ask) for _ in range(4)])
+        assert limits.up
+    found = [decision is not None and decision.refused is None for decision in decisions]
+    assert None not in decisions
+    assert found.count(True) == 5
+
+
+def _has(server: Process, slot: int) -> bool:
+    count: int = server.client().execute_command("CLUSTER COUNTKEYSINSLOT", slot)
+    return count > 0
+
+
+def _move(cluster: Fleet, slot: int, source: Process, target: Process) -> None:
+    identity = {s.port: s.client().execute_command("CLUSTER MYID") for s in (source, target)}
+    target.client().execute_command("CLUSTER SETSLOT", slot, "IMPORTING", identity[source.port])
+    source.client().execute_command("CLUSTER SETSLOT", slot, "MIGRATING", identity[target.port])
+    keys = source.client().execute_command("CLUSTER GETKEYSINSLOT", slot, 100)
+    password = target.client().connection_pool.connection_kwargs["password"]
+    where = ("127.0.0.1", target.port, "", 0, 5000, "AUTH", password, "KEYS", *keys)
+    source.client().execute_command("MIGRATE", *where)
+    for server in cluster.servers:
+        server.client().execute_command("CLUSTER SETSLOT", slot, "NODE", identity[target.port])
+
+
+async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
+    """The one with the records; its replica takes over within seconds."""
+    ask = Ask("t", 1000, None, None, 1)
+    with running_cluster(replicas=True) as fleet:
+        async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
+            async with SharedLimits(fleet.url) as limits:
+                await one.registry.add("zh", "demo", content(1), "test")
+                await becomes(lambda: two.serves("zh"))
+                slot = fleet.servers[0].client().execute_command("CLUSTER KEYSLOT", "lora:names")
+                master = next(s for s in fleet.servers[:3] if _has(s, slot))
+                master.kill()
+                slowest = await _asked(
+                    lambda: limits.take(ask), lambda: not one.store.stats.redis_up
+                )
+                assert slowest < 1.0
+                await one.registry.add("ja", "demo", content(2), "test")
+                assert one.serves("ja")
+                took = await becomes(lambda: two.serves("ja"))
+                print(f"served by the others {took:.1f} s after the change")
+                assert await two.holds(2)
+                await becomes(lambda: limits.up)
+                assert await limits.take(ask) is not None
+
+
+async def _asked(take: Callable[[], Any], until: Callable[[], bool]) -> float:
+    """Asks the limits until then; the longest wait in seconds."""
+    slowest, deadline = 0.0, time.monotonic() + 15
+    while not until():
+        started = time.monotonic()
+        assert started < deadline
+        await take()
+        slowest = max(slowest, time.monotonic() - started)
+        await asyncio.sleep(0.01)
+    return slowest
+
+
+# Sentinels.
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
+    """What was acknowledged stays, changes go on meanwhile, and notices come from the new one."""
+    ask = Ask("t", 1000, None, None, 1)
+    with running_sentinels() as fleet:
+        async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
+            async with SharedLimits(fleet.url) as limits:
+                await one.registry.add("zh", "demo", content(1), "test")
+                await becomes(lambda: two.serves("zh"))
+                master = fleet.master()
+                assert master is not None
+                if how == "killed":
+                    master.kill()
+                else:
+                    os.kill(master.pid, signal.SIGSTOP)
+                started = time.monotonic()
+                slowest = await _asked(
+                    lambda: limits.take(ask), lambda: not one.store.stats.redis_up
+                )
+                assert slowest < 1.0
+                assert not limits.up
+                await one.registry.add("ja", "demo", content(2), "test")
+                await becomes(lambda: two.serves("ja"))
+                print(f"writes again {time.monotonic() - started:.1f} s after the master's end")
+                await becomes(lambda: limits.up)
+                assert await limits.take(ask) is not None
+                new = await asyncio.to_thread(fleet.master)
+                assert new is not None
+                assert new is not master
+                assert set(new.client().hkeys("lora:names")) > {b"zh", b"ja"}
+
+                await becomes(lambda: int(new.client().pubsub_numsub("lora:changes")[0][1]) == 2)
+                print(f"notices again {time.monotonic() - started:.1f} s after the master's end")
+                before = two.store.stats.notices
+                await one.registry.add("ko", "demo", content(3), "test")
+                await becomes(lambda: two.serves("ko"))
+                await becomes(lambda: two.store.stats.notices > before)
+                for number in (1, 2, 3):
+                    assert await two.holds(number)
+
+
+async def test_a_promotion_without_a_crash_loses_nothing(tmp_path: Path) -> None:
+    """The old master still takes writes, of those who do not ask the sentinels."""
+    async with contextlib.AsyncExitStack() as stack:
+        sentinels = stack.enter_context(running_sentinels(stubborn=True))
+        one = await stack.enter_async_context(gateway(tmp_path / "1", sentinels))
+        two = await stack.enter_async_context(gateway(tmp_path / "2", sentinels))
+        await one.registry.add("zh", "demo", content(1), "test")
+        old = await asyncio.to_thread(sentinels.master)
+        assert old is not None
+        sentinels.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
+        await asyncio.to_thread(until, lambda: sentinels.master() not in (None, old))
+        new = await asyncio.to_thread(sentinels.master)
+        assert new is not None
+        await one.registry.add("ja", "demo", content(2), "test")
+        took = await becomes(lambda: new.client().hexists("lora:names", "ja"))
+        print(f"at the new master {took:.1f} s after the change")
+        await becomes(lambda: two.serves("ja"))
+        await becomes(lambda: int(new.client().pubsub_numsub("lora:changes")[0][1]) == 2)
+        assert await two.holds(2)
+        assert is_master(old)
+
+
+async def test_a_server_that_hangs_is_not_listened_to_for_ever() -> None:
+    with running_redis() as server:
+        tier = server.tier(timeout_s=0.5)
+        listener = asyncio.create_task(anext(tier.listen()))
+        await becomes(lambda: int(server.client().pubsub_numsub("lora:changes")[0][1]) == 1)
+        await asyncio.sleep(3)
+        assert not listener.done(), "an idle server that answers is given up"
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable, match="silent"):
+            await asyncio.wait_for(listener, 15)
+        tier.close()
+
+
+def test_no_sentinel_and_no_cluster_is_away_and_says_no_password() -> None:
+    for url in (
+        f"redis+sentinel://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=hidden",
+        f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2",
+    ):
+        tier = RedisTier(RedisSettings(url, timeout_s=0.5))
+        with pytest.raises(StoreUnavailable) as caught:
+            tier.position()
+        for secret in (PASSWORD, "p@ss", "hidden"):
+            assert secret not in str(caught.value)
+        tier.close()
+
+
+# The whole gateway.
+
+
+@pytest.mark.parametrize("kind", ["sentinels", "cluster"])
+def test_a_gateway_shares_adapters_and_limits(
+    kind: str, stack: Stack, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fleet: Fleet = request.getfixturevalue(kind)
+    name = f"e2e-{uuid4().hex}"  # the fleet remembers for a minute
+    config = write_config(tmp_path / "c.yaml", tenant(name, "sk-e2e", requests_per_minute=6))
+    folder = write_adapter(tmp_path / "peft", DEMO_MODEL, seed=1)
+    with (
+        GatewayProcess(
+            tmp_path, stack, config=config, redis_url=fleet.url, admin_key=ADMIN_KEY
+        ) as process,
+        process.client(ADMIN_KEY) as admin,
+        process.client("sk-e2e") as client,
+    ):
+        files = [("file", (path.name, path.read_bytes())) for path in sorted(folder.iterdir())]
+        added = admin.post("/v1/adapters", data={"name": "mine", "base": "demo"}, files=files)
+        assert added.status_code == 201, added.text
+        asked = body(model="mine", max_tokens=4)
+        answers = [client.post("/v1/completions", json=asked).status_code for _ in range(20)]
+        # Where Redis was too slow in between, some were counted locally, from nothing.
+        assert answers[:6] == [200] * 6
+        assert 429 in answers[6:]
+        keys = {key for server in fleet.servers for key in server.client().keys("*")}
+        assert {b"lora:demo:names", b"limits:{%s}" % name.encode()} < keys
+        assert [key for key in keys if key.startswith(b"lora:demo:version:")]
+        assert PASSWORD not in process.text
+        assert "p@ss" not in process.text

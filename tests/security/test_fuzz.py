@@ -1,0 +1,180 @@
+"""Anything at all on the wire: an envelope or a closed connection, never a 500, never silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
+from tests.conftest import Stack
+from tests.support.raw_http import Answer, answers, connected
+
+CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}
+SECONDS = 20  # more than the gateway's own patience with headers; nobody should need it
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/adapters"]
+PATHS += [
+    "/v1/models",
+    "/v1/models/x",
+    "/health/live",
+    "/metrics",
+    "/openapi.json",
+    "*",
+    "//",
+    "/%",
+]
+TOKEN = st.text(st.characters(codec="latin-1"), max_size=12)
+BYTES = st.binary(max_size=40)
+KNOWN = [
+    "host",
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "upgrade",
+    "expect",
+    "content-type",
+    "te",
+    "content-encoding",
+    "authorization",
+    "x-request-id",
+    "origin",
+]
+TYPICAL = [
+    "0",
+    "1",
+    "5",
+    "-1",
+    "chunked",
+    "identity",
+    "close",
+    "keep-alive",
+    "upgrade",
+    "h2c",
+    "websocket",
+    "100-continue",
+    "gzip",
+    "application/json",
+    "multipart/form-data",
+    "multipart/form-data;boundary=b",
+]
+NAMES, VALUES = st.sampled_from(KNOWN), st.sampled_from(TYPICAL)
+LINES = st.builds(
+    lambda name, colon, value, end: name + colon + value + end,
+    NAMES | TOKEN,
+    st.sampled_from([": "] * 8 + [":", " : ", "", ":\t"]),
+    VALUES | TOKEN,
+    st.sampled_from(["\r\n"] * 12 + ["\n", "\r", "\r\n ", "\0\r\n"]),
+)
+HEADS = st.builds(
+    lambda method, path, version, lines: f"{method} {path} {version}\r\n{''.join(lines)}\r\n",
+    st.sampled_from(["GET", "POST", "DELETE", "OPTIONS", "HEAD", "PUT", "CONNECT"]) | TOKEN,
+    st.sampled_from(PATHS) | TOKEN,
+    st.sampled_from(["HTTP/1.1"] * 8 + ["HTTP/1.0", "HTTP/2.0", "HTTP/1.1 ", ""]),
+    st.lists(LINES, max_size=6).map(lambda lines: ["host: x\r\n", *lines]),
+).map(lambda head: head.encode("latin-1"))
+CHUNKS = st.builds(
+    lambda size, end, data: size.encode() + end + data + b"\r\n",
+    st.sampled_from(["0", "1", "2", "a", "ffffffffffffffff", "-1", "1;a=b", " 1", "0x1"]),
+    st.sampled_from([b"\r\n"] * 5 + [b"\n"]),
+    BYTES,
+)
+WIRE = st.lists(HEADS | CHUNKS | BYTES, min_size=1, max_size=5).map(b"".join)
+
+
+def _exchange(stack: Stack, data: bytes, cuts: list[int]) -> tuple[bytes, list[Answer]]:
+    """What the server says to `data`, sent in pieces, until it has said all."""
+    said = b""
+    with connected(stack.gateway, timeout_s=SECONDS) as connection:
+        try:
+            edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+            for start, end in pairwise(edges):
+                connection.sendall(data[start:end])
+            connection.shutdown(1)
+            while piece := connection.recv(65536):
+                said += piece
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    return said, answers(said.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b""))
+
+
+@settings(FUZZ, max_examples=80)
+@given(WIRE, st.lists(st.integers(0, 10_000), max_size=3))
+def test_any_bytes(stack: Stack, data: bytes, cuts: list[int]) -> None:
+    heads = b"HEAD " in data  # the answer to one has a length and no body
+    try:
+        said, found = _exchange(stack, data, cuts)
+    except AssertionError:
+        assert heads
+        return
+    for answer in found:
+        assert answer.status < 500, (said, data)
+        assert answer.headers["x-request-id"]
+        if answer.status >= 400:
+            error = json.loads(answer.body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+    assert httpx.get(f"{stack.gateway}/health/live").status_code == 200
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+CHAT = ["model", "messages", "tools", "tool_choice", "response_format", "stop", "n", "logit_bias"]
+CHAT += ["chat_template_kwargs", "structured_outputs", "stream_options", "seed", "temperature"]
+CHAT += ["prompt", "echo", "logprobs", "top_logprobs", "best_of", "tokens", "max_tokens"]
+REQUESTS = st.dictionaries(st.sampled_from(CHAT), JSON, max_size=5)
+
+
+@FUZZ
+@given(st.sampled_from(PATHS[:4]), REQUESTS, st.sampled_from([None, "role", "text"]), BYTES)
+def test_any_json(
+    stack: Stack, path: str, wanted: dict[str, Any], good: str | None, tail: bytes
+) -> None:
+    """Fields of any kind, beside good ones in two of three; and text behind them now and then."""
+    base: dict[str, Any] = {} if good is None else {"model": "demo", "max_tokens": 1}
+    if good and "chat" in path:
+        base["messages"] = [{"role": "user", "content": "x"}]
+    elif good and path != "/detokenize":
+        base["prompt"] = "x"
+    fields = base | wanted if path.startswith("/v1") else wanted
+    fields |= {"max_tokens": 1} if path.startswith("/v1") and type(wanted.get("n")) is int else {}
+    content = json.dumps(fields).encode() + (tail if good is None else b"")
+    answer = httpx.post(stack.gateway + path, content=content, timeout=SECONDS)
+    assert answer.status_code < 500, (fields, answer.text)
+    if answer.status_code >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.fixture(scope="module")
+def streamed(stack: Stack) -> bytes:
+    body = {"model": "demo", "messages": [CHATTY], "temperature": 0, "stream": True}
+    return httpx.post(f"{stack.gateway}/v1/chat/completions", json=body, timeout=60).content
+
+
+@given(st.data())
+def test_a_stream_reads_the_same_however_it_is_cut(streamed: bytes, data: st.DataObject) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(streamed)), max_size=40).map(sorted))
+
+    def pieces() -> Iterator[bytes]:
+        for start, end in pairwise([0, *cuts, len(streamed)]):
+            yield streamed[start:end]
+
+    events = [event.data for event in SSEDecoder().iter_bytes(pieces())]
+    assert events.pop() == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    assert "你好，世界！😀🎉 こんにちは" in text

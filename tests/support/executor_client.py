@@ -1,0 +1,120 @@
+"""Running requests on an executor and gathering what comes back, for the executor's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.executor import bindings as trtllm
+from triton_repo.executor.engine import build
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+
+
+@dataclass
+class Output:
+    """All responses of one request."""
+
+    results: list[trtllm.Result] = field(default_factory=list)
+    error: str | None = None
+
+    def tokens(self, sequence: int = 0, beam: int = 0) -> list[int]:
+        """The concatenated ids of one sequence."""
+        parts = [r.output_token_ids[beam] for r in self.results if r.sequence_index == sequence]
+        return [token for part in parts for token in part]
+
+    @property
+    def last(self) -> trtllm.Result:
+        return self.results[-1]
+
+
+def golden(case: str) -> dict[str, NDArray[Any]]:
+    with np.load(GOLDEN / case / "golden.npz") as data:
+        return dict(data)
+
+
+def golden_prompt(case: str = "gqa") -> list[int]:
+    return [int(i) for i in golden(case)["prompt"]]
+
+
+def golden_greedy(case: str = "gqa") -> list[int]:
+    return [int(i) for i in golden(case)["greedy"]]
+
+
+def start(engine_dir: Path, **settings: Any) -> trtllm.Executor:
+    return trtllm.Executor(
+        engine_dir, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig(**settings)
+    )
+
+
+def start_golden(folder: Path, case: str = "gqa", **settings: Any) -> trtllm.Executor:
+    """An executor for a golden model, built with every optional output and LoRA module."""
+    limits = settings.pop("limits", {})
+    engine = build(
+        GOLDEN / case,
+        folder / "engine",
+        **{
+            "gather_context_logits": True,
+            "gather_generation_logits": True,
+            "max_beam_width": 4,
+            "tokens_per_block": 16,
+            "lora_target_modules": LORA_MODULES,
+            "max_lora_rank": 8,
+            **limits,
+        },
+    )
+    return start(engine, **{"max_beam_width": 4, **settings})
+
+
+LORA_MODULES = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_dense",
+    "mlp_h_to_4h",
+    "mlp_4h_to_h",
+    "mlp_gate",
+)
+
+
+def gather(executor: trtllm.Executor, ids: Sequence[int]) -> list[Output]:
+    """Wait for the final responses of ``ids``."""
+    outputs = {i: Output() for i in ids}
+    left = set(ids)
+    while left:
+        responses = executor.await_responses(timeout=30.0)
+        assert responses, f"no response within 30 s for {left}"
+        for response in responses:
+            output = outputs[response.request_id]
+            if response.has_error():
+                output.error = response.error_msg
+                left.discard(response.request_id)
+            else:
+                output.results.append(response.result)
+                if response.result.is_final:
+                    left.discard(response.request_id)
+    return [outputs[i] for i in ids]
+
+
+def run(executor: trtllm.Executor, *requests: trtllm.Request) -> list[Output]:
+    return gather(executor, executor.enqueue_requests(list(requests)))
+
+
+def request(prompt: Sequence[int], max_tokens: int = 8, **more: Any) -> trtllm.Request:
+    """A streaming request; sampling keywords may be given beside the request's own."""
+    names = {n for n in vars(trtllm.SamplingConfig) if not n.startswith("_")}
+    sampling = {k: more.pop(k) for k in list(more) if k in names}
+    flags = {n for n in vars(trtllm.OutputConfig) if not n.startswith("_")}
+    output = {k: more.pop(k) for k in list(more) if k in flags}
+    return trtllm.Request(
+        prompt,
+        max_tokens,
+        sampling_config=trtllm.SamplingConfig(**sampling),
+        output_config=trtllm.OutputConfig(**output),
+        **{"streaming": True, **more},
+    )

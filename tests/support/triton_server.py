@@ -1,0 +1,285 @@
+"""Runs a real tritonserver on our model repository, and talks to it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as triton
+
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.servers import Ports, answers_ok, triton_child
+from ops.local_stack.shared_memory import region_prefix, remove_regions
+from triton_repo.parameters import Value
+from triton_repo.render import render
+
+MODEL = Path(__file__).parents[2] / "demo" / "model"
+READY_WITHIN = 60.0
+ANSWER_WITHIN = 30.0
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One response on a stream: its outputs, or the error that it holds instead."""
+
+    request_id: str
+    outputs: Arrays
+    final: bool
+    error: str | None = None
+
+
+class Server:
+    """A running tritonserver."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
+        self._http = f"{LOCALHOST}:{ports.triton_http}"
+        self._metrics = f"http://{LOCALHOST}:{ports.triton_metrics}/metrics"
+
+    def generate(self, model: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        status, text = self._post(f"/v2/models/{model}/generate", body)
+        return status, json.loads(text)
+
+    def generate_stream(self, model: str, **body: Any) -> list[dict[str, Any]]:
+        status, text = self._post(f"/v2/models/{model}/generate_stream", body)
+        assert status == 200, text
+        return [
+            json.loads(line.removeprefix("data: "))
+            for line in text.splitlines()
+            if line.startswith("data: ")
+        ]
+
+    def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self._http, timeout=ANSWER_WITHIN)
+        with contextlib.closing(connection):
+            connection.request("POST", path, json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def config(self, model: str) -> Any:
+        with contextlib.closing(triton.InferenceServerClient(self.grpc)) as client:
+            return client.get_model_config(model).config
+
+    def metric(self, family: str, **labels: str) -> float:
+        """The value of the one sample that has these labels among its own."""
+        with urllib.request.urlopen(self._metrics, timeout=ANSWER_WITHIN) as page:
+            lines = page.read().decode().splitlines()
+        wanted = [f'{name}="{value}"' for name, value in labels.items()]
+        found = [
+            line
+            for line in lines
+            if line.startswith(f"{family}{{") and all(label in line for label in wanted)
+        ]
+        assert len(found) == 1, (family, labels, found)
+        return float(found[0].rpartition(" ")[2])
+
+    def wait_metric(self, value: float, family: str, within: float = 5.0, **labels: str) -> None:
+        """Until the sample has this value."""
+        deadline = time.monotonic() + within
+        while (found := self.metric(family, **labels)) != value:
+            assert time.monotonic() < deadline, f"{family} {labels}: {found}, not {value}"
+            time.sleep(0.01)
+
+    def wait_active(self, count: int, within: float = 5.0) -> None:
+        """Until the engine's own count of active requests is `count`."""
+        labels = {"request_type": "active"}
+        self.wait_metric(count, "nv_trt_llm_request_metrics", within, **labels)
+
+    def unary(self, model: str, inputs: Arrays) -> Arrays:
+        with contextlib.closing(triton.InferenceServerClient(self.grpc)) as client:
+            return _outputs(client.infer(model, _infer_inputs(inputs)))
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Stream]:
+        """A stream of its own connection; its requests are cancelled at the end."""
+        stream = Stream(self.grpc)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+    def ask(
+        self,
+        inputs: Arrays,
+        model: str = "tensorrt_llm",
+        *,
+        request_id: str = "",
+        outputs: list[str] | None = None,
+    ) -> list[Reply]:
+        """All replies to one request; the last one is final or an error."""
+        with self.stream() as stream:
+            stream.send(inputs, model, request_id=request_id, outputs=outputs)
+            return stream.rest(request_id)
+
+
+class Stream:
+    """One ModelStreamInfer call."""
+
+    def __init__(self, address: str) -> None:
+        self._client = triton.InferenceServerClient(address)
+        self._replies: queue.Queue[Reply] = queue.Queue()
+        self._client.start_stream(self._received)
+
+    def send(
+        self,
+        inputs: Arrays,
+        model: str = "tensorrt_llm",
+        *,
+        request_id: str = "",
+        outputs: list[str] | None = None,
+    ) -> None:
+        self._client.async_stream_infer(
+            model,
+            _infer_inputs(inputs),
+            request_id=request_id,
+            outputs=outputs and [triton.InferRequestedOutput(name) for name in outputs],
+            enable_empty_final_response=True,
+        )
+
+    def next(self) -> Reply:
+        return self._replies.get(timeout=ANSWER_WITHIN)
+
+    def rest(self, request_id: str = "") -> list[Reply]:
+        """The replies up to the end of one request; those of others are dropped."""
+        replies: list[Reply] = []
+        while not replies or not (replies[-1].final or replies[-1].error):
+            reply = self.next()
+            if reply.request_id == request_id or reply.error:
+                replies.append(reply)
+        return replies
+
+    def cancel(self) -> None:
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+    def _received(self, result: Any, error: Any) -> None:
+        if error is not None:
+            self._replies.put(Reply("", {}, final=True, error=error.message()))
+            return
+        response = result.get_response()
+        final = response.parameters["triton_final_response"].bool_param
+        self._replies.put(Reply(response.id, _outputs(result), final=final))
+
+
+def core_inputs(ids: list[int], max_tokens: int, **more: Any) -> Arrays:
+    """The inputs of `tensorrt_llm` for one prompt; scalars become [1, 1]."""
+    inputs = {
+        "input_ids": np.array([ids], np.int32),
+        "input_lengths": np.array([[len(ids)]], np.int32),
+        "request_output_len": np.array([[max_tokens]], np.int32),
+    }
+    return inputs | {name: as_tensor(value) for name, value in more.items()}
+
+
+def text_inputs(text: str, max_tokens: int, **more: Any) -> Arrays:
+    """The inputs of the ensemble and of tensorrt_llm_bls."""
+    inputs = {"text_input": as_tensor(text), "max_tokens": as_tensor(max_tokens)}
+    return inputs | {name: as_tensor(value) for name, value in more.items()}
+
+
+def stop_inputs() -> Arrays:
+    return core_inputs([0], 0, input_lengths=0, stop=True)
+
+
+def as_tensor(value: Any) -> npt.NDArray[Any]:
+    """[1, 1] of a Python scalar in the dtype that the models declare for it."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, str):
+        return np.array([[value.encode()]], np.object_)
+    if isinstance(value, bool):
+        return np.array([[value]], np.bool_)
+    return np.array([[value]], np.int32 if isinstance(value, int) else np.float32)
+
+
+def _infer_inputs(arrays: Arrays) -> list[triton.InferInput]:
+    inputs = []
+    for name, array in arrays.items():
+        tensor = triton.InferInput(name, array.shape, triton.np_to_triton_dtype(array.dtype))
+        inputs.append(tensor.set_data_from_numpy(array))
+    return inputs
+
+
+def _outputs(result: Any) -> Arrays:
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def new_ids(replies: list[Reply]) -> list[int]:
+    """The ids of the first beam of all replies, none of which may be an error."""
+    assert replies[-1].error is None, replies[-1].error
+    return [token for reply in replies for token in reply.outputs["output_ids"][0, 0].tolist()]
+
+
+def error_of(replies: list[Reply]) -> str:
+    """The error that is the only reply."""
+    assert len(replies) == 1
+    assert replies[0].error is not None
+    return replies[0].error
+
+
+def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
+    """For a repository on the CPU, with the engine in `folder`."""
+    return {
+        "triton_backend": "python",
+        "triton_max_batch_size": 8,
+        "decoupled_mode": True,
+        "batching_strategy": "inflight_fused_batching",
+        "logits_datatype": "TYPE_FP32",
+        "encoder_input_features_data_type": "TYPE_FP16",
+        "max_queue_delay_microseconds": 0,
+        "preprocessing_instance_count": 1,
+        "postprocessing_instance_count": 1,
+        "bls_instance_count": 2,
+        "engine_dir": str(folder / "engine"),
+        "tokenizer_dir": str(MODEL),
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def running(folder: Path, **parameters: Value) -> Iterator[Server]:
+    """tritonserver on all five models, as the local stack starts it.
+
+    `folder` has the engine in `engine`; a model in `repository` that is not ours stays.
+    """
+    render(folder / "repository", repository_parameters(folder, **parameters))
+    with serving(folder) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """tritonserver on whatever is in the folder `repository` of `folder`."""
+    with PortClaims() as claims:
+        ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
+        prefix = region_prefix(folder)
+        child = triton_child(ports, folder, prefix, folder / "triton.log")
+        child.start()
+        try:
+            _wait_ready(child, ports)
+            yield Server(ports)
+        finally:
+            child.terminate()
+            child.reap(10.0)
+            remove_regions(prefix)
+
+
+def _wait_ready(child: Child, ports: Ports) -> None:
+    deadline = time.monotonic() + READY_WITHIN
+    while not answers_ok(f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready"):
+        assert child.exit_status() is None, child.how_it_ended()
+        assert time.monotonic() < deadline, child.last_lines()
+        time.sleep(0.05)

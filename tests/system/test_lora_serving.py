@@ -1,0 +1,307 @@
+"""No adapter is ever served wrong or lost: evictions, restarts, updates under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from adapters.adapter import MODULE_NAMES, Converted
+from adapters.modules import module_sizes
+from ops.commands.up import DEMO_MODEL
+from tests.support.generated_adapters import (
+    PROMPT,
+    TOKENS,
+    base_model,
+    converted,
+    expected_answers,
+    write_adapter,
+)
+from tests.support.local_stack import Stack, Up
+from tests.support.metrics import metric
+from triton_repo.executor import engine
+
+ADAPTERS = 200
+HELD_BY_ENGINE = 8
+CLIENTS = 64
+REQUESTS = 2000
+
+
+@dataclass(frozen=True)
+class Many:
+    """A stack whose engine holds few of many adapters; `answers` by name, "demo" is the base."""
+
+    up: Up
+    folders: dict[str, Path]
+    answers: dict[str, str]
+
+    @property
+    def stack(self) -> Stack:
+        return self.up.state()
+
+    @property
+    def admin(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {(self.up.state_dir / 'admin_key').read_text()}"}
+
+
+def _used_bytes(adapter: Converted, engine_dir: Path) -> int:
+    base = base_model(engine_dir)
+    return sum(
+        2 * rank * sum(module_sizes(MODULE_NAMES[module], base))
+        for module, _, rank in adapter.config_rows()
+    )
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Many]:
+    folder = tmp_path_factory.mktemp("many")
+    engine_dir = engine.build(
+        DEMO_MODEL,
+        folder / "engine",
+        gather_generation_logits=True,
+        lora_target_modules=engine.LLAMA_LORA_MODULES,
+    )
+    # Some seeds fall into the same gibberish; each adapter must be told by its answer.
+    made = [write_adapter(folder / f"s{n}", DEMO_MODEL, seed=n) for n in range(ADAPTERS * 3 // 2)]
+    tensors = [converted(path, engine_dir) for path in made]
+    by_answer = dict(zip(expected_answers(engine_dir, DEMO_MODEL, tensors), made, strict=True))
+    chosen = [(answer, path) for answer, path in by_answer.items() if answer][:ADAPTERS]
+    answers = {f"a{n}": answer for n, (answer, _) in enumerate(chosen)}
+    folders = {f"a{n}": path for n, (_, path) in enumerate(chosen)}
+    assert len(folders) == ADAPTERS
+    cache = HELD_BY_ENGINE * _used_bytes(tensors[0], engine_dir)
+    parameters = {
+        "lora_cache_host_memory_bytes": cache,
+        "lora_cache_max_adapter_size": 2,
+        "lora_cache_optimal_adapter_size": 2,
+    }
+    flags = [f"--parameter={name}={value}" for name, value in parameters.items()]
+    with Up(folder, "--port", "0", "--restart", *flags) as up:
+        up.wait_ready()
+        many = Many(up, folders, answers)
+        asyncio.run(_register(many))
+        yield many
+        up.remember_processes()
+        up.send(signal.SIGTERM)
+        assert up.wait() == 0, up.stderr
+        up.assert_nothing_is_left()
+
+
+async def _register(many: Many) -> None:
+    async with httpx.AsyncClient(base_url=many.stack.gateway, timeout=60) as client:
+        for name, folder in many.folders.items():
+            files = [("file", (path.name, path.read_bytes())) for path in folder.iterdir()]
+            response = await client.post(
+                "/v1/adapters",
+                data={"name": name, "base": "demo"},
+                files=files,
+                headers=many.admin,
+            )
+            assert response.status_code == 201, response.text
+
+
+@asynccontextmanager
+async def _client(gateway: str) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=gateway, timeout=60, limits=limits) as client:
+        yield client
+
+
+async def _ask(client: httpx.AsyncClient, model: str) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+    return await client.post("/v1/completions", json=body)
+
+
+def _text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
+
+
+async def _load(many: Many, requests: int, seed: int) -> Counter[str]:
+    """`CLIENTS` clients, random adapters. Counts right answers and statuses of refusals."""
+    rng = random.Random(seed)
+    jobs = [rng.choice(list(many.folders)) for _ in range(requests)]
+    outcome: Counter[str] = Counter()
+    async with _client(many.stack.gateway) as client:
+
+        async def work() -> None:
+            while jobs:
+                name = jobs.pop()
+                response = await _ask(client, name)
+                if response.status_code == 200:
+                    assert _text(response) == many.answers[name], name
+                    outcome["right"] += 1
+                else:
+                    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+                    outcome[str(response.status_code)] += 1
+                    await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(work())
+    return outcome
+
+
+async def test_two_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
+    url = many.stack.gateway + "/metrics"
+    assert await _load(many, REQUESTS, seed=1) == {"right": REQUESTS}
+    first = metric(url, "gateway_lora_cold_sends_total", cause="first_use")
+    again = metric(url, "gateway_lora_cold_sends_total", cause="evicted")
+    assert first == ADAPTERS
+    assert again > ADAPTERS
+    in_vain = metric(url, "gateway_lora_cold_sends_total", cause="refused")
+    assert in_vain < REQUESTS / 10, "the gateway learns how many adapters fit at once"
+
+
+async def test_a_hundred_requests_for_a_cold_adapter_send_it_once(many: Many) -> None:
+    url = many.stack.gateway + "/metrics"
+    # Eight others push it out first.
+    async with _client(many.stack.gateway) as client:
+        for name in [f"a{n}" for n in range(1, HELD_BY_ENGINE + 1)]:
+            await _ask(client, name)
+        before = metric(url, "gateway_lora_cold_sends_total")
+        answers = await asyncio.gather(*[_ask(client, "a0") for _ in range(100)])
+    assert {_text(answer) for answer in answers} == {many.answers["a0"]}
+    assert metric(url, "gateway_lora_cold_sends_total") == before + 1
+
+
+async def test_a_mixed_batch_equals_each_alone(many: Many) -> None:
+    names = ["demo", "a3", "a5", "demo", "a3", "a5"]
+    async with _client(many.stack.gateway) as client:
+        alone = {name: _text(await _ask(client, name)) for name in dict.fromkeys(names)}
+        mixed = [
+            _text(answer) for answer in await asyncio.gather(*[_ask(client, n) for n in names])
+        ]
+    assert mixed == [alone[name] for name in names]
+
+
+@pytest.mark.slow
+async def test_triton_and_redis_killed_under_load(many: Many) -> None:
+    async def kill(name: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        os.kill(many.stack.pids[name], signal.SIGKILL)
+
+    outcome, *_ = await asyncio.gather(
+        _load(many, REQUESTS // 4, seed=2), kill("redis", 1.0), kill("triton", 2.0)
+    )
+    assert outcome["right"] > 0
+    assert set(outcome) <= {"right", "503"}
+    await _wait_ready(many)
+    assert await _load(many, 100, seed=3) == {"right": 100}
+
+
+@pytest.mark.slow
+async def test_nothing_is_lost_when_redis_loses_everything(many: Many) -> None:
+    with redis.Redis.from_url(many.stack.redis) as client:
+        client.flushall()
+    assert await _load(many, 100, seed=4) == {"right": 100}
+    async with _client(many.stack.gateway) as client:
+        listed = (await client.get("/v1/adapters", headers=many.admin)).json()["data"]
+    assert {record["name"] for record in listed} >= set(many.folders)
+
+
+async def _wait_ready(many: Many) -> None:
+    async with _client(many.stack.gateway) as client, asyncio.timeout(60):
+        while True:
+            response = await client.get("/health/ready")
+            if response.status_code == 200 and response.json().get("redis") == "up":
+                return
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
+    """Another `gateway serve` on the same Triton and Redis, with a disk of its own."""
+    stack = many.stack
+    settings = {
+        "GATEWAY_PORT": "0",
+        "GATEWAY_TRITON_GRPC": stack.triton_grpc,
+        "GATEWAY_REDIS_URL": stack.redis,
+        "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
+        "GATEWAY_STORE_DIR": str(tmp_path / "adapters"),
+        "GATEWAY_ADMIN_KEY": "second-gateway",
+    }
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ops", "serve"], env=os.environ | settings, stderr=file
+        )
+    try:
+        yield _wait_listening(process.pid)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _wait_listening(pid: int) -> str:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for connection in psutil.Process(pid).net_connections("tcp4"):
+            if connection.status == psutil.CONN_LISTEN:
+                url = f"http://127.0.0.1:{connection.laddr.port}"
+                if httpx.get(url + "/health/ready").status_code == 200:
+                    return url
+        time.sleep(0.1)
+    raise AssertionError("the second gateway is not ready")
+
+
+@pytest.mark.timed
+async def test_an_update_under_load_is_old_or_new_on_both_gateways(
+    many: Many, second_gateway: str
+) -> None:
+    """Also shows that Redis alone is enough for an adapter that another gateway added."""
+    old, new = many.answers["a10"], many.answers["a11"]
+    gateways = [many.stack.gateway, second_gateway]
+    switched_at = 0.0
+    late: list[float] = []
+    done = asyncio.Event()
+
+    async def watch(gateway: str) -> None:
+        async with _client(gateway) as client:
+            while not done.is_set():
+                asked = time.monotonic()
+                answer = _text(await _ask(client, "updated"))
+                assert answer in (old, new)
+                if switched_at and answer == old:
+                    late.append(asked - switched_at)
+
+    async with _client(gateways[0]) as client:
+        await _add(client, many, "a10")
+        await asyncio.sleep(1)
+        watchers = [asyncio.create_task(watch(g)) for g in gateways for _ in range(6)]
+        await asyncio.sleep(1)
+        await _add(client, many, "a11")
+        switched_at = time.monotonic()
+        await asyncio.sleep(2)
+        done.set()
+        await asyncio.gather(*watchers)
+        assert max(late, default=0) < 1
+        for gateway in gateways:
+            async with _client(gateway) as other:
+                assert _text(await _ask(other, "updated")) == new
+        removed = await client.delete("/v1/adapters/updated", headers=many.admin)
+        assert removed.status_code == 200
+        await asyncio.sleep(1)
+        async with _client(second_gateway) as other:
+            assert (await _ask(other, "updated")).status_code == 404
+
+
+async def _add(client: httpx.AsyncClient, many: Many, content: str) -> None:
+    files = [("file", (p.name, p.read_bytes())) for p in many.folders[content].iterdir()]
+    data = {"name": "updated", "base": "demo"}
+    response = await client.post("/v1/adapters", data=data, files=files, headers=many.admin)
+    assert response.status_code == 201, response.text

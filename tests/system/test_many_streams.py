@@ -1,0 +1,148 @@
+"""Thousands of open streams on one worker: what they cost in memory, and that they harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.pace import IDLE
+from ops.local_stack.ports import LOCALHOST, PortClaims
+from ops.local_stack.process import Child
+from ops.local_stack.repository import PARAMETERS
+from tests.support.cluster import paced_engine
+from tests.support.gateway_process import GatewayProcess
+from tests.support.metrics import metric
+from tests.support.triton_server import MODEL
+from triton_repo.render import render
+
+pytestmark = pytest.mark.timed
+
+IDLE_STREAMS, ACTIVE_STREAMS, TOKENS = 2000, 200, 40
+PAUSE_MS = 100
+# Measured: 26 KiB, sockets' buffers in the kernel not counted.
+MOST_PER_STREAM = 160 * 1024
+OPEN_FILES = 16_384
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def _upstream(folder: Path, claims: PortClaims) -> Iterator[SimpleNamespace]:
+    """A scripted Triton whose streams pause as each request's seed says."""
+    engine = paced_engine(folder / "engine", tokens_per_second=10, first_token_ms=0)
+    parameters: dict[str, Any] = {
+        **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
+        "engine_dir": str(engine),
+        "tokenizer_dir": str(MODEL),
+    }
+    render(folder / "repository", parameters, ["tensorrt_llm"])
+    port = claims.take_free()
+    command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
+    command += ["--repository", str(folder / "repository")]
+    child = Child(
+        "upstream", command, {**os.environ, "PYTHONPATH": str(ROOT)}, folder / "upstream.log"
+    )
+    child.start()
+    try:
+        yield SimpleNamespace(triton_grpc=f"{LOCALHOST}:{port}")
+    finally:
+        child.terminate()
+        child.reap(5.0)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """The limit of open files, raised for this process and those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def _open(port: int, *, seed: int, tokens: int) -> tuple[Any, Any]:
+    """A stream whose first token has come."""
+    reader, writer = await asyncio.open_connection(LOCALHOST, port)
+    body = {"model": "demo", "prompt": "Z", "max_tokens": tokens, "seed": seed}
+    data = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    answer = await reader.readuntil(b"data: ")
+    assert answer.startswith(b"HTTP/1.1 200"), answer
+    return reader, writer
+
+
+async def _rest(reader: asyncio.StreamReader) -> str:
+    """The text of the events after the first one's name, up to the end of the body."""
+    data = b"data: " + await reader.readuntil(b"\r\n0\r\n\r\n")
+    events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})", data)]
+    assert not [event for event in events if "error" in event]
+    return "".join(event["choices"][0]["text"] for event in events)
+
+
+async def _active(port: int) -> float:
+    """Seconds that a stream took to come whole."""
+    started = time.monotonic()
+    reader, writer = await _open(port, seed=PAUSE_MS, tokens=TOKENS)
+    assert await _rest(reader) == "Z" * TOKENS
+    writer.close()
+    return time.monotonic() - started
+
+
+async def _active_streams(port: int) -> list[float]:
+    return sorted(await asyncio.gather(*[_active(port) for _ in range(ACTIVE_STREAMS)]))
+
+
+@pytest.mark.usefixtures("many_files")
+async def test_thousands_of_idle_streams_and_hundreds_that_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        PortClaims() as claims,
+        _upstream(tmp_path, claims) as upstream,
+        GatewayProcess(tmp_path / "g", upstream, log_level="warning") as gateway,
+    ):
+        process, metrics = psutil.Process(gateway.process.pid), gateway.url + "/metrics"
+        alone = sorted(
+            await asyncio.gather(*[_active(gateway.port) for _ in range(ACTIVE_STREAMS)])
+        )
+        before, descriptors = process.memory_info().rss, process.num_fds()
+        writers = []
+        for _ in range(IDLE_STREAMS // 100):
+            opened = [_open(gateway.port, seed=IDLE, tokens=1000) for _ in range(100)]
+            writers += [writer for _, writer in await asyncio.gather(*opened)]
+        idle = process.memory_info().rss
+        assert metric(metrics, "gateway_generations_in_flight") == IDLE_STREAMS
+        beside = await _active_streams(gateway.port)
+        both = process.memory_info().rss
+        for writer in writers:
+            writer.close()
+        deadline = time.monotonic() + 30
+        while (
+            metric(metrics, "gateway_generations_in_flight") or process.num_fds() > descriptors + 8
+        ):
+            assert time.monotonic() < deadline, process.num_fds()
+            await asyncio.sleep(0.1)
+        each = (idle - before) / IDLE_STREAMS
+        half = ACTIVE_STREAMS // 2
+        with capsys.disabled():
+            print(
+                f"\n{before >> 20} MiB without streams, {idle >> 20} MiB with {IDLE_STREAMS} idle "
+                f"ones ({each / 1024:.0f} KiB each), {both >> 20} MiB with {ACTIVE_STREAMS} active "
+                f"ones too, which took {beside[half]:.1f} s (median; {alone[half]:.1f} s alone), "
+                f"{process.memory_info().rss >> 20} MiB after"
+            )
+        assert each < MOST_PER_STREAM
+        assert beside[half] < 5 * alone[half]

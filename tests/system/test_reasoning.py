@@ -1,0 +1,69 @@
+"""Models that think in tags: `reasoning_content` apart from the answer, streamed and not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
+from tests.support.fake_triton import FakeTriton, serving
+
+OUTPUT = "<think>two and two</think>4"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if m.reasoning_content %}"
+    "<think>{{ m.reasoning_content }}</think>{% endif %}\n{% endfor %}assistant:"
+    "{% if effort_shown is defined %}[{{ reasoning_effort }}]{% endif %}"
+)
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_thoughts_are_apart(thinking: Path, stream: bool) -> None:
+    servicer = FakeTriton(tokens=ids_of(thinking, OUTPUT), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
+        messages: list[Any] = [
+            {"role": "user", "content": "2+2"},
+            {"role": "assistant", "content": "4", "reasoning_content": "easy"},
+            {"role": "user", "content": "again"},
+        ]
+        async with api:
+            answer: Any = await api.chat.completions.create(
+                model="m", messages=messages, stream=stream, reasoning_effort="low"
+            )
+            if stream:
+                deltas = [chunk.choices[0].delta async for chunk in answer]
+                thought = "".join(getattr(d, "reasoning_content", None) or "" for d in deltas)
+                content = "".join(d.content or "" for d in deltas)
+            else:
+                message = answer.choices[0].message
+                thought, content = message.reasoning_content, message.content
+    assert (thought, content) == ("two and two", "4")
+    [request] = servicer.requests
+    assert request.raw_input_contents, "the history went to the engine"
+
+
+async def test_a_guided_answer_is_content_whatever_the_template_opens(thinking: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(thinking, '{"a":1}'), fault=None, step=0)
+    config = {"eos_token": "!", "chat_template": TEMPLATE + "<think>"}
+    (thinking / "tokenizer_config.json").write_text(json.dumps(config))
+    async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "2+2"}],
+            "response_format": {"type": "json_object"},
+        }
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+    assert answer["choices"][0]["message"]["content"] == '{"a":1}'
+    assert "reasoning_content" not in answer["choices"][0]["message"]

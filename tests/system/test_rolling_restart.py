@@ -1,0 +1,171 @@
+"""An upgrade cuts nothing: gateways restarted one by one, and configurations read, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import Stack
+from tests.support.cluster import Balancer
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+
+pytestmark = pytest.mark.timed
+
+KEY = "sk-acme-key"
+CLIENTS = 6  # which leave a small machine time to start a gateway
+PROMPT = "The capital of France is"
+ANSWER = " Paris."
+LONG = body(prompt="Z", max_tokens=300, ignore_eos=True, stream=True)
+
+
+class Load:
+    """Clients that keep their connections and ask until they are told to stop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._tasks: list[asyncio.Task[None]] = []
+        self._done = asyncio.Event()
+        self.answers: Counter[str] = Counter()
+
+    async def __aenter__(self) -> Load:
+        self._tasks = [asyncio.create_task(self._work(number)) for number in range(CLIENTS)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Raises what a client has met."""
+        self._done.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _work(self, number: int) -> None:
+        chance = random.Random(number)
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=60) as client:
+            while not self._done.is_set():
+                if number % 3:
+                    answer = await client.post("/v1/completions", json=body(prompt=PROMPT) | SHORT)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.json()["choices"][0]["text"] == ANSWER
+                    self.answers["whole"] += 1
+                else:
+                    self.answers["stream"] += await _stream(client)
+                await asyncio.sleep(chance.uniform(0.05, 0.5))
+
+
+SHORT = {"max_tokens": 8, "stop": "\n"}
+
+
+async def _stream(client: httpx.AsyncClient) -> int:
+    """Reads a long answer; asserts that it is whole."""
+    async with client.stream("POST", "/v1/completions", json=LONG) as answer:
+        assert answer.status_code == 200
+        lines = [line async for line in answer.aiter_lines() if line]
+    *frames, last, done = [line.removeprefix("data: ") for line in lines]
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert not any("error" in json.loads(frame) for frame in frames)
+    return 1
+
+
+async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) -> None:
+    """One gateway of one process, one of two workers."""
+    settings = {"drain_seconds": 1.5, "redis_url": stack.redis}
+    with ExitStack() as started:
+        gateways = [
+            started.enter_context(GatewayProcess(tmp_path / str(n), stack, workers=n, **settings))
+            for n in (1, 2)
+        ]
+        balancer = Balancer([gateway.port for gateway in gateways])
+        async with balancer.running() as url, Load(url) as load:
+            for gateway in gateways:
+                await _answers(load, 15)
+                await asyncio.to_thread(_restart, gateway)
+            await _answers(load, 15)
+        assert load.answers["stream"] > 0
+        assert min(balancer.taken.values()) > 1
+
+
+async def _answers(load: Load, count: int) -> None:
+    """Until there are so many more."""
+    before = load.answers.total()
+    deadline = time.monotonic() + 60
+    while load.answers.total() < before + count:
+        assert time.monotonic() < deadline
+        assert not any(task.done() for task in load._tasks)
+        await asyncio.sleep(0.05)
+
+
+def _restart(gateway: GatewayProcess) -> None:
+    gateway.process.send_signal(signal.SIGTERM)
+    gateway.process.wait(40)
+    gateway.__enter__()
+
+
+async def test_configurations_are_read_under_load_without_a_failure(
+    stack: Stack, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.yaml"
+    write_config(config, tenant("acme", KEY))
+    with GatewayProcess(tmp_path / "g", stack, config=config, admin_port=0) as gateway:
+        async with Load(gateway.url) as load:
+            for round_ in range(13):  # the last one is right
+                others = [tenant(f"t{n}", f"sk-{n}-key") for n in range(round_)]
+                limit = {"requests_per_minute": 10**6 + round_, "priority": round_ % 3}
+                if round_ % 4 == 3:
+                    config.write_text("tenants: [{", encoding="utf-8")  # the old one stays
+                else:
+                    write_config(config, tenant("acme", KEY, **limit), *others)
+                if round_ % 2:
+                    gateway.process.send_signal(signal.SIGHUP)
+                await _answers(load, 5)
+        assert load.answers["stream"] > 0
+        # The last file that was right has been read.
+        async with gateway.async_client("sk-9-key") as client, asyncio.timeout(20):
+            while (await client.get("/v1/models")).status_code != 200:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
+    stack: Stack, tmp_path: Path
+) -> None:
+    with GatewayProcess(tmp_path / "g", stack, drain_seconds=3) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+            assert "connection" not in (await client.get("/health/ready")).headers
+            stream = asyncio.create_task(_stream(client))
+            await asyncio.sleep(0.3)
+            gateway.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.5)
+            ready = await client.get("/health/ready")
+            assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+            answer = await client.post("/v1/completions", json=body())
+            assert answer.status_code == 200
+            assert answer.headers["connection"] == "close"
+            assert await stream == 1
+        assert gateway.process.wait(20) in {0, -signal.SIGTERM}
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(gateway.url + "/health/live")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_second_signal_ends_at_once(stack: Stack, tmp_path: Path, workers: int) -> None:
+    settings = {"drain_seconds": 60, "workers": workers, "redis_url": stack.redis}
+    with GatewayProcess(tmp_path / "g", stack, shutdown_grace=60, **settings) as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+            endless = LONG | {"prompt": "Count from 1 to 300", "max_tokens": 1900}
+            async with client.stream("POST", "/v1/completions", json=endless) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                gateway.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.5)
+                assert gateway.process.poll() is None
+                await anext(lines)
+                gateway.process.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(gateway.process.wait, 5) is not None
