@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.local_stack import Stack, Up
 
-__all__ = ["Stack"]
-
 # Machines that run tests are busy: an example's time says nothing about the code.
 hypothesis.settings.register_profile(
     "any machine",

@@ -17,7 +17,7 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.metrics import Metrics
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/gateway.json").read_text(encoding="utf-8"))

@@ -26,11 +26,11 @@ from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier, dump, parse
 from lora_store.tiered import TieredStore
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
 from tests.lora_store.test_disk import record
 from tests.lora_store.test_tiered import Gateway
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
+from tests.support.local_stack import Stack
 from tests.support.lora_files import content
 from tests.support.redis_fleet import (
     PASSWORD,

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 from tests.support.raw_http import Answer, answers, connected
 
 CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}

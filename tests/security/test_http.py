@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, Answer, answers, connected, post, received
 
 POST = b"POST /detokenize HTTP/1.1\r\n" + HOST

@@ -11,9 +11,8 @@ import httpx
 import pytest
 
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
 from tests.support.generated_adapters import write_adapter
-from tests.support.local_stack import Up
+from tests.support.local_stack import Stack, Up
 from tests.support.raw_http import connected, next_answer
 
 NAMES = [

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, answers, connected, post, received
 
 KEYS = {

@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from gateway.http.protocol import HttpProtocol
-from tests.conftest import Stack
-from tests.gateway.pipeline.test_faults import metric_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, body
+from tests.support.in_process import metric_of, running, save_tokenizer
+from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, answers, connected, next_answer, post, received
 
 pytestmark = pytest.mark.timed

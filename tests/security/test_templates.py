@@ -14,7 +14,7 @@ import pytest
 from gateway.errors import InvalidRequest
 from gateway.tokenization.prompts import Prompts
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 
 SECONDS = 5
 HOSTILE = [

@@ -20,9 +20,9 @@ from adapters.errors import StoreUnavailable
 from gateway.tenancy.limits.ask import Ask
 from gateway.tenancy.limits.redis import SharedLimits
 from lora_store.redis import RedisSettings, RedisTier
-from tests.conftest import Stack
-from tests.gateway.triton.test_transports import Authority
+from tests.support.authority import Authority
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer, running_redis
 

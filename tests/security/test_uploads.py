@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from adapters import npy
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
 from tests.support.gateway_process import GatewayProcess
 from tests.support.generated_adapters import converted, write_adapter
-from tests.support.local_stack import Up
+from tests.support.local_stack import Stack, Up
 
 KEY = "an admin key"
 MEGABYTE = 1024 * 1024

@@ -17,7 +17,7 @@ import yaml
 from gateway.config.tenants import key_hash
 from ops.commands.up import DEMO_MODEL
 from ops.local_stack.ports import PortClaims
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 
 READY_WITHIN_S = 180  # two seconds are normal
 

@@ -16,9 +16,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ops.commands.up import DEMO_MODEL
-from tests.conftest import Stack
 from tests.support.generated_adapters import PROMPT, TOKENS, write_adapter
-from tests.support.local_stack import Up
+from tests.support.local_stack import Stack, Up
 from tests.support.lora_files import CONFIG, key, pair, write_peft
 
 Change = Callable[[Path], None]

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 
 pytestmark = [

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, running, save_tokenizer
 
 OUTPUT = "<think>two and two</think>4"
 TEMPLATE = (

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import Stack
 from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
 
 pytestmark = pytest.mark.timed
 

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import Stack
-from tests.support.local_stack import Up
+from tests.support.local_stack import Stack, Up
 
 SECONDS = 5  # with the upload; an idle machine takes 0.3 for the slowest
 MEGABYTES = 8 * 1024 * 1024

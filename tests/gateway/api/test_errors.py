@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
 

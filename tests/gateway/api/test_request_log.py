@@ -9,8 +9,8 @@ import pytest
 from fastapi import Request
 from starlette.responses import Response
 
-from tests.gateway.pipeline.test_faults import running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import running, save_tokenizer
 
 
 async def _broken(request: Request) -> Response:

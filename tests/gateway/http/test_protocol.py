@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.http.protocol import MAX_HEAD
-from tests.conftest import Stack
+from tests.support.local_stack import Stack
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
 # Some reads of the server's: what comes in the same read as a request's start is not counted.

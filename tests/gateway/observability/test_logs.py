@@ -14,10 +14,10 @@ import pytest
 from gateway.observability.logs import LogFormat, configure_logging, log_request
 from gateway.observability.request_context import RequestContext, current
 from ops.commands.up import DEMO_ADAPTERS
-from tests.conftest import Stack
-from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
+from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.local_stack import Stack
 
 KEY, WRONG, ADMIN = "sk-the-key-of-acme", "sk-a-key-of-nobody", "the-key-of-an-admin"
 PROMPT = "Zanzibar pineapples at dawn"

@@ -20,9 +20,9 @@ from ops.local_stack.process import Child
 from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.servers import answers_ok
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
+from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.otlp_collector import Collector, collecting
 from tests.support.triton_server import READY_WITHIN
 from triton_repo.executor import synthetic

@@ -19,9 +19,9 @@ from typing import Any, get_args
 import httpx
 import pytest
 
-from tests.gateway.pipeline.test_faults import ids_of, metric_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
 TEXT = "hello"
 KEY = "sk-acme-key"

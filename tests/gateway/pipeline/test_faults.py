@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.config.file import Configuration
-from gateway.config.settings import Settings
 from gateway.errors import RequestTimeout
 from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
 from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate, prepare
-from gateway.server import Server, build_server
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
 pytestmark = pytest.mark.timed
 
 TEXT = "hello"
 _OF_A_REQUEST = (RequestResponseCycle, RequestContext, Batch, Generation)
-
-
-def save_tokenizer(folder: Path) -> None:
-    """A tokenizer.json with one token for each byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 @pytest.fixture
@@ -53,32 +39,6 @@ def tokenizer_dir(tmp_path: Path) -> Path:
 @pytest.fixture(params=["http2", "grpcio"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GATEWAY_TRITON_TRANSPORT", request.param)
-
-
-@contextlib.asynccontextmanager
-async def running(
-    folder: Path, endpoint: str, **settings: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
-    """A gateway in this event loop; yields a client, the service and the server."""
-    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
-    fields["store_dir"] = folder / "adapters"
-    server = build_server(Settings(port=0, triton_grpc=endpoint, **fields))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        yield client, server.config.app.state.service, server  # type: ignore[union-attr]
-    server.should_exit = True
-    await task
-
-
-def ids_of(folder: Path, text: str) -> list[int]:
-    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
-
-
-def metric_of(service: Any, name: str, **labels: str) -> float:
-    return service.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @pytest.mark.usefixtures("transport")

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from ops.commands.up import DEMO_ADAPTERS
-from tests.gateway.pipeline.test_faults import ids_of, metric_of, running, save_tokenizer
 from tests.support.cluster import Tritons, demo_engine, tritons
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.metrics import sample
 
 pytestmark = pytest.mark.timed

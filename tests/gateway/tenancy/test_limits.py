@@ -17,8 +17,8 @@ from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.ask import Ask, Settlement
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
-from tests.conftest import Stack
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer, running_redis
 

@@ -15,8 +15,8 @@ import pytest
 
 from gateway.config.tenants import key_hash
 from ops.commands.up import DEMO_ADAPTERS
-from tests.conftest import Stack
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
 
 pytestmark = pytest.mark.timed
 

@@ -17,10 +17,10 @@ import pytest
 
 from gateway.tenancy.usage_log import Usage, UsageLog
 from ops.commands.up import DEMO_ADAPTERS
-from tests.conftest import Stack
-from tests.gateway.pipeline.test_faults import ids_of, running, save_tokenizer
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 
 pytestmark = pytest.mark.timed

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateway.pipeline.test_faults import metric_of, running
+from tests.support.in_process import metric_of, running
 from tests.support.triton_server import MODEL, Server, repository_parameters, serving
 from triton_repo.executor import engine
 from triton_repo.render import render

@@ -1,0 +1,51 @@
+"""A gateway in the test's own event loop, and a tokenizer of bytes for scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from gateway.config.settings import Settings
+from gateway.server import Server, build_server
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A tokenizer.json with one token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def ids_of(folder: Path, text: str) -> list[int]:
+    return list(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, endpoint: str, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
+    """A gateway in this event loop; yields a client, the service and the server."""
+    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
+    fields["store_dir"] = folder / "adapters"
+    server = build_server(Settings(port=0, triton_grpc=endpoint, **fields))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        yield client, server.config.app.state.service, server  # type: ignore[union-attr]
+    server.should_exit = True
+    await task
+
+
+def metric_of(service: Any, name: str, **labels: str) -> float:
+    """A sample of a gateway in this process; 0 when there is none."""
+    return service.metrics.registry.get_sample_value(name, labels) or 0.0
