@@ -1,4 +1,4 @@
-"""`gateway bench`: load on the core model, the ensemble and the gateway."""
+"""`gateway bench`: load on a deployment: its core model, its ensemble, the gateway."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ops.loadtest.bench import Plan
+    from ops.loadtest.measurement import Plan
 
 MODES = ("core", "e2e", "chat")
 
@@ -130,7 +130,7 @@ def run(parsed: argparse.Namespace) -> int:
 
     from gateway.errors import GatewayError
     from ops.loadtest import report
-    from ops.loadtest.bench import measure
+    from ops.loadtest.measurement import measure
     from ops.loadtest.plot import latency_against_load
     from ops.loadtest.progress import Progress
 
@@ -159,7 +159,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _plan(parsed: argparse.Namespace) -> Plan:
     """Raises ValueError, OSError for a workload or a stack that cannot be used."""
-    from ops.loadtest.bench import Load, Plan, Servers
+    from ops.loadtest.measurement import Load, Plan, Servers
     from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal
 
     servers = Servers(

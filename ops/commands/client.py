@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.triton.transport import Wire
-    from ops.loadtest.oneshot import Question
+    from ops.client.question import Question
 
 _TEXT = "Born in north-east France, Soyer trained as a"
 
@@ -99,7 +99,7 @@ def run(parsed: argparse.Namespace) -> int:
     import asyncio
 
     from gateway.errors import GatewayError
-    from ops.loadtest.oneshot import ask
+    from ops.client.conversation import ask
 
     url = parsed.url
     if parsed.ssl and not url.startswith("grpcs://"):
@@ -124,7 +124,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _question(parsed: argparse.Namespace) -> Question:
     """Raises ValueError for options that do not fit together."""
     from gateway.triton.names import Thing
-    from ops.loadtest.oneshot import Question
+    from ops.client.question import Question
 
     if parsed.check_output != (parsed.output_tokens_csv is not None):
         raise ValueError("--check-output and --output-tokens-csv need each other")

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import httpx
 import orjson
 
-from gateway.errors import EngineError, EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, GatewayError
 from gateway.triton.direct import DirectModel, Reply, replies
+from ops.errors import OptionError
 from ops.loadtest.requests import Request
 from ops.loadtest.sample import Mode, Sample
 
@@ -40,7 +41,7 @@ class TritonTarget:
 
     def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
         if streaming and not model.decoupled:
-            raise EngineError(f"--streaming: {model.name} is not decoupled.")
+            raise OptionError(f"--streaming: {model.name} is not decoupled.")
         self.mode = mode
         self._model = model
         self._streaming = streaming

@@ -1,4 +1,4 @@
-"""A plan and its execution: every mode at every level, with the same requests."""
+"""What `gateway bench` measures: every mode at every level, with the same requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 
-from gateway.errors import InvalidRequest
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.client import TritonClient
 from gateway.triton.direct import DirectModel
+from ops.errors import OptionError
 from ops.loadtest.arrivals import Arrivals, send_times
 from ops.loadtest.progress import Progress
 from ops.loadtest.requests import Request, Source
@@ -80,8 +80,8 @@ class Plan:
 async def measure(plan: Plan, progress: Progress) -> list[Run]:
     """All levels of each mode.
 
-    Raises GatewayError, TimeoutError when a server is not there, ValueError for a workload
-    without requests.
+    Raises GatewayError, TimeoutError when a server is not there, OptionError, ValueError for a
+    workload without requests.
     """
     load = plan.load
     async with AsyncExitStack() as stack:
@@ -149,9 +149,7 @@ async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
         model = await DirectModel.find(client, _PREPROCESSING)
         folder = Path(model.tokenizer_dir)
         if not (folder / "tokenizer.json").exists():
-            raise InvalidRequest(
-                f"--tokenizer-dir: needed, as {model.name}'s is not seen from here."
-            )
+            raise OptionError(f"--tokenizer-dir: needed, as {model.name}'s is not seen from here.")
     return Prompts.load(folder)
 
 

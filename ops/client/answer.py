@@ -1,0 +1,104 @@
+"""The answer to a question, told by lines as the reference clients tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.direct import Reply
+from ops.client.question import Question
+from ops.client.request import LOG_PROBS, STATISTICS
+
+Say = Callable[[str], None]
+
+
+class Answer:
+    """What has come of it, by sequence or beam; `failed` once the server has told an error."""
+
+    def __init__(
+        self, question: Question, prompts: Prompts | None, prompt_ids: list[int], say: Say
+    ) -> None:
+        self._question = question
+        self._prompts = prompts
+        self._prompt_ids = prompt_ids
+        self._say = say
+        self._ids: dict[int, list[int]] = {}
+        self._texts: dict[int, str] = {}
+        self.failed = False
+
+    def take(self, reply: Reply, since_ms: float) -> None:
+        """One response, `since_ms` after the request."""
+        if reply.error:
+            self.fail(reply.error)
+            return
+        index = reply.array("sequence_index")
+        first = 0 if index is None else int(index.reshape(-1)[0])
+        question = self._question
+        adds = question.streaming and question.beam_width == 1
+        for beam, text in enumerate(reply.texts()):
+            known = self._texts.get(first + beam, "") if adds and not question.overwrite else ""
+            self._texts[first + beam] = known + text
+            if question.verbose:
+                self._say(f"[{since_ms:.1f} ms] {text!r}")
+        for beam, ids in enumerate(reply.ids()):
+            self._ids[first + beam] = (self._ids.get(first + beam, []) if adds else []) + ids
+            if question.verbose and question.streaming:
+                self._say(f"[{since_ms:.1f} ms] {ids}")
+        for name in reply.names():
+            array = reply.array(name) if _is_told(name) else None
+            if array is None:
+                continue
+            if name in LOG_PROBS:
+                self._say(f"{name}: {array}")
+            elif name in STATISTICS:
+                self._say(f"{name}: {array.reshape(-1)[0]}")
+            else:
+                self._say(f"{name}.shape: {array.shape}")
+
+    def fail(self, error: str) -> None:
+        self.failed = True
+        self._say("Received an error from server:")
+        self._say(error)
+
+    def tell(self) -> None:
+        """The whole texts and ids."""
+        many = self._question.sequences > 1 and self._question.beam_width == 1
+        for index, text in sorted(self._texts.items()):
+            self._say(f"0 [{index}]: {text}" if len(self._texts) > 1 else f"0: {text}")
+        if self._ids and self._prompts is not None:
+            prompt = self._question.text
+            if self._question.prompt_ids is not None:
+                prompt = self._prompts.decode(self._prompt_ids)
+            self._say(f"Input: {prompt}")
+        for index in sorted(self._ids):
+            ids = self._new(index)
+            kind = "sequence_index" if many else "beam"
+            if self._prompts is not None:
+                self._say(f"Output {kind} {index}: {self._prompts.tokenizer.decode(ids)}")
+            self._say(f"Output sequence: {ids}")
+
+    def _new(self, index: int) -> list[int]:
+        """The generated ids; a whole answer begins with the prompt unless that was excluded."""
+        ids = self._ids[index]
+        restated = not (self._question.streaming or self._question.exclude_input)
+        if restated and ids[: len(self._prompt_ids)] == self._prompt_ids:
+            return ids[len(self._prompt_ids) :]
+        return ids
+
+    def matches(self) -> bool:
+        """Whether enough of the expected ids came; tells it. True where none are expected."""
+        expected = self._question.expected_ids
+        if expected is None:
+            return True
+        found = self._new(0) if self._ids else []
+        equal = sum(a == b for a, b in zip(found, expected, strict=False))
+        part = equal / max(len(expected), len(found), 1)
+        passed = part >= self._question.threshold
+        self._say(f"{'PASS!' if passed else 'FAIL!'} {100 * part:.1f} % of the tokens are equal")
+        if not passed:
+            self._say(f"expected: {expected}")
+        return passed
+
+
+def _is_told(name: str) -> bool:
+    return name in LOG_PROBS or name in STATISTICS or name.endswith("_logits")

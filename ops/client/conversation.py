@@ -1,0 +1,94 @@
+"""Sends a question, stops it when it is to be stopped, and tells the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.client import Responses, TritonClient
+from gateway.triton.direct import DirectModel, replies
+from gateway.triton.transport import Wire
+from ops.client.answer import Answer, Say
+from ops.client.question import Question
+from ops.client.request import check, compose, prompt_ids
+
+
+async def ask(url: str, wire: Wire, question: Question, say: Say) -> bool:
+    """Sends it and tells the answer to `say` by lines; returns whether all went as expected.
+
+    Raises OptionError where an option is to blame, GatewayError, and TimeoutError.
+    """
+    client = TritonClient(url, wire)
+    try:
+        model = await DirectModel.find(client, question.model)
+        prompts = None
+        if question.tokenizer_dir is not None:
+            prompts = Prompts.load(question.tokenizer_dir)
+        async with asyncio.timeout(question.timeout_s):
+            return await _converse(client, model, question, prompts, say)
+    finally:
+        await client.close()
+
+
+async def _converse(
+    client: TritonClient,
+    model: DirectModel,
+    question: Question,
+    prompts: Prompts | None,
+    say: Say,
+) -> bool:
+    check(model, question)
+    request_id = question.request_id or uuid.uuid4().hex
+    ids = prompt_ids(model, question, prompts)
+    message = compose(model, question, prompts, ids, request_id)
+    core = model
+    if question.stop_after_ms and model.is_ensemble:
+        # An ensemble has no `stop`, but its core model's request has the same id.
+        core = await DirectModel.find(client, "tensorrt_llm")
+    answer = Answer(question, prompts, ids, say)
+    stream = await model.send(message)
+    cancelled = False
+
+    async def stop() -> None:
+        nonlocal cancelled
+        await asyncio.sleep(question.stop_after_ms / 1000)
+        if question.by_cancel:
+            cancelled = True
+            stream.cancel()
+        else:
+            await _request_stop(core, request_id, answer, say)
+
+    stopper = asyncio.create_task(stop()) if question.stop_after_ms else None
+    try:
+        await _receive(stream, answer)
+    except asyncio.CancelledError:
+        if not cancelled:
+            raise
+        say("Request is cancelled")
+    else:
+        if not answer.failed:
+            say("Got completed request")
+    if stopper is not None:
+        if stopper.done():
+            await stopper
+        else:
+            stopper.cancel()
+    stream.cancel()
+    answer.tell()
+    return not answer.failed and answer.matches()
+
+
+async def _receive(stream: Responses, answer: Answer) -> None:
+    began = time.monotonic()
+    async for reply in replies(stream):
+        answer.take(reply, 1000 * (time.monotonic() - began))
+
+
+async def _request_stop(core: DirectModel, request_id: str, answer: Answer, say: Say) -> None:
+    async for reply in replies(await core.send(core.stop(request_id))):
+        if reply.error:
+            answer.fail(reply.error)
+        else:
+            say("Got cancellation response from server")

@@ -1,0 +1,200 @@
+"""The request that a question becomes; what the model lacks is refused by the option's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters import convert, npy, peft
+from adapters.adapter import Converted
+from adapters.base_model import read_base_model
+from adapters.errors import AdapterError
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.direct import DirectModel
+from gateway.triton.names import Thing
+from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.tensors import with_weights, word_list
+from gateway.triton.transport import Message
+from ops.client.question import Question
+from ops.errors import OptionError
+
+LOG_PROBS = ("cum_log_probs", "output_log_probs")
+STATISTICS = (
+    "kv_cache_alloc_new_blocks",
+    "kv_cache_reused_blocks",
+    "kv_cache_alloc_total_blocks",
+    "arrival_time_ns",
+    "first_scheduled_time_ns",
+    "first_token_time_ns",
+    "last_token_time_ns",
+    "acceptance_rate",
+    "total_accepted_draft_tokens",
+    "total_draft_tokens",
+)
+# What each request for an output makes the model send.
+_ANSWERS: Mapping[Thing, tuple[str, ...]] = {
+    "log_probs": LOG_PROBS,
+    "context_logits": ("context_logits",),
+    "generation_logits": ("generation_logits",),
+    "cache_stats": STATISTICS,
+}
+_CORE_TOKENS, _TEXT_TOKENS = 16, 100
+
+
+def check(model: DirectModel, question: Question) -> None:
+    """Raises OptionError for options that contradict the kind of the model or each other."""
+    if question.streaming and not model.decoupled:
+        raise OptionError(f"--streaming: {model.name} is not decoupled.")
+    if question.beam_width > 1 and question.sequences > question.beam_width:
+        raise OptionError("--num-return-sequences: at most --beam-width.")
+    bls = model.takes_text and not model.is_ensemble
+    if bls and question.sequences > 1:
+        raise OptionError(f"--num-return-sequences: {model.name} does not pass it on.")
+    if bls and question.stop_after_ms and not question.by_cancel:
+        raise OptionError(
+            f"--stop-after-ms: requests inside {model.name} have ids that nobody knows."
+        )
+    if model.takes_text and question.expected_ids is not None:
+        raise OptionError(f"--output-tokens-csv: {model.name} gives no ids.")
+    if question.outputs is not None:
+        needed = "text_output" if model.takes_text else "output_ids"
+        if needed not in question.outputs:
+            raise OptionError(f"--requested-outputs: {needed} is needed.")
+        if unknown := sorted(set(question.outputs) - model.outputs):
+            raise OptionError(f"--requested-outputs: {model.name} has no {unknown[0]}.")
+
+
+def prompt_ids(model: DirectModel, question: Question, prompts: Prompts | None) -> list[int]:
+    """The prompt of a model that takes ids; [] for one that takes text. Raises OptionError."""
+    if model.takes_text:
+        return []
+    if question.prompt_ids is not None:
+        return question.prompt_ids
+    if prompts is None:
+        raise OptionError(f"--tokenizer-dir: {model.name} takes ids; a text needs the tokenizer.")
+    ids: list[int] = prompts.tokenizer.encode(question.text).ids
+    return ids
+
+
+def compose(
+    model: DirectModel,
+    question: Question,
+    prompts: Prompts | None,
+    ids: list[int],
+    request_id: str,
+) -> Request | Message:
+    """Raises OptionError for an option that the model has no input for."""
+    composer = _Composer(model, question, prompts, request_id)
+    composer.add_prompt(ids)
+    composer.add_scalars()
+    composer.add_words()
+    for name in _wanted(model, question):
+        composer.build.output(name)
+    return composer.with_lora()
+
+
+class _Composer:
+    def __init__(
+        self, model: DirectModel, question: Question, prompts: Prompts | None, request_id: str
+    ) -> None:
+        self._model = model
+        self._question = question
+        self._prompts = prompts
+        self.build: RequestBuilder = model.request(request_id)
+
+    def add_prompt(self, ids: list[int]) -> None:
+        tokens = self._question.max_tokens
+        if self._model.takes_text:
+            self.build.texts("prompt", [self._question.text])
+            self.build.scalar("max_tokens", _TEXT_TOKENS if tokens is None else tokens)
+        else:
+            self.build.numbers("prompt", ids, len(ids))
+            self.build.scalar("prompt_length", len(ids))
+            self.build.scalar("max_tokens", _CORE_TOKENS if tokens is None else tokens)
+
+    def add_scalars(self) -> None:
+        question = self._question
+        end_id = question.end_id
+        if end_id is None and self._prompts is not None:
+            end_id = next(iter(self._prompts.eos_ids), None)
+        pad_id = end_id if question.pad_id is None else question.pad_id
+        given: dict[Thing, tuple[str, float]] = {}
+        if end_id is not None:
+            given["end_id"] = ("--end-id", end_id)
+        if pad_id is not None:
+            given["pad_id"] = ("--pad-id", pad_id)
+        if question.streaming:
+            given["streaming"] = ("--streaming", True)
+        if question.beam_width > 1:
+            given["beam_width"] = ("--beam-width", question.beam_width)
+        if question.sequences > 1:
+            given["sequences"] = ("--num-return-sequences", question.sequences)
+        if question.exclude_input:
+            given["exclude_prompt"] = ("--exclude-input-in-output", True)
+        given |= question.scalars
+        if question.lora_task_id and question.lora_path is None:
+            given["lora_task_id"] = ("--lora-task-id", question.lora_task_id)
+        for thing, (option, value) in given.items():
+            self._need(thing, option)
+            self.build.scalar(thing, value)
+
+    def add_words(self) -> None:
+        question = self._question
+        for thing, (option, words) in question.words.items():
+            self._need(thing, option)
+            if self._model.takes_text or thing in ("guide", "guide_type"):
+                self.build.texts(thing, words)
+            elif self._prompts is None:
+                raise OptionError(f"{option}: {self._model.name} needs --tokenizer-dir for it.")
+            elif thing == "bias":
+                raise OptionError(f"{option}: only the text models take words.")
+            else:
+                ids = word_list(self._prompts.word_ids(tuple(words)))
+                self.build.numbers(thing, ids, 2, len(ids) // 2)
+        if question.bias_weights is not None:
+            weights = question.bias_weights
+            self.build.numbers("bias_weights", weights, len(weights))
+
+    def with_lora(self) -> Request | Message:
+        """The request, with the adapter of --lora-path where there is one."""
+        question = self._question
+        if question.lora_path is None:
+            return self.build.request
+        self._need("lora_weights", "--lora-path")
+        lora = _read_lora(question.lora_path, question.tokenizer_dir, self._model)
+        self.build.scalar("lora_task_id", question.lora_task_id or lora.task_id)
+        return with_weights(self.build.request, lora)
+
+    def _need(self, thing: Thing, option: str) -> None:
+        if thing not in self._model.inputs:
+            raise OptionError(f"{option}: {self._model.name} has no input for it.")
+
+
+def _wanted(model: DirectModel, question: Question) -> list[str]:
+    """The outputs to ask for."""
+    if question.outputs is not None:
+        return question.outputs
+    names = ["text_output"] if model.takes_text else ["output_ids", "sequence_length"]
+    for thing, answers in _ANSWERS.items():
+        if thing in question.scalars:
+            names += answers
+    if question.sequences > 1:
+        names.append("sequence_index")
+    return [name for name in names if name in model.outputs]
+
+
+def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Converted:
+    places = [tokenizer_dir, Path(model.engine_dir or "/nonexistent")]
+    folder = next((f for f in places if f is not None and (f / "config.json").exists()), None)
+    if folder is None:
+        raise OptionError("--lora-path: name the base model's folder with --tokenizer-dir.")
+    dtype = model.lora_dtype
+    try:
+        if (path / npy.WEIGHTS).exists():
+            return npy.read(path, read_base_model(folder, (), dtype=dtype))
+        adapter = peft.read(path)
+        # Whoever names both folders says that they belong together.
+        names = (adapter.settings.base_model_name_or_path or "",)
+        return convert.convert(adapter, read_base_model(folder, names, dtype=dtype))
+    except AdapterError as error:
+        raise OptionError(f"--lora-path: {error}") from error
