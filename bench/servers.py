@@ -128,7 +128,7 @@ class Bench:
             "GATEWAY_STORE_DIR": str(self.folder / "adapters"),
             "GATEWAY_SHUTDOWN_GRACE": "1",
         }
-        command = [sys.executable, "-m", "ops", "serve"]
+        command = [sys.executable, "-m", "gateway"]
         ready = f"http://{LOCALHOST}:{port}/health/ready"
         with contextlib.ExitStack() as stack:
             if workers > 1:

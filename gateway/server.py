@@ -19,7 +19,7 @@ from gateway.http.protocol import ConnectionLimits, HttpProtocol
 from gateway.http.tls import check_tls, uvicorn_options
 from gateway.http.workers import Worker, Workers
 from gateway.observability.logs import configure_logging
-from gateway.observability.trace_setup import tracer_class
+from gateway.service import tracer_class
 from gateway.tenancy.access import configuration_file
 
 # Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever

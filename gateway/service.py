@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.router import Router
-from gateway.config.file import Configuration, ConfigurationFile
+from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
-from gateway.observability.trace_setup import tracer_class
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
@@ -200,6 +199,20 @@ async def _accounting(
         accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
         yield accounting
         await accounting.close(_ENDING_S)
+
+
+def tracer_class(settings: Settings) -> type[Tracer] | None:
+    """None where traces are off. Raises ConfigurationError when the packages are missing."""
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from gateway.observability.tracing import Tracer  # noqa: PLC0415  # its packages are optional
+    except ImportError as error:
+        raise ConfigurationError(
+            f"GATEWAY_OTLP_ENDPOINT: {error.name} is not installed; "
+            "`pip install 'triton-openai-gateway[otel]'` brings it."
+        ) from None
+    return Tracer
 
 
 def _endpoints(settings: Settings, configuration: Configuration) -> list[str]:

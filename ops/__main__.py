@@ -1,4 +1,4 @@
-"""`python -m gateway` is the `gateway` command."""
+"""`python -m ops` is the `gateway` command."""
 
 from ops.cli import main
 

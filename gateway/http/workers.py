@@ -23,7 +23,8 @@ _VARIABLE = "GATEWAY_WORKER"
 _POLL_S = 0.1
 # A worker that dies at once again must not become a loop that fills the log.
 _RESTART_PAUSE_S = 1.0
-_WRONG_SETTINGS = 2
+WRONG_SETTINGS = 2
+"""The exit code of a process whose settings are wrong: starting it again is no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Workers:
         return self._code
 
     def _start(self, place: Worker) -> None:
-        command = [sys.executable, "-m", "ops", "serve"]
+        command = [sys.executable, "-m", "gateway"]
         self._children[place.index] = subprocess.Popen(
             command,
             env=os.environ | place.variable(),
@@ -133,7 +134,7 @@ class Workers:
         child = self._children.get(place.index)
         if child is None or child.poll() is None:
             return
-        if child.returncode == _WRONG_SETTINGS and not self._ending:
+        if child.returncode == WRONG_SETTINGS and not self._ending:
             self._code = child.returncode
             self._pass_on(signal.SIGTERM, None)
         if self._ending:

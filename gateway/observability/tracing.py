@@ -1,6 +1,6 @@
 """OpenTelemetry spans: one for each request, and below it one for each attempt on a replica.
 
-Needs the packages of the extra `otel`; import it through `trace_setup.tracer_class`.
+Needs the packages of the extra `otel`; import it through `service.tracer_class`.
 The names of attributes are those of the OpenTelemetry semantic conventions for HTTP servers, RPC
 clients and generative AI, and `gateway.*` for what these do not know. What a client writes freely
 (a URL, a prompt, a key, an error's text) is in none of them.

@@ -93,7 +93,7 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
         "GATEWAY_ADMIN_KEY": admin_key(state_dir),
         "GATEWAY_SHUTDOWN_GRACE": str(GATEWAY_GRACE),
     }
-    return Child("gateway", [sys.executable, "-m", "ops", "serve"], env, log)
+    return Child("gateway", [sys.executable, "-m", "gateway"], env, log)
 
 
 def answers_ok(url: str) -> bool:

@@ -55,7 +55,7 @@ def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
     assert answer.returncode == 2
     assert answer.stderr == (
-        f"gateway serve: GATEWAY_TOKENIZER_DIR: {nowhere} is not a folder\n"
+        f"gateway: GATEWAY_TOKENIZER_DIR: {nowhere} is not a folder\n"
         f"GATEWAY_TRITON_TLS_CA: {nowhere} is not a file\n"
     )
 
@@ -67,7 +67,7 @@ def test_serve_names_what_it_cannot_write_to(tmp_path: Path) -> None:
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), **places)
     assert answer.returncode == 2
     assert answer.stderr == (
-        f"gateway serve: GATEWAY_STORE_DIR: {file}/store is not a folder that can be written to\n"
+        f"gateway: GATEWAY_STORE_DIR: {file}/store is not a folder that can be written to\n"
         f"GATEWAY_USAGE_LOG: {tmp_path} is not a file that can be written to\n"
     )
 
@@ -87,7 +87,7 @@ def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: s
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TRITON_GRPC=endpoints)
     assert answer.returncode == 2
     assert answer.stderr == (
-        f"gateway serve: GATEWAY_TRITON_GRPC: {wrong!r} must be host:port, grpcs://host:port or "
+        f"gateway: GATEWAY_TRITON_GRPC: {wrong!r} must be host:port, grpcs://host:port or "
         "dns:///host:port\n"
     )
 
@@ -95,6 +95,4 @@ def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: s
 def test_settings_that_do_not_go_together_name_themselves(tmp_path: Path) -> None:
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
     assert answer.returncode == 2
-    assert answer.stderr == (
-        "gateway serve: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
-    )
+    assert answer.stderr == "gateway: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"

@@ -169,7 +169,7 @@ def test_a_wrong_setting_is_told_without_its_value(
         (tmp_path / "c.yaml").write_text(text)
     environment = {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
     ended = subprocess.run(
-        [sys.executable, "-m", "ops", "serve"],
+        [sys.executable, "-m", "gateway"],
         env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL)} | environment,
         capture_output=True,
         text=True,

@@ -123,7 +123,7 @@ def test_clients_without_a_certificate_are_refused(
 
 def _refused(folder: Path, **settings: object) -> str:
     environment = {f"GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
-    command = [sys.executable, "-m", "ops", "serve"]
+    command = [sys.executable, "-m", "gateway"]
     ended = subprocess.run(
         command,
         env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(folder)} | environment,

@@ -45,7 +45,7 @@ class GatewayProcess:
         self._env = inherited | {f"GATEWAY_{k.upper()}": str(v) for k, v in fields.items()}
 
     def __enter__(self) -> GatewayProcess:
-        command = [sys.executable, "-m", "ops", "serve"]
+        command = [sys.executable, "-m", "gateway"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
         deadline = time.monotonic() + READY_WITHIN_S

@@ -238,7 +238,7 @@ def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ops", "serve"], env=os.environ | settings, stderr=file
+            [sys.executable, "-m", "gateway"], env=os.environ | settings, stderr=file
         )
     try:
         yield _wait_listening(process.pid)

@@ -36,7 +36,7 @@ class _Gateway:
         }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ops", "serve"], env=os.environ | settings, stderr=log
+                [sys.executable, "-m", "gateway"], env=os.environ | settings, stderr=log
             )
 
     def wait_ready(self) -> None:
@@ -106,7 +106,7 @@ def test_no_worker_outlives_its_parent(gateway: _Gateway, number: signal.Signals
 def test_workers_without_redis_are_refused(tmp_path: Path) -> None:
     settings = {"GATEWAY_WORKERS": "2", "GATEWAY_TOKENIZER_DIR": str(tmp_path)}
     answer = subprocess.run(
-        [sys.executable, "-m", "ops", "serve"],
+        [sys.executable, "-m", "gateway"],
         env=os.environ | settings,
         capture_output=True,
         text=True,

@@ -251,7 +251,7 @@ def test_packages_that_are_missing(tmp_path: Path) -> None:
         "GATEWAY_OTLP_ENDPOINT": "http://127.0.0.1:4318",
     }
     found = subprocess.run(
-        [sys.executable, "-m", "ops", "serve"],
+        [sys.executable, "-m", "gateway"],
         capture_output=True, env=env, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert found.returncode == 2

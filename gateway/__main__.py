@@ -1,0 +1,23 @@
+"""`python -m gateway`: the service alone, as the GATEWAY_* variables say."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.config.environment import settings_from_environment
+from gateway.config.file import ConfigurationError
+from gateway.http.workers import WRONG_SETTINGS
+from gateway.server import serve
+
+
+def main() -> int:
+    """Blocks until SIGTERM; returns the exit code, 2 after naming wrong settings."""
+    try:
+        return serve(settings_from_environment())
+    except ConfigurationError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return WRONG_SETTINGS
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
