@@ -20,7 +20,7 @@ from ops.local_stack.process import Child
 from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.servers import Ports, answers_ok, redis_child, triton_child
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from triton_repo.executor import synthetic
+from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 MODEL = ROOT / "demo" / "model"

@@ -14,7 +14,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "adapters": ("lora_store", "gateway", "triton_repo", "redis", "grpc", "fastapi", "httpx"),
     "lora_store": ("gateway", "triton_repo", "grpc", "fastapi", "httpx"),
     "triton_repo": ("adapters", "lora_store", "gateway"),
-    "triton_repo/executor": ("torch", "transformers"),
+    "triton_repo/cpu_executor": ("torch", "transformers"),
     "gateway": ("torch", "demo"),
     "gateway/errors.py": ("gateway", "fastapi", "starlette", "grpc"),
     "gateway/config/settings.py": ("fastapi", "starlette", "grpc", "redis", "tokenizers"),

@@ -1,6 +1,6 @@
 """The `inflight_batcher_llm` model repository (v0.17 naming), as templates.
 
 `triton_repo.render` fills the templates into a folder that tritonserver can load;
-`triton_repo.parameters` lists what they take; `triton_repo.executor` is the CPU stand-in
+`triton_repo.parameters` lists what they take; `triton_repo.cpu_executor` is the CPU stand-in
 for TensorRT-LLM's executor, which `tensorrt_llm/1/model.py` uses on hosts without one.
 """

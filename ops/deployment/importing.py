@@ -88,7 +88,7 @@ def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
     Raises ImportingError; before the engine is made unless the weights cannot be read.
     """
     # numpy is not needed before.
-    from triton_repo.executor import engine as cpu_engine  # noqa: PLC0415
+    from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
     imported = _checked(checkpoint, name, folder)

@@ -57,7 +57,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
         if not (model / needed).exists():
             raise StackError(f"--model: {model}/{needed} does not exist")
     # numpy and the tokenizer tables are not needed before the checks above.
-    from triton_repo.executor import engine  # noqa: PLC0415
+    from triton_repo.cpu_executor import engine  # noqa: PLC0415
     from triton_repo.render import RenderError, render  # noqa: PLC0415
 
     repository, engine_dir = state_dir / REPOSITORY, state_dir / "engine"

@@ -14,8 +14,8 @@ from adapters.adapter import Converted, Dtype
 from adapters.base_model import BaseModel, read_base_model
 from adapters.convert import convert
 from tests.support.executor_client import LORA_MODULES, request, run, start
-from triton_repo.executor import bindings as trtllm
-from triton_repo.executor.engine import build
+from triton_repo.cpu_executor import bindings as trtllm
+from triton_repo.cpu_executor.engine import build
 
 DATA = Path(__file__).parents[1] / "data" / "lora"
 CASES = sorted(path.parent.name for path in DATA.glob("llama-*/expected.safetensors"))

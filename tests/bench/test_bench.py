@@ -22,7 +22,7 @@ from bench.machine import cores_for
 from bench.upstream import TOKEN
 from ops.local_stack.ports import PortClaims
 from tests.support.triton_server import repository_parameters, running
-from triton_repo.executor import synthetic
+from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 SERVICE = "/inference.GRPCInferenceService/"

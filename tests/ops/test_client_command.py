@@ -13,7 +13,7 @@ from gateway.tokenization.prompts import Prompts
 from ops.cli import main
 from tests.support.local_stack import Stack
 from tests.support.triton_server import MODEL, running
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 
 ADAPTERS = MODEL.parent / "adapters"
 FRANCE = "What is the capital of France?"

@@ -16,7 +16,7 @@ from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.servers import Ports, answers_ok, triton_child
 from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.support.triton_server import Server
-from triton_repo.executor import engine, synthetic
+from triton_repo.cpu_executor import engine, synthetic
 from triton_repo.parameters import Value
 from triton_repo.render import render
 

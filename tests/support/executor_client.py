@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.executor import bindings as trtllm
-from triton_repo.executor.engine import build
+from triton_repo.cpu_executor import bindings as trtllm
+from triton_repo.cpu_executor.engine import build
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 

@@ -18,7 +18,7 @@ from adapters import convert, peft
 from adapters.adapter import Converted
 from adapters.base_model import BaseModel, read_base_model
 from tests.support.lora_files import pair, write_peft
-from triton_repo.executor import bindings as trtllm
+from triton_repo.cpu_executor import bindings as trtllm
 
 PROMPT = "The capital of France is"
 TOKENS = 8

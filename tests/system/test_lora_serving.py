@@ -33,7 +33,7 @@ from tests.support.generated_adapters import (
 )
 from tests.support.local_stack import Stack, Up
 from tests.support.metrics import metric
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 
 ADAPTERS = 200
 HELD_BY_ENGINE = 8

@@ -22,7 +22,7 @@ from tests.support.triton_server import (
     stop_inputs,
     text_inputs,
 )
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 
 SLOTS = 4
 QUEUE = 2

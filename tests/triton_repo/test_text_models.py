@@ -24,7 +24,7 @@ from tests.support.triton_server import (
     running,
     text_inputs,
 )
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 from triton_repo.parameters import BLS, PARAMETERS
 from triton_repo.render import render
 

@@ -25,7 +25,7 @@ from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.otlp_collector import Collector, collecting
 from tests.support.triton_server import READY_WITHIN
-from triton_repo.executor import synthetic
+from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 SERVER, CLIENT = 2, 3  # SpanKind in OTLP

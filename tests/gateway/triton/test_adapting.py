@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.in_process import metric_of, running
 from tests.support.triton_server import MODEL, Server, repository_parameters, serving
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]

@@ -24,7 +24,7 @@ from ops.local_stack.servers import answers_ok
 from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.support.authority import Authority
 from tests.support.triton_server import MODEL, READY_WITHIN
-from triton_repo.executor import synthetic
+from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 TRANSPORTS: list[TransportName] = ["http2", "grpcio"]

@@ -19,7 +19,7 @@ from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.servers import Ports
 from tests.support.local_stack import SHARED_MEMORY
 from tests.support.triton_server import MODEL, Server, core_inputs, new_ids, repository_parameters
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
 pytestmark = pytest.mark.timed

@@ -18,7 +18,7 @@ from ops.deployment import repository
 from ops.deployment.check import check
 from ops.deployment.check_repository import RepositoryError
 from tests.support.triton_server import MODEL
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 
 Found = tuple[str, str, str]
 """Severity, model, field."""

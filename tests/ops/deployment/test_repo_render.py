@@ -29,7 +29,7 @@ from ops.deployment.repository import (
     write,
 )
 from tests.support.triton_server import MODEL, serving
-from triton_repo.executor import engine
+from triton_repo.cpu_executor import engine
 from triton_repo.parameters import PARAMETERS
 
 ENGINE = EngineConfig(

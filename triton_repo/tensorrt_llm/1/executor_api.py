@@ -14,7 +14,7 @@ except ModuleNotFoundError as missing:
     # A TensorRT-LLM that is there but does not load must not turn into the CPU executor.
     if missing.name != "tensorrt_llm":
         raise
-    from triton_repo.executor import bindings as trtllm
+    from triton_repo.cpu_executor import bindings as trtllm
 
     torch = None
 
@@ -120,7 +120,7 @@ def tokenizer_info(folder: str) -> dict[str, Any]:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if torch is None:
-        from triton_repo.executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
+        from triton_repo.cpu_executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
 
         return xgrammar_tokenizer_info(tokenizer)
     from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info  # noqa: PLC0415

@@ -3,7 +3,7 @@
 Its guided decoding is that of v0.19.
 
 Written against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not
-installed, `triton_repo.executor.bindings` offers the same names on the CPU.
+installed, `triton_repo.cpu_executor.bindings` offers the same names on the CPU.
 
 A Triton request with B rows becomes B executor requests. One thread awaits the executor's
 responses and sends each at once; one polls for cancelled RPCs; one publishes metrics.

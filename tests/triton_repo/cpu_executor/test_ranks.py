@@ -1,0 +1,55 @@
+"""Ranks of an MPI job: the leader works, the others wait for it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.triton_server import MODEL
+from triton_repo.cpu_executor import bindings as trtllm
+from triton_repo.cpu_executor import engine
+from triton_repo.cpu_executor.ranks import own_rank
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({}, 0),
+        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
+        ({"PMIX_RANK": "2"}, 2),
+        ({"SLURM_PROCID": "1"}, 1),
+        # mpirun inside a Slurm allocation: the step that it runs in is rank 0 of nothing.
+        ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, 1),
+    ],
+)
+def test_the_launcher_says_which_rank_this_is(environ: dict[str, str], rank: int) -> None:
+    assert own_rank(environ) == rank
+
+
+def test_a_rank_that_is_not_the_leader_takes_nothing_and_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = engine.build(MODEL, tmp_path / "engine")
+    (folder / "model.safetensors").unlink()  # the weights are the leader's
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    executor = trtllm.Executor(folder, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig())
+    assert not executor.can_enqueue_requests()
+    request = trtllm.Request(input_token_ids=[1], max_tokens=1)
+    with pytest.raises(RuntimeError, match="cannot enqueue"):
+        executor.enqueue_request(request)
+    waiting = threading.Thread(target=executor.shutdown, daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+
+
+def test_every_rank_refuses_what_it_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = engine.build(MODEL, tmp_path / "engine")
+    monkeypatch.setenv("PMIX_RANK", "1")
+    config = trtllm.ExecutorConfig(max_beam_width=9)
+    with pytest.raises(RuntimeError, match="max_beam_width"):
+        trtllm.Executor(folder, trtllm.ModelType.DECODER_ONLY, config)

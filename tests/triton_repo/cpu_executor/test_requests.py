@@ -1,0 +1,484 @@
+"""The executor's life of requests: streaming, ends, cancellation, limits, statistics."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.executor_client import (
+    gather,
+    golden,
+    golden_greedy,
+    golden_prompt,
+    request,
+    run,
+    start_golden,
+)
+from triton_repo.cpu_executor import bindings as trtllm
+from triton_repo.cpu_executor.bindings import FinishReason
+from triton_repo.cpu_executor.llama import Llama
+
+PROMPT = golden_prompt()
+GREEDY = golden_greedy()
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trtllm.Executor]:
+    with start_golden(tmp_path_factory.mktemp("executor"), max_batch_size=16) as executor:
+        yield executor
+
+
+def test_streaming_sends_one_new_id_per_response(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 12))
+    assert [r.output_token_ids for r in output.results] == [[[t]] for t in GREEDY[:12]]
+    assert [r.is_final for r in output.results] == [False] * 11 + [True]
+    reasons = [r.finish_reasons[0] for r in output.results]
+    assert reasons == [FinishReason.NOT_FINISHED] * 11 + [FinishReason.LENGTH]
+    assert [r.decoding_iter for r in output.results] == list(range(1, 13))
+
+
+def test_all_generated_ids_on_request(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 4, return_all_generated_tokens=True))
+    assert [r.output_token_ids[0] for r in output.results] == [GREEDY[:i] for i in range(1, 5)]
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_non_streaming_sends_one_response(executor: trtllm.Executor, exclude: bool) -> None:
+    asked = request(PROMPT, 12, streaming=None, exclude_input_from_output=exclude)
+    (output,) = run(executor, asked)
+    (result,) = output.results
+    assert result.output_token_ids == [([] if exclude else PROMPT) + GREEDY[:12]]
+    assert result.is_final
+    assert result.is_sequence_final
+
+
+def test_end_id_is_not_sent_and_makes_an_extra_empty_response(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 48, end_id=GREEDY[10]))
+    assert output.tokens() == GREEDY[:10]
+    assert output.last.output_token_ids == [[]]
+    assert output.last.finish_reasons == [FinishReason.END_ID]
+    assert len(output.results) == 11
+
+
+def test_end_id_first_gives_only_the_empty_response(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 48, end_id=GREEDY[0]))
+    assert [r.output_token_ids for r in output.results] == [[[]]]
+    (whole,) = run(executor, request(PROMPT, 48, end_id=GREEDY[0], streaming=False))
+    assert whole.last.output_token_ids == [PROMPT]
+
+
+def test_stop_words_end_with_their_ids_in_the_output(executor: trtllm.Executor) -> None:
+    words = [[GREEDY[3], 0], GREEDY[5:8]]
+    (output,) = run(executor, request(PROMPT, 48, stop_words=words))
+    assert output.tokens() == GREEDY[:8]
+    assert output.last.output_token_ids == [[GREEDY[7]]]
+    assert output.last.finish_reasons == [FinishReason.STOP_WORDS]
+
+
+def test_bad_words_are_avoided(executor: trtllm.Executor) -> None:
+    bad = [[GREEDY[0]], GREEDY[4:6]]
+    (output,) = run(executor, request(PROMPT, 20, bad_words=bad))
+    tokens = output.tokens()
+    assert GREEDY[0] not in tokens
+    assert all(tokens[i : i + 2] != GREEDY[4:6] for i in range(19))
+
+
+def test_max_tokens_is_cut_to_the_engines_length(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT * 3, 500))
+    assert len(output.tokens()) == 512 - len(PROMPT) * 3
+    assert output.last.finish_reasons == [FinishReason.LENGTH]
+
+
+def test_mixed_batch_equals_each_request_alone(executor: trtllm.Executor) -> None:
+    def requests() -> list[trtllm.Request]:
+        made = []
+        for i in range(24):
+            prompt = PROMPT[i : i + 3 + (i * 11) % 120]
+            if i % 3 == 0:
+                made.append(request(prompt, 20, top_p=0.9, temperature=0.8, seed=i))
+            elif i % 3 == 1:
+                made.append(request(prompt, 5 + i, repetition_penalty=1.3))
+            else:
+                made.append(request(prompt, 9 + i, streaming=False))
+        return made
+
+    together = [output.tokens() for output in run(executor, *requests())]
+    alone = [run(executor, one)[0].tokens() for one in requests()]
+    assert together == alone
+
+
+def test_embedding_bias_forces_an_id(executor: trtllm.Executor) -> None:
+    bias = np.zeros(160)
+    bias[77] = 1e4
+    (output,) = run(executor, request(PROMPT, 3, embedding_bias=bias))
+    assert output.tokens() == [77, 77, 77]
+
+
+def test_penalties_count_generated_ids(executor: trtllm.Executor) -> None:
+    for more in ({}, {"top_p": 1.0}):
+        (output,) = run(executor, request(PROMPT[:10], 60, frequency_penalty=200.0, **more))
+        assert len(set(output.tokens()) | set(PROMPT[:10])) == 60 + len(set(PROMPT[:10]))
+
+
+def test_min_length_holds_back_the_end(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 20, end_id=GREEDY[2], min_length=9))
+    assert len(output.tokens()) >= 9
+    assert GREEDY[2] not in output.tokens()[:9]
+
+
+def test_seed_makes_sampling_repeatable(executor: trtllm.Executor) -> None:
+    def sample(seed: int) -> list[int]:
+        return run(executor, request(PROMPT, 20, top_p=1.0, random_seed=seed))[0].tokens()
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_samples_share_id_and_have_own_seeds(executor: trtllm.Executor) -> None:
+    several = request(PROMPT, 15, top_p=1.0, seed=5, num_return_sequences=3)
+    (output,) = run(executor, several)
+    for index in range(3):
+        (alone,) = run(executor, request(PROMPT, 15, top_p=1.0, seed=5 + index))
+        assert output.tokens(index) == alone.tokens()
+    assert [r.is_final for r in output.results].count(True) == 1
+    assert sum(r.is_sequence_final for r in output.results) == 3
+
+
+def test_context_logits_come_with_every_response(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 3, return_context_logits=True))
+    expected = golden("gqa")["logits"]
+    for result in output.results:
+        assert result.context_logits is not None
+        assert result.context_logits.shape == (150, 160)
+        assert result.context_logits.dtype == np.float32
+        np.testing.assert_allclose(result.context_logits[::10], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_generation_logits(executor: trtllm.Executor) -> None:
+    (stream,) = run(executor, request(PROMPT, 4, return_generation_logits=True))
+    parts = [r.generation_logits for r in stream.results]
+    assert all(part is not None and part.shape == (1, 1, 160) for part in parts)
+    asked = request(
+        PROMPT, 4, return_generation_logits=True, streaming=False, stop_words=[GREEDY[:2]]
+    )
+    (whole,) = run(executor, asked)
+    logits = whole.last.generation_logits
+    assert logits is not None
+    assert logits.shape == (1, 4, 160)
+    assert logits[0, :2].argmax(axis=1).tolist() == GREEDY[:2]
+    assert not logits[0, 2:].any()
+    np.testing.assert_array_equal(logits[0, 0], parts[0][0, 0])
+
+
+def test_log_probs_grow_and_are_zero_for_greedy(executor: trtllm.Executor) -> None:
+    (output,) = run(executor, request(PROMPT, 3, return_log_probs=True))
+    assert [r.log_probs for r in output.results] == [[[0.0] * i] for i in (1, 2, 3)]
+    assert output.last.cum_log_probs == [0.0]
+
+
+def test_log_probs_of_the_whole_vocabulary(executor: trtllm.Executor) -> None:
+    asked = request(PROMPT, 1, top_p=1.0, return_log_probs=True, return_generation_logits=True)
+    (output,) = run(executor, asked)
+    logits = output.last.generation_logits
+    assert logits is not None
+    assert output.last.log_probs is not None
+    line = logits[0, 0].astype(np.float64)
+    expected = line - np.log(np.exp(line).sum())
+    assert output.last.log_probs[0][0] == pytest.approx(expected[output.tokens()[0]], abs=1e-5)
+
+
+def test_cancelled_requests_end_normally_without_ids(executor: trtllm.Executor) -> None:
+    asked = [request(PROMPT, 350), request(PROMPT, 350, streaming=False)]
+    ids = executor.enqueue_requests(asked)
+    assert executor.await_responses(ids[0], timeout=10.0)
+    for _ in range(3):
+        for i in ids:
+            executor.cancel_request(i)
+    streamed, whole = gather(executor, ids)
+    assert streamed.last.output_token_ids == [[]]
+    assert whole.last.output_token_ids == [PROMPT]
+    for output in (streamed, whole):
+        assert output.error is None
+        assert output.last.is_final
+        assert output.last.finish_reasons == [FinishReason.CANCELLED]
+    executor.cancel_request(ids[0])
+    executor.cancel_request(10**9)
+    assert run(executor, request(PROMPT, 2))[0].tokens() == GREEDY[:2]
+
+
+def test_cancelled_samples_each_get_a_response(executor: trtllm.Executor) -> None:
+    (first,) = executor.enqueue_requests([request(PROMPT, 350, num_return_sequences=3, top_p=1.0)])
+    executor.cancel_request(first)
+    (output,) = gather(executor, [first])
+    ends = [r for r in output.results if r.is_sequence_final]
+    assert sorted(r.sequence_index for r in ends) == [0, 1, 2]
+    assert [r.is_final for r in ends] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"prompt": [5] * 600},
+            r"^Encountered an error when fetching new request: .*Prompt length \(600\) exceeds "
+            r"maximum input length \(511\)\. Set log level to info",
+        ),
+        ({"end_id": 160}, r"EndId \(160\) is not within acceptable range \[-1, 160\)\."),
+        ({"beam_width": 9}, "beam width 9 is larger"),
+        ({"top_p_min": 0.0}, "Incorrect sampling config"),
+        ({"no_repeat_ngram_size": 0}, "Incorrect sampling config"),
+        ({"embedding_bias": [0.0] * 7}, "Expected last dimension to be same as vocab size: 160"),
+        ({"num_return_sequences": 17}, r"\(17\) exceeds the maximum batch size \(16\)"),
+        (
+            {
+                "guided_decoding_params": trtllm.GuidedDecodingParams(
+                    trtllm.GuidedDecodingParams.GuideType.JSON
+                )
+            },
+            "GuidedDecoder is not setup",
+        ),
+        ({"position_ids": [0]}, "position_ids is not supported by the CPU executor"),
+        ({"type": trtllm.RequestType.REQUEST_TYPE_CONTEXT_ONLY}, "CONTEXT_ONLY is not supported"),
+    ],
+)
+def test_refused_at_fetch(executor: trtllm.Executor, changes: dict, text: str) -> None:
+    asked = request(**{"prompt": PROMPT, "max_tokens": 4, **changes})
+    (output,) = run(executor, asked)
+    assert output.error is not None
+    assert re.search(text, output.error), output.error
+
+
+def test_logits_need_the_engine_flags(tmp_path: Path) -> None:
+    limits = {"gather_context_logits": False, "gather_generation_logits": False}
+    with start_golden(tmp_path, limits=limits) as executor:
+        context, generation = run(
+            executor,
+            request(PROMPT, 2, return_context_logits=True),
+            request(PROMPT, 2, return_generation_logits=True),
+        )
+    assert "need to build engine with gather_context_logits" in str(context.error)
+    assert "gather_generation_logits must be enabled" in str(generation.error)
+
+
+def test_queue_limit_counts_samples_and_refuses_all_or_nothing(tmp_path: Path) -> None:
+    with start_golden(tmp_path, max_queue_size=3, max_batch_size=1) as executor:
+        (running,) = executor.enqueue_requests([request(PROMPT, 300)])
+        assert executor.await_responses(running, timeout=10.0)
+        queued = executor.enqueue_requests([request(PROMPT, 2)])
+        pair = request(PROMPT, 2, num_return_sequences=2)
+        with pytest.raises(RuntimeError, match="Maximum queue size of 3 has been reached, please"):
+            executor.enqueue_requests([pair, request(PROMPT, 2)])
+        queued += executor.enqueue_requests([request(PROMPT, 2)])
+        assert executor.enqueue_requests([]) == []
+        executor.cancel_request(running)
+        outputs = gather(executor, [running, *queued])
+        assert [o.tokens() for o in outputs[1:]] == [GREEDY[:2]] * 2
+
+
+def test_priority_goes_first(tmp_path: Path) -> None:
+    with start_golden(tmp_path, max_batch_size=1) as executor:
+        (running,) = executor.enqueue_requests([request(PROMPT, 30)])
+        assert executor.await_responses(running, timeout=10.0)
+        ids = executor.enqueue_requests([request(PROMPT, 2, priority=p) for p in (0.2, 0.5, 0.9)])
+        order = []
+        left = {running, *ids}
+        while left:
+            for response in executor.await_responses(timeout=10.0):
+                if response.result.is_final:
+                    order.append(response.request_id)
+                    left.discard(response.request_id)
+        assert order == [running, *reversed(ids)]
+
+
+def test_waiting_for_ids(executor: trtllm.Executor) -> None:
+    ids = executor.enqueue_requests([request(PROMPT, 2, streaming=False) for _ in range(2)])
+    pair = executor.await_responses(ids, timedelta(seconds=10))
+    assert [[r.request_id for r in part] for part in pair] == [[ids[0]], [ids[1]]]
+    (again,) = executor.await_responses(ids[0])
+    assert f"ReqId {ids[0]} has already been processed" in again.error_msg
+    assert executor.await_responses(10**9, 0.01) == []
+    assert executor.await_responses(timedelta(milliseconds=1)) == []
+    assert executor.get_num_responses_ready() == 0
+    with pytest.raises(TypeError):
+        executor.await_responses(timeout=1)
+
+
+def test_client_id_comes_back(executor: trtllm.Executor) -> None:
+    executor.enqueue_request(request(PROMPT, 1, client_id=42))
+    (response,) = executor.await_responses(timeout=10.0)
+    assert response.client_id == 42
+
+
+def test_statistics_end_with_an_idle_record(tmp_path: Path) -> None:
+    with start_golden(tmp_path, max_batch_size=8) as executor:
+        run(executor, *[request(PROMPT[: 20 + i], 6) for i in range(3)])
+        time.sleep(0.1)
+        stats = executor.get_latest_iteration_stats()
+        assert executor.get_latest_iteration_stats() == []
+    first, *_, last_step, idle = stats
+    assert first.num_new_active_requests >= 1
+    assert first.inflight_batching_stats.num_ctx_tokens > 0
+    assert sum(s.inflight_batching_stats.num_ctx_tokens for s in stats) == 20 + 21 + 22
+    assert sum(s.num_completed_requests for s in stats) == 3
+    assert last_step.num_active_requests > 0
+    assert max(s.kv_cache_stats.used_num_blocks for s in stats) >= 6
+    assert (idle.num_active_requests, idle.inflight_batching_stats.num_scheduled_requests) == (0, 0)
+    assert idle.kv_cache_stats.used_num_blocks == 0
+    assert idle.kv_cache_stats.free_num_blocks == idle.kv_cache_stats.max_num_blocks
+    assert idle.max_num_active_requests == 8
+    assert idle.kv_cache_stats.tokens_per_block == 16
+    time.strptime(idle.timestamp, "%m-%d-%Y %H:%M:%S.%f")
+    assert '"iter"' in idle.to_json_str()
+    assert not hasattr(idle, "num_scheduled_requests")
+
+
+def test_statistics_are_limited(tmp_path: Path) -> None:
+    with start_golden(tmp_path, iter_stats_max_iterations=5) as executor:
+        run(executor, request(PROMPT, 20))
+        time.sleep(0.1)
+        assert len(executor.get_latest_iteration_stats()) == 5
+
+
+def test_perf_metrics(executor: trtllm.Executor) -> None:
+    fresh = [(7 * i) % 150 + 3 for i in range(40)]
+    run(executor, request(fresh, 2))
+    before = time.monotonic()
+    (output,) = run(executor, request(fresh, 4, return_perf_metrics=True))
+    metrics = output.last.request_perf_metrics
+    assert metrics is not None
+    blocks = metrics.kv_cache_metrics
+    assert (blocks.num_total_allocated_blocks, blocks.num_reused_blocks) == (3, 2)
+    assert (blocks.num_new_allocated_blocks, blocks.num_missed_blocks) == (1, 1)
+    assert blocks.kv_cache_hit_rate == pytest.approx(2 / 3)
+    times = metrics.timing_metrics
+    moments = [
+        timedelta(seconds=before),
+        times.arrival_time,
+        times.first_scheduled_time,
+        times.first_token_time,
+        times.last_token_time,
+    ]
+    assert moments == sorted(moments)
+    assert metrics.speculative_decoding.acceptance_rate == 0
+    assert run(executor, request(fresh, 1))[0].last.request_perf_metrics is None
+
+
+def test_shutdown_finishes_accepted_requests(tmp_path: Path) -> None:
+    executor = start_golden(tmp_path, max_batch_size=1)
+    ids = executor.enqueue_requests([request(PROMPT, 10, streaming=False) for _ in range(3)])
+    ended: list[int] = []
+
+    def read() -> None:
+        while executor.can_enqueue_requests() or len(ended) < 2:
+            ended.extend(r.request_id for r in executor.await_responses(timeout=0.001))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    executor.shutdown()
+    executor.shutdown()
+    assert not executor.can_enqueue_requests()
+    with pytest.raises(RuntimeError, match="Shutdown called, cannot enqueue requests"):
+        executor.enqueue_requests([request(PROMPT, 1)])
+    for call in (
+        executor.await_responses,
+        executor.get_latest_iteration_stats,
+        lambda: executor.cancel_request(1),
+        executor.get_num_responses_ready,
+    ):
+        with pytest.raises(RuntimeError, match="Shutdown called"):
+            call()
+    reader.join()
+    # The last one's response may come too late to be taken; the ones before were run.
+    assert ended[:2] == ids[:2]
+
+
+def test_shutdown_wakes_a_waiter(tmp_path: Path) -> None:
+    executor = start_golden(tmp_path)
+    got: list[list[trtllm.Response]] = []
+    waiter = threading.Thread(target=lambda: got.append(executor.await_responses()))
+    waiter.start()
+    time.sleep(0.05)
+    executor.shutdown()
+    waiter.join(5)
+    assert got == [[]]
+
+
+def test_many_threads(executor: trtllm.Executor) -> None:
+    results: dict[int, list[int]] = {}
+
+    def client(index: int) -> None:
+        prompt = PROMPT[index : index + 20]
+        (request_id,) = executor.enqueue_requests([request(prompt, 6, streaming=False)])
+        (response,) = executor.await_responses(request_id, timeout=20.0)
+        results[index] = response.result.output_token_ids[0][20:]
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(12):
+        assert results[index] == run(executor, request(PROMPT[index : index + 20], 6))[0].tokens()
+
+
+def test_static_batching_answers_once_without_the_prompt(tmp_path: Path) -> None:
+    static = trtllm.BatchingType.STATIC
+    with start_golden(tmp_path, batching_type=static) as executor:
+        outputs = run(executor, request(PROMPT, 5), request(PROMPT[:30], 9))
+        time.sleep(0.05)
+        stats = executor.get_latest_iteration_stats()
+    assert [len(o.results) for o in outputs] == [1, 1]
+    assert outputs[0].tokens() == GREEDY[:5]
+    assert all(s.inflight_batching_stats is None for s in stats)
+    assert max(s.static_batching_stats.num_gen_tokens for s in stats) >= 1
+
+
+def test_a_failing_step_fails_all_active_requests_and_the_executor_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_golden(tmp_path) as executor:
+        forward = Llama.forward
+        with monkeypatch.context() as patch:
+
+            def broken(*_: object) -> None:
+                raise MemoryError("no room")
+
+            patch.setattr(Llama, "forward", broken)
+            outputs = run(executor, request(PROMPT, 5), request(PROMPT[:30], 9))
+        assert Llama.forward is forward
+        for output in outputs:
+            assert output.error == "Encountered an error in forwardAsync function: no room"
+        assert run(executor, request(PROMPT, 3))[0].tokens() == GREEDY[:3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (
+            {"decoding_config": trtllm.DecodingConfig(trtllm.DecodingMode.Medusa())},
+            "decoding_mode",
+        ),
+        ({"request_stats_max_iterations": 5}, "request_stats_max_iterations"),
+        ({"kv_cache_config": trtllm.KvCacheConfig(max_attention_window=[64])}, "max_attention"),
+        ({"max_beam_width": 5}, r"max_beam_width \(5\) exceeds the engine's \(4\)"),
+    ],
+)
+def test_unsupported_settings_are_refused_by_name(
+    tmp_path: Path, settings: dict, name: str
+) -> None:
+    with pytest.raises(RuntimeError, match=name):
+        start_golden(tmp_path, **settings)
+
+
+def test_model_path_must_be_a_path() -> None:
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        trtllm.Executor(None, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig())
+    with pytest.raises(RuntimeError, match="DECODER_ONLY"):
+        trtllm.Executor("x", trtllm.ModelType.ENCODER_ONLY, trtllm.ExecutorConfig())

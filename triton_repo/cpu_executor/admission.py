@@ -1,0 +1,131 @@
+"""Checks on a request when the loop fetches it, and its effective output length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triton_repo.cpu_executor.active import ActiveRequest
+from triton_repo.cpu_executor.checks import PREFIX
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.enums import RequestType
+from triton_repo.cpu_executor.mailbox import Queued
+from triton_repo.cpu_executor.request import Request
+
+FETCH_ERROR = "Encountered an error when fetching new request: "
+
+# Fields that only other model kinds or decoding modes use.
+_UNSUPPORTED = (
+    "position_ids",
+    "external_draft_tokens_config",
+    "prompt_tuning_config",
+    "mrope_config",
+    "lookahead_config",
+    "eagle_config",
+    "context_phase_params",
+    "logits_post_processor_name",
+    "encoder_input_token_ids",
+    "encoder_input_features",
+    "encoder_output_length",
+    "cross_attention_mask",
+    "skip_cross_attn_blocks",
+)
+
+
+class RefusedError(Exception):
+    """A fetched request cannot run; the text is the error response's."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The engine's limits after the executor's settings were applied; lengths in tokens."""
+
+    max_input_len: int
+    max_seq_len: int
+    max_beam_width: int
+    max_batch_size: int
+    max_blocks: int
+    tokens_per_block: int
+    # MAX_UTILIZATION without context chunking: a paused streaming request may not come back.
+    unchunked_max_utilization: bool = False
+
+
+def refuse(what: str) -> RefusedError:
+    return RefusedError(FETCH_ERROR + PREFIX + what)
+
+
+def admit(entry: Queued, config: EngineConfig, limits: Limits) -> ActiveRequest:
+    """The active request of a queued one, or ``RefusedError`` with upstream's text."""
+    request = entry.request
+    _check_supported(request)
+    _check_ranges(request, config, limits)
+    room = limits.max_seq_len - len(request.input_token_ids)
+    active = ActiveRequest(entry, min(request.max_tokens, room))
+    _check_room(active, limits)
+    return active
+
+
+def _check_supported(request: Request) -> None:
+    for name in _UNSUPPORTED:
+        if getattr(request, name) is not None:
+            raise refuse(f"{name} is not supported by the CPU executor")
+    if request.request_type != RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION:
+        raise refuse(f"{request.request_type.name} is not supported by the CPU executor")
+    if request.output_config.return_encoder_output:
+        raise refuse("return_encoder_output is not supported by the CPU executor")
+
+
+def _check_ranges(request: Request, config: EngineConfig, limits: Limits) -> None:
+    length = len(request.input_token_ids)
+    longest = min(limits.max_input_len, limits.max_seq_len - 1)
+    if length > longest:
+        raise refuse(
+            f"Prompt length ({length}) exceeds maximum input length ({longest}). Set log level "
+            "to info and check TRTGptModel logs for how maximum input length is set"
+        )
+    end_id = request.end_id
+    if end_id is not None and not -1 <= end_id < config.vocab_size:
+        raise refuse(f"EndId ({end_id}) is not within acceptable range [-1, {config.vocab_size}).")
+    output = request.output_config
+    if output.return_context_logits and not config.gather_context_logits:
+        raise refuse("Return context logit need to build engine with gather_context_logits")
+    if output.return_generation_logits and not config.gather_generation_logits:
+        raise refuse(
+            "To return generation logits, gather_generation_logits must be enabled in "
+            "ExecutorConfig"
+        )
+    sampling = request.sampling_config
+    if sampling.beam_width > limits.max_beam_width:
+        raise refuse(
+            f"Requested beam width {sampling.beam_width} is larger than the maximum beam width "
+            f"{limits.max_beam_width}"
+        )
+    bias = request.embedding_bias
+    if bias is not None and len(bias) != config.vocab_size:
+        raise RefusedError(
+            f"Encountered an error in forwardAsync function: {PREFIX}The embedding bias shape is "
+            "not as expected. Expected last dimension to be same as vocab size: "
+            f"{config.vocab_size}."
+        )
+    # These two pass the constructor and fail upstream's second check.
+    if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
+        raise refuse("Incorrect sampling config")
+
+
+def _check_room(active: ActiveRequest, limits: Limits) -> None:
+    count = len(active.sequences)
+    if active.beam_width == 1 and count > limits.max_batch_size:
+        raise refuse(
+            f"numReturnSequences ({count}) exceeds the maximum batch size ({limits.max_batch_size})"
+        )
+    tokens = len(active.prompt) + active.max_tokens
+    needed = count * -(-tokens // limits.tokens_per_block)
+    if needed > limits.max_blocks:
+        raise refuse(
+            f"the request needs {needed} KV cache blocks, the cache has {limits.max_blocks}"
+        )
+    if limits.unchunked_max_utilization and active.streaming and tokens - 1 > limits.max_input_len:
+        raise refuse(
+            "Request sequence length is potentially greater than max input length. This cannot "
+            "be run unless streaming is disabled, context chunking is enabled or the "
+            "GUARANTEED_NO_EVICT scheduling policy is used"
+        )

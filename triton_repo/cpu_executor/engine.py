@@ -1,0 +1,210 @@
+"""Engine folders: ``config.json`` in the form of a TensorRT-LLM engine plus the weights.
+
+``build`` makes one from a Hugging Face Llama folder; ``load_config`` reads one. A Hugging Face
+folder itself is accepted as an engine with default limits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton_repo.cpu_executor import weights
+
+SYNTHETIC = "SyntheticForCausalLM"
+ARCHITECTURES = ("LlamaForCausalLM", SYNTHETIC)
+LLAMA_LORA_MODULES = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_dense",
+    "mlp_h_to_4h",
+    "mlp_4h_to_h",
+    "mlp_gate",
+)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine folder says about the model and its limits (TensorRT-LLM's names)."""
+
+    architecture: str
+    dtype: str
+    vocab_size: int
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_size: int
+    intermediate_size: int
+    norm_epsilon: float
+    rotary_base: float
+    rotary_scaling: dict[str, Any] | None
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_beam_width: int
+    gather_context_logits: bool
+    gather_generation_logits: bool
+    tokens_per_block: int
+    use_paged_context_fmha: bool
+    lora_target_modules: tuple[str, ...]
+    max_lora_rank: int
+    synthetic: dict[str, Any]
+
+
+def build(
+    hf_dir: str | Path,
+    engine_dir: str | Path,
+    *,
+    dtype: str = "float16",
+    max_batch_size: int = 64,
+    max_input_len: int | None = None,
+    max_seq_len: int | None = None,
+    max_num_tokens: int = 8192,
+    max_beam_width: int = 1,
+    gather_context_logits: bool = False,
+    gather_generation_logits: bool = False,
+    tokens_per_block: int = 64,
+    use_paged_context_fmha: bool = True,
+    lora_target_modules: Sequence[str] = (),
+    max_lora_rank: int = 64,
+) -> Path:
+    """Make an engine folder of a Hugging Face Llama folder (the CPU twin of ``trtllm-build``).
+
+    ``dtype`` is the dtype that LoRA tensors must have; the math is float32 in any case. Lengths
+    are in tokens; ``max_seq_len`` (prompt and output) defaults to the model's context and
+    ``max_input_len`` to ``max_seq_len``. An empty ``lora_target_modules`` builds without LoRA.
+    Raises ``ValueError`` naming what the CPU executor cannot run.
+    """
+    source, target = Path(hf_dir), Path(engine_dir)
+    pretrained = _pretrained_config(json.loads((source / "config.json").read_text()), dtype)
+    unknown = sorted(set(lora_target_modules) - set(LLAMA_LORA_MODULES))
+    if unknown:
+        raise ValueError(f"lora_target_modules: found {unknown}, allowed {LLAMA_LORA_MODULES}")
+    seq_len = max_seq_len or pretrained["max_position_embeddings"]
+    if seq_len > pretrained["max_position_embeddings"]:
+        limit = pretrained["max_position_embeddings"]
+        raise ValueError(f"max_seq_len: found {seq_len}, allowed at most {limit}")
+    config = {
+        "version": "0.17.0",
+        "pretrained_config": pretrained,
+        "build_config": {
+            "max_batch_size": max_batch_size,
+            "max_input_len": max_input_len or seq_len,
+            "max_seq_len": seq_len,
+            "max_num_tokens": max_num_tokens,
+            "max_beam_width": max_beam_width,
+            "max_prompt_embedding_table_size": 0,
+            "max_draft_len": 0,
+            "gather_context_logits": gather_context_logits,
+            "gather_generation_logits": gather_generation_logits,
+            "kv_cache_type": "PAGED",
+            "lora_config": {
+                "lora_target_modules": list(lora_target_modules),
+                "max_lora_rank": max_lora_rank,
+            },
+            "plugin_config": {
+                "tokens_per_block": tokens_per_block,
+                "use_paged_context_fmha": use_paged_context_fmha,
+                "lora_plugin": dtype if lora_target_modules else None,
+                "dora_plugin": False,
+            },
+        },
+    }
+    target.mkdir(parents=True, exist_ok=True)
+    single = source / "model.safetensors"
+    if single.exists():
+        shutil.copyfile(single, target / "model.safetensors")
+    else:
+        weights.merge(source, target / "model.safetensors")
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return target
+
+
+def load_config(engine_dir: str | Path) -> EngineConfig:
+    """Read an engine folder's (or a Hugging Face folder's) ``config.json``."""
+    folder = Path(engine_dir)
+    raw = json.loads((folder / "config.json").read_text())
+    if "pretrained_config" not in raw:
+        raw = {"pretrained_config": _pretrained_config(raw, "float16"), "build_config": {}}
+    model, limits = raw["pretrained_config"], raw["build_config"]
+    architecture = model["architecture"]
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{folder}/config.json: architecture: found {architecture}, allowed {ARCHITECTURES}"
+        )
+    plugin = limits.get("plugin_config", {})
+    lora = limits.get("lora_config", {}) if plugin.get("lora_plugin") else {}
+    heads = model.get("num_attention_heads", 1)
+    hidden = model.get("hidden_size", 1)
+    seq_len = limits.get("max_seq_len") or model["max_position_embeddings"]
+    return EngineConfig(
+        architecture=architecture,
+        dtype=model.get("dtype", "float16"),
+        vocab_size=model["vocab_size"],
+        num_hidden_layers=model.get("num_hidden_layers", 1),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=model.get("num_key_value_heads", heads),
+        head_size=model.get("head_size", hidden // heads),
+        intermediate_size=model.get("intermediate_size", 1),
+        norm_epsilon=model.get("norm_epsilon", 1e-5),
+        rotary_base=model.get("rotary_base", 10000.0),
+        rotary_scaling=model.get("rotary_scaling"),
+        max_batch_size=limits.get("max_batch_size", 64),
+        max_input_len=limits.get("max_input_len", seq_len),
+        max_seq_len=seq_len,
+        max_num_tokens=limits.get("max_num_tokens", 8192),
+        max_beam_width=limits.get("max_beam_width", 1),
+        gather_context_logits=bool(limits.get("gather_context_logits", False)),
+        gather_generation_logits=bool(limits.get("gather_generation_logits", False)),
+        tokens_per_block=plugin.get("tokens_per_block", 64),
+        use_paged_context_fmha=bool(plugin.get("use_paged_context_fmha", True)),
+        lora_target_modules=tuple(lora.get("lora_target_modules", ())),
+        max_lora_rank=lora.get("max_lora_rank", 64),
+        synthetic=raw.get("synthetic", {}),
+    )
+
+
+def _pretrained_config(hf: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """TensorRT-LLM's ``pretrained_config`` of a Hugging Face Llama ``config.json``."""
+    architectures = hf.get("architectures")
+    if architectures != ["LlamaForCausalLM"]:
+        raise ValueError(f"architectures: found {architectures}, allowed ['LlamaForCausalLM']")
+    if hf.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act: found {hf['hidden_act']}, allowed silu")
+    # transformers 5 keeps both rotary settings in rope_parameters.
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ("default", "linear", "llama3"):
+        raise ValueError(f"rope_type: found {rope_type}, allowed default, linear, llama3")
+    heads = hf["num_attention_heads"]
+    return {
+        "architecture": "LlamaForCausalLM",
+        "dtype": dtype,
+        "logits_dtype": "float32",
+        "vocab_size": hf["vocab_size"],
+        "num_hidden_layers": hf["num_hidden_layers"],
+        "hidden_size": hf["hidden_size"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": hf.get("num_key_value_heads") or heads,
+        "head_size": hf.get("head_dim") or hf["hidden_size"] // heads,
+        "intermediate_size": hf["intermediate_size"],
+        "max_position_embeddings": hf.get("max_position_embeddings", 2048),
+        "hidden_act": "silu",
+        "norm_epsilon": hf.get("rms_norm_eps", 1e-6),
+        "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
+        "rotary_scaling": None if rope_type == "default" else {**rope, "rope_type": rope_type},
+        "attn_bias": bool(hf.get("attention_bias", False)),
+        "mlp_bias": bool(hf.get("mlp_bias", False)),
+        "share_embedding_table": bool(hf.get("tie_word_embeddings", False)),
+        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+    }

@@ -1,0 +1,247 @@
+"""The KV cache: blocks per sequence, the pool's budget, and reuse of prompt blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import os
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.request_config import KvCacheRetentionConfig
+from triton_repo.cpu_executor.result import KvCacheMetrics
+from triton_repo.cpu_executor.stats import KvCacheStats
+
+Array = NDArray[np.float32]
+DEFAULT_PRIORITY = 35
+
+
+def block_bytes(config: EngineConfig) -> int:
+    """Bytes of one block: float32 keys and values of all layers."""
+    per_token = config.num_hidden_layers * config.num_key_value_heads * config.head_size
+    return 2 * 4 * config.tokens_per_block * per_token
+
+
+def default_max_tokens(config: EngineConfig, memory_fraction: float | None) -> int:
+    """The token budget when none is set: a full batch, as far as the memory goes.
+
+    ``memory_fraction`` is the part of the machine's memory that the cache may fill (0.9).
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    fraction = 0.9 if memory_fraction is None else memory_fraction
+    fitting = int(memory * fraction) // block_bytes(config) * config.tokens_per_block
+    return min(config.max_batch_size * config.max_seq_len, fitting)
+
+
+class SequenceCache:
+    """Keys and values of one sequence for all layers, float32.
+
+    keys: ``[blocks, layers, kv_heads, head_size, tokens_per_block]`` (transposed, as attention
+    reads them), values: ``[blocks, layers, kv_heads, tokens_per_block, head_size]``. ``length``
+    counts the tokens held. Slots that hold no token are zero.
+    """
+
+    def __init__(self, config: EngineConfig, tokens: int) -> None:
+        """Room for ``tokens`` tokens; ``reserve`` makes more."""
+        size = config.tokens_per_block
+        shape = (-(-tokens // size), config.num_hidden_layers, config.num_key_value_heads)
+        self.tokens_per_block = size
+        self.length = 0
+        self.keys: Array = np.zeros((*shape, config.head_size, size), np.float32)
+        self.values: Array = np.zeros((*shape, size, config.head_size), np.float32)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for ``tokens`` tokens in all."""
+        blocks = len(self.keys)
+        if tokens > blocks * self.tokens_per_block:
+            more = max(-(-tokens // self.tokens_per_block), 2 * blocks)
+            self.keys = _grown(self.keys, more)
+            self.values = _grown(self.values, more)
+
+    def fork(self) -> SequenceCache:
+        """A copy that grows on its own."""
+        twin = object.__new__(SequenceCache)
+        twin.tokens_per_block = self.tokens_per_block
+        twin.length = self.length
+        twin.keys = self.keys.copy()
+        twin.values = self.values.copy()
+        return twin
+
+
+def _grown(blocks: Array, count: int) -> Array:
+    grown: Array = np.zeros((count, *blocks.shape[1:]), np.float32)
+    grown[: len(blocks)] = blocks
+    return grown
+
+
+@dataclass(slots=True)
+class _Stored:
+    keys: Array
+    values: Array
+    priority: int
+    expires: float | None
+
+
+class BlockPool:
+    """The budget of blocks, and the stored blocks that later prompts may reuse.
+
+    Stored blocks live in the part of the budget that running requests do not use, and are
+    evicted by priority, then least recently used. A block's name is the digest of all tokens up
+    to its end and of the LoRA task, since keys and values depend on all of them.
+    """
+
+    def __init__(self, max_blocks: int, tokens_per_block: int, reuse: bool) -> None:
+        self.max_blocks = max_blocks
+        self.tokens_per_block = tokens_per_block
+        self.reuse = reuse
+        self.used = 0
+        self._totals = KvCacheMetrics()
+        self._stored: dict[bytes, _Stored] = {}
+        self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
+        self._expiries: list[tuple[float, bytes]] = []
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.tokens_per_block)
+
+    @property
+    def stored(self) -> int:
+        return len(self._stored)
+
+    def use(self, blocks: int) -> None:
+        """Set how many blocks the running requests hold now, and evict what no longer fits."""
+        self.used = blocks
+        self._evict_to(max(0, self.max_blocks - blocks))
+
+    def load(self, cache: SequenceCache, tokens: Sequence[int], task: int | None) -> int:
+        """Fill an empty cache with stored blocks of a prompt; returns how many were reused.
+
+        The last prompt token is never reused, since its logits are needed.
+        """
+        reused = 0
+        if self.reuse:
+            usable = (len(tokens) - 1) // self.tokens_per_block
+            names = self.names(tokens[: usable * self.tokens_per_block], task)
+            while reused < len(names) and names[reused] in self._stored:
+                block = self._stored[names[reused]]
+                cache.keys[reused] = block.keys
+                cache.values[reused] = block.values
+                reused += 1
+            for name in reversed(names[:reused]):
+                self._touch(name)
+            cache.length = reused * self.tokens_per_block
+        return reused
+
+    def count(self, prompt_tokens: int, reused: int, metrics: KvCacheMetrics | None) -> None:
+        """Add one prompt's allocation to the totals and to the request's metrics."""
+        total = self.blocks(prompt_tokens)
+        for target in (self._totals, metrics):
+            if target is not None:
+                target.num_total_allocated_blocks += total
+                target.num_new_allocated_blocks += total - reused
+                target.num_reused_blocks += reused
+                target.num_missed_blocks += total - reused
+                looked_up = target.num_reused_blocks + target.num_missed_blocks
+                target.kv_cache_hit_rate = target.num_reused_blocks / looked_up
+
+    def store(
+        self,
+        cache: SequenceCache,
+        tokens: Sequence[int],
+        task: int | None,
+        prompt_tokens: int,
+        retention: KvCacheRetentionConfig | None,
+    ) -> None:
+        """Keep a sequence's full blocks for reuse, as far as the free budget goes."""
+        if not self.reuse:
+            return
+        full = min(len(tokens), cache.length) // self.tokens_per_block
+        names = self.names(tokens[: full * self.tokens_per_block], task)
+        # The start of a chain is touched last, so that its end is evicted first.
+        for name in reversed(names):
+            if name in self._stored:
+                self._touch(name)
+        fresh = [i for i, name in enumerate(names) if name not in self._stored]
+        fresh = fresh[: self.max_blocks - self.used]
+        self._evict_to(self.max_blocks - self.used - len(fresh))
+        for i in reversed(fresh):
+            first = i * self.tokens_per_block
+            priority, lasting = _retention(retention, first, first >= prompt_tokens)
+            expires = None if lasting is None else time.monotonic() + lasting
+            self._stored[names[i]] = _Stored(
+                cache.keys[i].copy(), cache.values[i].copy(), priority, expires
+            )
+            if expires is not None:
+                heapq.heappush(self._expiries, (expires, names[i]))
+            self._touch(names[i])
+
+    def names(self, tokens: Sequence[int], task: int | None) -> list[bytes]:
+        """The name of every full block of ``tokens``."""
+        digest = hashlib.blake2b(repr(task).encode(), digest_size=16)
+        names = []
+        for start in range(0, len(tokens), self.tokens_per_block):
+            digest.update(array("q", tokens[start : start + self.tokens_per_block]).tobytes())
+            names.append(digest.digest())
+        return names
+
+    def stats(self) -> KvCacheStats:
+        totals = self._totals
+        return KvCacheStats(
+            max_num_blocks=self.max_blocks,
+            free_num_blocks=self.max_blocks - self.used,
+            used_num_blocks=self.used,
+            tokens_per_block=self.tokens_per_block,
+            alloc_total_blocks=totals.num_total_allocated_blocks,
+            alloc_new_blocks=totals.num_new_allocated_blocks,
+            reused_blocks=totals.num_reused_blocks,
+            missed_blocks=totals.num_missed_blocks,
+            cache_hit_rate=totals.kv_cache_hit_rate,
+        )
+
+    def _touch(self, name: bytes) -> None:
+        bucket = self._by_priority.setdefault(self._stored[name].priority, OrderedDict())
+        bucket[name] = None
+        bucket.move_to_end(name)
+
+    def _evict_to(self, count: int) -> None:
+        if len(self._stored) <= count:
+            return
+        while self._expiries and self._expiries[0][0] <= time.monotonic():
+            self._expire(*heapq.heappop(self._expiries))
+        while len(self._stored) > count:
+            lowest = min(p for p, bucket in self._by_priority.items() if bucket)
+            name, _ = self._by_priority[lowest].popitem(last=False)
+            del self._stored[name]
+
+    def _expire(self, when: float, name: bytes) -> None:
+        block = self._stored.get(name)
+        # The block may have been evicted and stored anew since.
+        if block is not None and block.expires == when:
+            del self._by_priority[block.priority][name]
+            block.priority = DEFAULT_PRIORITY
+            self._touch(name)
+            self._by_priority[DEFAULT_PRIORITY].move_to_end(name, last=False)
+
+
+def _retention(
+    config: KvCacheRetentionConfig | None, first_token: int, generated: bool
+) -> tuple[int, float | None]:
+    """Priority and its duration (seconds, None = for good) of the block at ``first_token``."""
+    if config is None:
+        return DEFAULT_PRIORITY, None
+    if generated:
+        lasting = config.decode_duration_ms
+        priority = config.decode_retention_priority
+        return priority, None if lasting is None else lasting.total_seconds()
+    for part in config.token_range_retention_configs:
+        end = part.token_end
+        if part.token_start <= first_token and (end is None or first_token < end):
+            lasting = part.duration_ms
+            return part.priority, None if lasting is None else lasting.total_seconds()
+    return DEFAULT_PRIORITY, None

@@ -1,0 +1,242 @@
+"""The Llama forward pass over one packed batch: RMSNorm, RoPE, GQA attention, SwiGLU; float32.
+
+Formulas as in transformers' ``LlamaForCausalLM``. Two things are folded into the weights when
+loading: the attention scale ``1/sqrt(head_size)`` into the query projection, and a permutation
+that puts the two halves of a rotary pair side by side, so that RoPE is one complex product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.attention import DecodeAttention, PrefillAttention
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.kv_cache import SequenceCache
+from triton_repo.cpu_executor.linear import Linear, padded_rows
+from triton_repo.cpu_executor.lora import Adapter, LoraBatch
+from triton_repo.cpu_executor.weights import files, load_float32
+
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Layer:
+    input_norm: Array
+    qkv: Linear
+    output: Linear
+    post_norm: Array
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass
+class Chunk:
+    """Tokens to run for one sequence; one token is a decode step, more are part of a prompt."""
+
+    cache: SequenceCache
+    tokens: Sequence[int]
+    logits: int = 1
+    """For how many of the last tokens logits are wanted."""
+    adapter: Adapter | None = None
+
+
+class Llama:
+    """A loaded checkpoint. ``forward`` is not thread-safe for one cache."""
+
+    def __init__(self, config: EngineConfig, folder: str | Path) -> None:
+        self.config = config
+        tensors = load_float32(Path(folder))
+        self._rotary_order = rotary_order(config)
+        self._query_scale = np.float32(1 / math.sqrt(config.head_size))
+        self._embedding = _take(tensors, "model.embed_tokens.weight")
+        self._norm = _take(tensors, "model.norm.weight")
+        # Tied checkpoints have no lm_head of their own.
+        self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
+        self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
+        self._rotations = rotations(config)
+        self.parameter_bytes = sum(path.stat().st_size for path in files(Path(folder)))
+
+    def _layer(self, tensors: dict[str, Array], index: int) -> Layer:
+        prefix = f"model.layers.{index}."
+
+        def join(names: Sequence[str], fold: bool = False) -> Linear:
+            matrices = [_take(tensors, f"{prefix}{name}.weight") for name in names]
+            biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
+            if fold:
+                matrices = self.fold_qkv(matrices)
+                biases = self.fold_qkv(biases)
+            given = [b for b in biases if b is not None]
+            if given and len(given) != len(names):
+                raise ValueError(f"{prefix}: found a bias for only some of {list(names)}")
+            return Linear(np.concatenate(matrices), np.concatenate(given) if given else None)
+
+        attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        return Layer(
+            input_norm=_take(tensors, prefix + "input_layernorm.weight"),
+            qkv=join(attention, fold=True),
+            output=join(("self_attn.o_proj",)),
+            post_norm=_take(tensors, prefix + "post_attention_layernorm.weight"),
+            gate_up=join(("mlp.gate_proj", "mlp.up_proj")),
+            down=join(("mlp.down_proj",)),
+        )
+
+    def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
+        """Scale and permute the output rows of [q, k, v] matrices or biases (None stays)."""
+        query, key, value = parts
+        size = self.config.head_size
+
+        def permute(rows: Any) -> Any:
+            heads = rows.reshape(-1, size, *rows.shape[1:])
+            return heads[:, self._rotary_order].reshape(rows.shape)
+
+        return [
+            None if query is None else permute(query) * self._query_scale,
+            None if key is None else permute(key),
+            value,
+        ]
+
+    # In swiglu, exp overflows to inf for very negative gates, and x / inf is the right 0.
+    @np.errstate(over="ignore")
+    def forward(self, chunks: Sequence[Chunk]) -> Array:
+        """Run all chunks as one batch and append their keys and values to the caches.
+
+        Returns float32 logits ``[n, vocab]``: the rows that the chunks want, in order. Chunks of
+        one token must come first.
+        """
+        config = self.config
+        heads, kv_heads, size = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_size,
+        )
+        decoding = [c.cache for c in chunks if len(c.tokens) == 1]
+        attentions: list[DecodeAttention | PrefillAttention] = []
+        if decoding:
+            attentions.append(DecodeAttention(decoding, heads))
+        attentions += [
+            PrefillAttention(c.cache, len(c.tokens), heads) for c in chunks[len(decoding) :]
+        ]
+        counts = [len(c.tokens) for c in chunks]
+        rows = sum(counts)
+        tokens = np.zeros(padded_rows(rows), np.int64)
+        tokens[:rows] = [t for c in chunks for t in c.tokens]
+        positions = np.zeros(len(tokens), np.int64)
+        positions[:rows] = np.concatenate(
+            [np.arange(c.cache.length, c.cache.length + len(c.tokens)) for c in chunks]
+        )
+        rotation = self._rotations[positions][:, None, :]
+        lora = _lora_batch(chunks, counts)
+        mixed: Array = np.zeros((len(tokens), heads * size), np.float32)
+        # Ids are not range-checked upstream either; out of range must not end the loop.
+        x = self._embedding[np.clip(tokens, 0, config.vocab_size - 1)]
+        for index, layer in enumerate(self._layers):
+            normed = rms_norm(x, layer.input_norm, config.norm_epsilon)
+            qkv = layer.qkv(normed)
+            lora.add(index, "qkv", normed, qkv)
+            rotary = qkv[:, : (heads + kv_heads) * size].reshape(len(tokens), -1, size)
+            rotated = (rotary.view(np.complex64) * rotation).view(np.float32)
+            query = rotated[:, :heads].reshape(len(tokens), -1)
+            key = rotated[:, heads:]
+            value = qkv[:, (heads + kv_heads) * size :].reshape(len(tokens), kv_heads, size)
+            start = 0
+            for attend in attentions:
+                end = start + attend.rows
+                mixed[start:end] = attend(index, query[start:end], key[start:end], value[start:end])
+                start = end
+            x += layer.output(mixed)
+            lora.add(index, "output", mixed, x)
+            normed = rms_norm(x, layer.post_norm, config.norm_epsilon)
+            gate_up = layer.gate_up(normed)
+            lora.add(index, "gate_up", normed, gate_up)
+            inner = swiglu(gate_up)
+            x += layer.down(inner)
+            lora.add(index, "down", inner, x)
+        for chunk in chunks:
+            chunk.cache.length += len(chunk.tokens)
+        return self._logits(x, chunks, counts)
+
+    def _logits(self, x: Array, chunks: Sequence[Chunk], counts: Sequence[int]) -> Array:
+        wanted: list[int] = []
+        end = 0
+        for chunk, count in zip(chunks, counts, strict=True):
+            end += count
+            wanted.extend(range(end - chunk.logits, end))
+        selected = np.zeros((padded_rows(len(wanted)), x.shape[1]), np.float32)
+        selected[: len(wanted)] = x[wanted]
+        logits = self._head(rms_norm(selected, self._norm, self.config.norm_epsilon))
+        return logits[: len(wanted)]
+
+
+def _lora_batch(chunks: Sequence[Chunk], counts: Sequence[int]) -> LoraBatch:
+    groups: dict[int, tuple[Adapter, list[int]]] = {}
+    start = 0
+    for chunk, count in zip(chunks, counts, strict=True):
+        if chunk.adapter is not None:
+            rows = groups.setdefault(id(chunk.adapter), (chunk.adapter, []))[1]
+            rows.extend(range(start, start + count))
+        start += count
+    return LoraBatch([(adapter, np.array(rows)) for adapter, rows in groups.values()])
+
+
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """``x / sqrt(mean(x^2) + epsilon) * weight`` per row."""
+    scale = np.einsum("ij,ij->i", x, x)
+    scale /= np.float32(x.shape[1])
+    scale += np.float32(epsilon)
+    np.sqrt(scale, out=scale)
+    out: Array = x / scale[:, None]
+    out *= weight
+    return out
+
+
+def swiglu(gate_up: Array) -> Array:
+    """``silu(gate) * up`` for ``[rows, 2 * intermediate]``."""
+    half = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :half], gate_up[:, half:]
+    out: Array = np.negative(gate)
+    np.exp(out, out=out)
+    out += np.float32(1)
+    np.divide(gate, out, out=out)
+    out *= up
+    return out
+
+
+def rotary_order(config: EngineConfig) -> NDArray[np.int64]:
+    """Row order within a head that puts element i beside element i + head_size / 2."""
+    half = config.head_size // 2
+    return np.arange(config.head_size).reshape(2, half).T.reshape(-1)
+
+
+def rotations(config: EngineConfig) -> NDArray[np.complex64]:
+    """RoPE as unit complex numbers ``[max_seq_len, head_size / 2]``.
+
+    Frequencies as in transformers: plain, ``linear`` (divided by ``factor``), or ``llama3``
+    (Llama 3.1: long wavelengths are divided by ``factor``, middle ones blended).
+    """
+    size = config.head_size
+    frequency = config.rotary_base ** -(np.arange(0, size, 2, dtype=np.float64) / size)
+    scaling = config.rotary_scaling
+    if scaling is not None and scaling["rope_type"] == "linear":
+        frequency = frequency / scaling["factor"]
+    elif scaling is not None:
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        length = scaling["original_max_position_embeddings"]
+        wavelength = 2 * np.pi / frequency
+        blend = np.clip((length / wavelength - low) / (high - low), 0, 1)
+        frequency = (1 - blend) * frequency / scaling["factor"] + blend * frequency
+    angle = np.outer(np.arange(config.max_seq_len, dtype=np.float64), frequency)
+    turns: NDArray[np.complex64] = np.exp(1j * angle).astype(np.complex64)
+    return turns
+
+
+def _take(tensors: dict[str, Array], name: str) -> Array:
+    if name not in tensors:
+        raise ValueError(f"model.safetensors: tensor {name} is missing")
+    return tensors.pop(name)

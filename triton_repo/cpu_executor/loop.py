@@ -1,0 +1,248 @@
+"""The life of requests in the loop thread, for any engine behind it.
+
+Each turn: end cancelled requests, fetch new ones, let the engine advance all active ones by one
+iteration, publish responses and statistics. So requests join between iterations and finished
+ones leave at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triton_repo.cpu_executor.active import ActiveRequest
+from triton_repo.cpu_executor.admission import FETCH_ERROR, Limits, RefusedError, admit, refuse
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.enums import BatchingType
+from triton_repo.cpu_executor.executor_config import ExecutorConfig
+from triton_repo.cpu_executor.lora import LoraCache, LoraError
+from triton_repo.cpu_executor.mailbox import Mailbox, Queued
+from triton_repo.cpu_executor.result import Response
+from triton_repo.cpu_executor.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    KvCacheStats,
+    StaticBatchingStats,
+    timestamp,
+)
+
+if TYPE_CHECKING:
+    from triton_repo.cpu_executor.guide_compiler import GuideCompiler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one iteration ran, in requests and tokens."""
+
+    scheduled: int = 0
+    context_requests: int = 0
+    context_tokens: int = 0
+    generation_requests: int = 0
+    generation_tokens: int = 0
+    paused: int = 0
+
+
+class RequestLoop(ABC):
+    """Fetches, advances and releases requests until the mailbox is closed and all is done."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: ExecutorConfig,
+        mailbox: Mailbox,
+        limits: Limits,
+        lora: LoraCache | None,
+        guides: GuideCompiler | None,
+    ) -> None:
+        self._config = config
+        self._mailbox = mailbox
+        self._limits = limits
+        self._lora = lora
+        self._guides = guides
+        self._static = settings.batching_type == BatchingType.STATIC
+        self._active: list[ActiveRequest] = []
+        self._iteration = 0
+
+    @abstractmethod
+    def _advance(self) -> Progress | None:
+        """Run one iteration for the active requests; None if there was nothing to run."""
+
+    @abstractmethod
+    def _pause(self) -> None:
+        """Wait a moment because no active request could be advanced."""
+
+    @abstractmethod
+    def _kv_cache_stats(self) -> KvCacheStats: ...
+
+    @abstractmethod
+    def _memory(self) -> int:
+        """Bytes of weights and caches."""
+
+    def run(self) -> None:
+        """The loop thread's main function."""
+        try:
+            while self._mailbox.wait_for_work(0 if self._active else None) or self._active:
+                self._turn()
+        finally:
+            # Callers must not wait for ever, however the loop ended.
+            self._mailbox.finish()
+            if self._lora is not None:
+                self._lora.close()
+            if self._guides is not None:
+                self._guides.close()
+
+    def _turn(self) -> None:
+        started = time.monotonic()
+        stats = IterationStats()
+        responses = self._end_cancelled()
+        responses += self._fetch(stats)
+        responses += self._refuse_unprepared()
+        progress = None
+        try:
+            progress = self._advance()
+            responses += [x for r in self._active for x in r.responses()]
+        except Exception as error:
+            # Upstream does the same: whatever fails in a step fails all active requests.
+            log.exception("error in a step with %d active requests", len(self._active))
+            text = f"Encountered an error in forwardAsync function: {error}"
+            responses += [r.fail(text) for r in self._active if not r.is_done]
+        stats.num_active_requests = len(self._active)
+        done = [r for r in self._active if r.is_done]
+        if done:
+            self._active = [r for r in self._active if not r.is_done]
+            self._release(done)
+        stats.num_completed_requests = len(done)
+        if progress is not None:
+            stats.iter_latency_ms = (time.monotonic() - started) * 1000
+            self._mailbox.publish(responses, self._described(stats, progress))
+            self._iteration += 1
+        else:
+            self._mailbox.publish(responses)
+        if not self._active:
+            # One more record with zeroed batch numbers, so that gauges fall back to 0.
+            self._mailbox.publish([], self._described(IterationStats(), Progress()))
+        elif progress is None:
+            self._pause()
+
+    def _end_cancelled(self) -> list[Response]:
+        cancelled = self._mailbox.cancelled
+        if not cancelled:
+            return []
+        return [x for r in self._active if r.id in cancelled for x in r.cancel()]
+
+    def _fetch(self, stats: IterationStats) -> list[Response]:
+        if not self._mailbox.queued:
+            return []
+        running = [r for r in self._active if not r.is_done]
+        free = self._limits.max_batch_size - sum(r.slots for r in running)
+        beam_width = running[0].beam_width if running else None
+
+        def admits(entry: Queued) -> bool:
+            nonlocal free, beam_width
+            width = entry.request.sampling_config.beam_width
+            if entry.sequences > self._limits.max_batch_size:
+                return True  # it would never fit, and is refused below
+            # Requests of another beam width wait until the running batch is empty.
+            if entry.sequences > free or beam_width not in (None, width):
+                return False
+            free -= entry.sequences
+            beam_width = width
+            return True
+
+        refused = []
+        for entry in self._mailbox.fetch(admits):
+            try:
+                self._active.append(self._activate(entry))
+                stats.num_new_active_requests += 1
+                stats.new_active_requests_queue_latency_ms += (
+                    time.monotonic() - entry.arrival
+                ) * 1000
+            except RefusedError as error:
+                refused.append(Response(entry.id, str(error), entry.request.client_id))
+            except Exception as error:
+                # Whatever is wrong with one request must not end the loop for all others.
+                log.exception("error when fetching request %d", entry.id)
+                text = f"{FETCH_ERROR}{error}"
+                refused.append(Response(entry.id, text, entry.request.client_id))
+        return refused
+
+    def _activate(self, entry: Queued) -> ActiveRequest:
+        request = admit(entry, self._config, self._limits)
+        if self._static and request.streaming:
+            # Upstream's static batching answers once, without the prompt.
+            request.streaming = False
+            request.output.exclude_input_from_output = True
+        guide = entry.request.guided_decoding_params
+        if guide is not None:
+            if self._guides is None:
+                raise refuse(
+                    "Request is specified with GuidedDecodingParams, but GuidedDecoder is not "
+                    "setup. Please provide a valid GuidedDecodingConfig to setup GuidedDecoder."
+                )
+            request.guide = self._guides.compile(guide)
+            request.end_ids |= self._guides.stop_ids
+        lora = entry.request.lora_config
+        if lora is not None:
+            if self._lora is None:
+                raise RefusedError(f"{FETCH_ERROR}the engine was built without LoRA")
+            try:
+                request.adapter = self._lora.acquire(lora)
+            except LoraError as error:
+                text = str(error) if error.bare else f"{FETCH_ERROR}{error}"
+                raise RefusedError(text) from error
+        return request
+
+    def _refuse_unprepared(self) -> list[Response]:
+        """End the requests whose LoRA adapter or guide turned out to be unusable."""
+        refused = []
+        for request in self._active:
+            if request.is_done or request.is_started or not request.is_ready:
+                continue
+            adapter, guide = request.adapter, request.guide
+            if adapter is not None and adapter.error is not None and self._lora is not None:
+                self._lora.forget(adapter)
+                what = f"Error storing task={adapter.task_id} in PEFT cache -- {adapter.error}"
+                refused.append(request.fail(FETCH_ERROR + what))
+            elif guide is not None and (error := guide.exception()) is not None:
+                refused.append(request.fail(f"{FETCH_ERROR}{error}"))
+        return refused
+
+    def _release(self, done: list[ActiveRequest]) -> None:
+        for request in done:
+            for sequence in request.sequences:
+                sequence.cache = None
+            if request.guide is not None:
+                request.guide.cancel()
+            if request.adapter is not None and self._lora is not None:
+                self._lora.release(request.adapter)
+
+    def _described(self, stats: IterationStats, progress: Progress) -> IterationStats:
+        stats.timestamp = timestamp()
+        stats.iter = self._iteration
+        stats.max_num_active_requests = self._limits.max_batch_size
+        stats.num_queued_requests = self._mailbox.queued
+        stats.cpu_mem_usage = self._memory()
+        stats.kv_cache_stats = self._kv_cache_stats()
+        if self._static:
+            stats.static_batching_stats = StaticBatchingStats(
+                num_scheduled_requests=progress.scheduled,
+                num_context_requests=progress.context_requests,
+                num_ctx_tokens=progress.context_tokens,
+                num_gen_tokens=progress.generation_tokens,
+                empty_gen_slots=self._limits.max_batch_size - progress.generation_requests,
+            )
+        else:
+            stats.inflight_batching_stats = InflightBatchingStats(
+                num_scheduled_requests=progress.scheduled,
+                num_context_requests=progress.context_requests,
+                num_gen_requests=progress.generation_requests,
+                num_paused_requests=progress.paused,
+                num_ctx_tokens=progress.context_tokens,
+                avg_num_decoded_tokens_per_iter=1.0 if progress.generation_requests else 0.0,
+            )
+        return stats

@@ -1,0 +1,308 @@
+"""LoRA adapters: TensorRT-LLM's tensor form, the host cache, and mixed batches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.checks import PREFIX
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.executor_config import PeftCacheConfig
+from triton_repo.cpu_executor.linear import Linear, padded_rows
+from triton_repo.cpu_executor.request_config import LoraConfig
+from triton_repo.cpu_executor.weights import bfloat16_to_float32
+
+Array = NDArray[np.float32]
+GIB = 1 << 30
+
+# TensorRT-LLM's module ids that a Llama engine can have.
+MODULE_NAMES = {
+    1: "attn_q",
+    2: "attn_k",
+    3: "attn_v",
+    4: "attn_dense",
+    5: "mlp_h_to_4h",
+    6: "mlp_4h_to_h",
+    7: "mlp_gate",
+}
+# The model's fused projections, and the modules of their parts in order. In TensorRT-LLM's Llama
+# the checkpoint's gate_proj is mlp_h_to_4h and its up_proj is mlp_gate.
+PROJECTIONS = {
+    "qkv": (1, 2, 3),
+    "output": (4,),
+    "gate_up": (5, 7),
+    "down": (6,),
+}
+
+
+class LoraError(Exception):
+    """The adapter of a request cannot be used; ``bare`` texts go out without a prefix."""
+
+    def __init__(self, text: str, *, bare: bool = False) -> None:
+        super().__init__(text)
+        self.bare = bare
+
+
+class Foldable(Protocol):
+    """The model whose projections the adapters add to."""
+
+    def fold_qkv(self, parts: Sequence[Any]) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A usable adapter: for each (layer, projection) the two factors of its update."""
+
+    factors: dict[tuple[int, str], tuple[Linear, Linear]]
+
+
+def module_sizes(config: EngineConfig, module: int) -> tuple[int, int]:
+    """(in, out) of a module of one layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query = config.num_attention_heads * config.head_size
+    key = config.num_key_value_heads * config.head_size
+    return {
+        1: (hidden, query),
+        2: (hidden, key),
+        3: (hidden, key),
+        4: (query, hidden),
+        5: (hidden, inner),
+        6: (inner, hidden),
+        7: (hidden, inner),
+    }[module]
+
+
+def element_count(config: EngineConfig, module: int, rank: int) -> int:
+    """How many values of a row of ``weights`` are used."""
+    return rank * sum(module_sizes(config, module))
+
+
+def validate(config: EngineConfig, weights: NDArray[Any], rows: NDArray[Any]) -> None:
+    """Raise ``LoraError`` with TensorRT-LLM's text unless the tensors fit the engine."""
+
+    def expect(condition: bool, text: str) -> None:
+        if not condition:
+            raise LoraError(PREFIX + text)
+
+    allowed = {
+        "float16": ("float16",),
+        "float32": ("float32",),
+        # numpy has no bfloat16; its bits come as uint16 or as two raw bytes.
+        "bfloat16": ("uint16", "|V2"),
+    }[config.dtype]
+    expect(
+        weights.dtype in [np.dtype(name) for name in allowed],
+        "Expected lora weights to be the same data type as base model",
+    )
+    expect(rows.dtype == np.int32, "Expected lora config tensor to have type kINT32")
+    expect(rows.shape[1] in (3, 4), "Expected dim2 of lora_keys to have a size in [3, 4]")
+    for row in rows.tolist():
+        module, layer, rank = row[:3]
+        name = MODULE_NAMES.get(module, str(module))
+        expect(
+            0 <= layer < config.num_hidden_layers,
+            "Expected layerId to be in the range [0, numModelLayers)",
+        )
+        expect(rank > 0, "Expected adapterSize to be > 0")
+        expect(name in config.lora_target_modules, f"lora module {name} not enabled for this model")
+        limit = config.max_lora_rank
+        expect(
+            rank <= limit,
+            f"Invalid low_rank ({rank}). low_rank must be smaller than mMaxLowRank ({limit})",
+        )
+        expect(
+            weights.shape[1] >= element_count(config, module, rank),
+            f"lora_weights has to few values for {name}",
+        )
+        expect(len(row) == 3 or row[3] == 0, "DoRA is not supported by the CPU executor")
+
+
+def prepare(
+    config: EngineConfig, model: Foldable | None, weights: NDArray[Any], rows: NDArray[Any]
+) -> Adapter:
+    """Bring validated tensors into the form of the model's fused projections."""
+    if model is None:
+        return Adapter({})
+    parts: dict[tuple[int, int], tuple[Array, Array]] = {}
+    for line, row in zip(weights, rows.tolist(), strict=True):
+        module, layer, rank = row[:3]
+        size_in, size_out = module_sizes(config, module)
+        used = line[: element_count(config, module, rank)]
+        if config.dtype == "bfloat16":
+            values = bfloat16_to_float32(used.view(np.uint16))
+        else:
+            values = used.astype(np.float32)
+        parts[layer, module] = (
+            values[: rank * size_in].reshape(rank, size_in),
+            values[rank * size_in :].reshape(size_out, rank),
+        )
+    factors = {}
+    for layer in {key[0] for key in parts}:
+        for name, modules in PROJECTIONS.items():
+            found = [parts.get((layer, module)) for module in modules]
+            if any(part is not None for part in found):
+                factors[layer, name] = _fuse(config, model, name, modules, found)
+    return Adapter(factors)
+
+
+def _fuse(
+    config: EngineConfig,
+    model: Foldable,
+    name: str,
+    modules: Sequence[int],
+    parts: Sequence[tuple[Array, Array] | None],
+) -> tuple[Linear, Linear]:
+    """Stack the A matrices and put the B matrices on a block diagonal."""
+    ranks = [0 if part is None else len(part[0]) for part in parts]
+    ups = [
+        np.zeros((module_sizes(config, module)[1], sum(ranks)), np.float32) for module in modules
+    ]
+    start = 0
+    for up, part, rank in zip(ups, parts, ranks, strict=True):
+        if part is not None:
+            up[:, start : start + rank] = part[1]
+        start += rank
+    if name == "qkv":
+        ups = model.fold_qkv(ups)
+    down = np.concatenate([part[0] for part in parts if part is not None])
+    return Linear(down), Linear(np.concatenate(ups))
+
+
+class CachedAdapter:
+    """An adapter in the cache. ``in_flight`` counts its requests; while any, it stays."""
+
+    def __init__(self, task_id: int, size: int, adapter: Future[Adapter]) -> None:
+        self.task_id = task_id
+        self.size = size
+        self.in_flight = 0
+        self._adapter = adapter
+
+    @property
+    def is_ready(self) -> bool:
+        return self._adapter.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the preparation raised, once ready."""
+        return self._adapter.exception()
+
+    @property
+    def adapter(self) -> Adapter:
+        """The adapter, once ready. Raises what its preparation raised."""
+        return self._adapter.result()
+
+
+class LoraCache:
+    """The host cache of adapters by task id, with a limit in bytes.
+
+    The size of an adapter is that of the used values of its rows in the engine's dtype. Weights
+    that come with a cached id are ignored, as upstream does. Not thread-safe, except that the
+    weights are prepared in a thread of the cache's own, so that a large one delays nobody.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model: Foldable | None, settings: PeftCacheConfig
+    ) -> None:
+        """Without a model (the synthetic engine) adapters are kept and change nothing."""
+        self._config = config
+        self._model = model
+        self._limit = GIB if settings.host_cache_size is None else settings.host_cache_size
+        self._cached: OrderedDict[int, CachedAdapter] = OrderedDict()
+        self._bytes = 0
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="executor-lora")
+        largest = min(settings.max_adapter_size, config.max_lora_rank)
+        needed = sum(
+            self._item_size * element_count(config, module, largest) * config.num_hidden_layers
+            for module, name in MODULE_NAMES.items()
+            if name in config.lora_target_modules
+        )
+        if self._limit < needed:
+            raise RuntimeError(
+                f"{PREFIX}Not enough space allocated to host LoRA cache to hold 1 max sized LoRA "
+                f"{self._limit} < {needed}"
+            )
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def task_ids(self) -> list[int]:
+        """Cached ids, least recently used first."""
+        return list(self._cached)
+
+    def acquire(self, lora: LoraConfig) -> CachedAdapter:
+        """The adapter of a request, stored first if need be; ``release`` it afterwards."""
+        entry = self._cached.get(lora.task_id)
+        if entry is None:
+            entry = self._put(lora)
+        self._cached.move_to_end(lora.task_id)
+        entry.in_flight += 1
+        return entry
+
+    def release(self, entry: CachedAdapter) -> None:
+        entry.in_flight -= 1
+
+    def forget(self, entry: CachedAdapter) -> None:
+        """Drop an adapter, evicted or because its preparation failed."""
+        if self._cached.get(entry.task_id) is entry:
+            del self._cached[entry.task_id]
+            self._bytes -= entry.size
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+    @property
+    def _item_size(self) -> int:
+        return 4 if self._config.dtype == "float32" else 2
+
+    def _put(self, lora: LoraConfig) -> CachedAdapter:
+        task_id, weights, rows = lora.task_id, lora.weights, lora.config
+        if weights is None or rows is None:
+            raise LoraError(
+                f"LoRA task {task_id} not found in cache. Please send LoRA weights with request",
+                bare=True,
+            )
+        validate(self._config, weights, rows)
+        size = sum(
+            self._item_size * element_count(self._config, row[0], row[2]) for row in rows.tolist()
+        )
+        self._make_room(task_id, size)
+        future = self._worker.submit(prepare, self._config, self._model, weights, rows)
+        entry = CachedAdapter(task_id, size, future)
+        self._cached[task_id] = entry
+        self._bytes += size
+        return entry
+
+    def _make_room(self, task_id: int, size: int) -> None:
+        idle = [entry for entry in self._cached.values() if entry.in_flight == 0]
+        if self._bytes - sum(entry.size for entry in idle) + size > self._limit:
+            raise LoraError(f"PEFT Cache is full. Could not store taskId={task_id}", bare=True)
+        for entry in idle:
+            if self._bytes + size <= self._limit:
+                break
+            self.forget(entry)
+
+
+class LoraBatch:
+    """The adapters of one packed batch: which rows belong to which."""
+
+    def __init__(self, rows: Sequence[tuple[Adapter, NDArray[np.int64]]]) -> None:
+        self._groups = rows
+
+    def add(self, layer: int, projection: str, x: Array, y: Array) -> None:
+        """``y[rows] += x[rows] @ A.T @ B.T`` for every adapter that has the projection."""
+        for adapter, rows in self._groups:
+            factors = adapter.factors.get((layer, projection))
+            if factors is None:
+                continue
+            down, up = factors
+            own: Array = np.zeros((padded_rows(len(rows)), x.shape[1]), np.float32)
+            own[: len(rows)] = x[rows]
+            y[rows] += up(np.ascontiguousarray(down(own)))[: len(rows)]

@@ -1,0 +1,210 @@
+"""The thread-safe boundary between callers of an ``Executor`` and its loop thread.
+
+Callers enqueue, cancel and wait here; the loop takes requests and publishes responses and
+statistics. The lock guards only short list operations and is never held during a step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from triton_repo.cpu_executor.checks import PREFIX, check
+from triton_repo.cpu_executor.request import Request
+from triton_repo.cpu_executor.result import Response
+from triton_repo.cpu_executor.stats import IterationStats
+
+
+class Queued:
+    """A request that was given an id and waits to be fetched by the loop."""
+
+    __slots__ = ("arrival", "id", "request", "sequences")
+
+    def __init__(self, request_id: int, request: Request, sequences: int) -> None:
+        self.id = request_id
+        self.request = request
+        self.sequences = sequences
+        self.arrival = time.monotonic()
+
+
+def sequence_count(request: Request) -> int:
+    """How many sequences a request takes: its independent samples, or one for a beam search."""
+    config = request.sampling_config
+    return 1 if config.beam_width > 1 else config.num_return_sequences or 1
+
+
+class Mailbox:
+    """Queue in, responses and statistics out."""
+
+    def __init__(self, max_queue_size: int | None, max_iterations: int) -> None:
+        lock = threading.Lock()
+        self._work = threading.Condition(lock)
+        self._news = threading.Condition(lock)
+        self._max_queue_size = max_queue_size or 0
+        self._queue: list[tuple[float, int, Queued]] = []
+        self._queued_sequences = 0
+        self._order = itertools.count()
+        self._next_id = 1
+        # Ids whose final response was not published yet, and not taken yet.
+        self._running: set[int] = set()
+        self._live: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._ready: dict[int, list[Response]] = {}
+        self._stats: deque[IterationStats] = deque(maxlen=max_iterations)
+        self._closing = False
+        self._closed = False
+
+    # Called by users of the executor.
+
+    def enqueue(self, requests: Sequence[Request]) -> list[int]:
+        """Give ids and queue; all or nothing. Raises when the queue is full or closed."""
+        counts = [sequence_count(r) for r in requests]
+        with self._work:
+            check(not self._closing, "Shutdown called, cannot enqueue requests")
+            limit = self._max_queue_size
+            if limit > 0 and self._queued_sequences + sum(counts) > limit:
+                raise RuntimeError(
+                    f"[TensorRT-LLM][ERROR] Maximum queue size of {limit} has been reached, "
+                    "please try again later"
+                )
+            ids = []
+            for request, count in zip(requests, counts, strict=True):
+                entry = Queued(self._next_id, request, count)
+                heapq.heappush(self._queue, (-request.priority, next(self._order), entry))
+                self._queued_sequences += count
+                self._running.add(entry.id)
+                self._live.add(entry.id)
+                ids.append(entry.id)
+                self._next_id += count
+            self._work.notify()
+        return ids
+
+    def cancel(self, request_id: int) -> None:
+        """Ask the loop to end a request. Ids of finished or unknown requests are ignored."""
+        with self._work:
+            self._check_open()
+            if request_id in self._running:
+                self._cancelled.add(request_id)
+
+    def take_all(self, timeout: float | None) -> list[Response]:
+        """All ready responses of all requests; ``[]`` on timeout (seconds) or shutdown."""
+        with self._news:
+            self._check_open()
+            if not self._ready and not self._closed:
+                if timeout is None:
+                    self._news.wait_for(lambda: self._ready or self._closed)
+                else:
+                    self._news.wait(timeout)
+            ready, self._ready = self._ready, {}
+            self._live.difference_update(
+                i for i, responses in ready.items() if _is_last(responses[-1])
+            )
+        return [response for responses in ready.values() for response in responses]
+
+    def take(self, request_id: int, timeout: float | None) -> list[Response]:
+        """The ready responses of one request; waits as ``take_all`` does."""
+        with self._news:
+            self._check_open()
+            if request_id not in self._live and request_id < self._next_id:
+                text = f"ReqId {request_id} has already been processed and was terminated."
+                return [Response(request_id, PREFIX + text)]
+            self._news.wait_for(lambda: request_id in self._ready or self._closed, timeout)
+            responses = self._ready.pop(request_id, [])
+            if responses and _is_last(responses[-1]):
+                self._live.discard(request_id)
+            return responses
+
+    def take_each(self, ids: Iterable[int], timeout: float | None) -> list[list[Response]]:
+        """``take`` for several ids one after the other, with one shared time budget."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        taken = []
+        for request_id in ids:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            taken.append(self.take(request_id, left))
+        return taken
+
+    def ready_count(self, request_id: int | None) -> int:
+        with self._news:
+            self._check_open()
+            if request_id is not None:
+                return len(self._ready.get(request_id, ()))
+            return sum(map(len, self._ready.values()))
+
+    def drain_stats(self) -> list[IterationStats]:
+        with self._news:
+            self._check_open()
+            stats = list(self._stats)
+            self._stats.clear()
+        return stats
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closing
+
+    def close(self) -> None:
+        """Refuse new requests; the loop ends when all accepted ones are done."""
+        with self._work:
+            self._closing = True
+            self._work.notify()
+            self._news.notify_all()
+
+    def _check_open(self) -> None:
+        check(not self._closed, "Shutdown called")
+
+    # Called by the loop thread.
+
+    def wait_for_work(self, timeout: float | None = None) -> bool:
+        """Wait until something is queued, or ``timeout`` seconds have passed.
+
+        Returns False when the mailbox is closing and nothing is queued.
+        """
+        with self._work:
+            if not self._queue and not self._closing and timeout != 0:
+                self._work.wait_for(lambda: self._queue or self._closing, timeout)
+            return bool(self._queue) or not self._closing
+
+    def fetch(self, admits: Callable[[Queued], bool]) -> list[Queued]:
+        """Take queued requests in order of priority, up to the first that is not admitted."""
+        taken = []
+        with self._work:
+            while self._queue and admits(self._queue[0][2]):
+                entry = heapq.heappop(self._queue)[2]
+                self._queued_sequences -= entry.sequences
+                taken.append(entry)
+        return taken
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def cancelled(self) -> set[int]:
+        """Ids with a pending cancel; only the loop may ask, and it must not keep the set."""
+        return self._cancelled
+
+    def publish(self, responses: Iterable[Response], stats: IterationStats | None = None) -> None:
+        """Make responses (and the step's statistics) visible to the callers, in order."""
+        with self._news:
+            for response in responses:
+                self._ready.setdefault(response.request_id, []).append(response)
+                if _is_last(response):
+                    self._running.discard(response.request_id)
+                    self._cancelled.discard(response.request_id)
+            if stats is not None:
+                self._stats.append(stats)
+            if self._ready:
+                self._news.notify_all()
+
+    def finish(self) -> None:
+        """The loop has ended: wake every waiter."""
+        with self._news:
+            self._closing = self._closed = True
+            self._news.notify_all()
+
+
+def _is_last(response: Response) -> bool:
+    return response.has_error() or response.result.is_final

@@ -1,0 +1,128 @@
+"""``Result`` and ``Response`` of ``tensorrt_llm.bindings.executor`` (TensorRT-LLM v0.17)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.checks import check
+from triton_repo.cpu_executor.enums import FinishReason
+
+
+@dataclass
+class KvCacheMetrics:
+    """Blocks of one request's prompt, counted when they were allocated."""
+
+    num_total_allocated_blocks: int = 0
+    num_new_allocated_blocks: int = 0
+    num_reused_blocks: int = 0
+    num_missed_blocks: int = 0
+    kv_cache_hit_rate: float = 0.0
+
+
+@dataclass
+class TimingMetrics:
+    """Times on a monotonic clock."""
+
+    arrival_time: timedelta = timedelta()
+    first_scheduled_time: timedelta = timedelta()
+    first_token_time: timedelta = timedelta()
+    last_token_time: timedelta = timedelta()
+    kv_cache_transfer_start: timedelta = timedelta()
+    kv_cache_transfer_end: timedelta = timedelta()
+
+
+@dataclass
+class SpeculativeDecodingMetrics:
+    """Always zero: the CPU executor has no draft tokens."""
+
+    acceptance_rate: float = 0.0
+    total_accepted_draft_tokens: int = 0
+    total_draft_tokens: int = 0
+
+
+@dataclass
+class RequestPerfMetrics:
+    timing_metrics: TimingMetrics = field(default_factory=TimingMetrics)
+    kv_cache_metrics: KvCacheMetrics = field(default_factory=KvCacheMetrics)
+    speculative_decoding: SpeculativeDecodingMetrics = field(
+        default_factory=SpeculativeDecodingMetrics
+    )
+    first_iter: int | None = None
+    last_iter: int | None = None
+    iter: int | None = None
+
+
+@dataclass
+class Result:
+    """One piece of output of one sequence.
+
+    output_token_ids: beams x tokens. log_probs: beams x all generated tokens so far.
+    context_logits: float32 ``[prompt, vocab]``. generation_logits: float32
+    ``[beams, max_tokens, vocab]``, or ``[new tokens, 1, vocab]`` when streaming.
+    """
+
+    is_final: bool = False
+    output_token_ids: list[list[int]] = field(default_factory=list)
+    cum_log_probs: list[float] | None = None
+    log_probs: list[list[float]] | None = None
+    context_logits: NDArray[np.float32] | None = None
+    generation_logits: NDArray[np.float32] | None = None
+    encoder_output: Any = None
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+    decoding_iter: int = 0
+    sequence_index: int = 0
+    is_sequence_final: bool = False
+    context_phase_params: Any = None
+    spec_dec_fast_logits_info: Any = None
+    request_perf_metrics: RequestPerfMetrics | None = None
+
+
+class Response:
+    """A ``Result`` or an error text for one request id."""
+
+    def __init__(
+        self,
+        request_id: int,
+        result: Result | str | None = None,
+        client_id: int | None = None,
+        *,
+        error_msg: str | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._client_id = client_id
+        text = result if isinstance(result, str) else error_msg
+        self._error_msg = text
+        self._result = result if isinstance(result, Result) else None
+        if (self._result is None) == (text is None):
+            raise TypeError("Response needs either a result or an error_msg")
+
+    @property
+    def request_id(self) -> int:
+        return self._request_id
+
+    @property
+    def client_id(self) -> int | None:
+        return self._client_id
+
+    def has_error(self) -> bool:
+        return self._error_msg is not None
+
+    @property
+    def error_msg(self) -> str:
+        check(self._error_msg is not None, "hasError()")
+        return self._error_msg or ""
+
+    @property
+    def result(self) -> Result:
+        check(self._result is not None, f"!hasError() ({self._error_msg})")
+        assert self._result is not None
+        return self._result
+
+    def __repr__(self) -> str:
+        what = self._error_msg if self._result is None else self._result
+        return f"Response(request_id={self._request_id}, {what!r})"

@@ -1,0 +1,256 @@
+"""Choosing the next token: TensorRT-LLM's sampling pipeline, vectorised over the batch.
+
+Order of the steps as in TensorRT-LLM's decoding layers: embedding bias, temperature, repetition,
+presence and frequency penalty, minimum length, banned ids, choice. Temperature comes before the
+penalties, and the penalties count prompt tokens too. One deviation: temperature 0 is always
+greedy, while TensorRT-LLM samples at temperature 1 when only top_p is given beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.request import Request
+from triton_repo.cpu_executor.words import BadWords, repeating
+
+Array = NDArray[np.float32]
+LOWEST = np.finfo(np.float32).min
+# TensorRT-LLM clips top_k to this.
+MAX_TOP_K = 1024
+GROUP = 64
+
+
+class TokenCounts:
+    """How often each id occurred in one sequence, prompt included."""
+
+    def __init__(self, vocab_size: int, ids: Sequence[int]) -> None:
+        self._counts = np.zeros(vocab_size, np.int32)
+        inside = np.array([i for i in ids if 0 <= i < vocab_size], np.int64)
+        np.add.at(self._counts, inside, 1)
+        self._seen = np.unique(inside).tolist()
+
+    def add(self, token: int) -> None:
+        if self._counts[token] == 0:
+            self._seen.append(token)
+        self._counts[token] += 1
+
+    def copy(self) -> TokenCounts:
+        twin = object.__new__(TokenCounts)
+        twin._counts = self._counts.copy()
+        twin._seen = list(self._seen)
+        return twin
+
+    def penalise(self, logits: Array, repetition: float, presence: float, frequency: float) -> None:
+        """Apply the three penalties to one row ``[vocab]`` in place."""
+        seen = np.array(self._seen, np.int64)
+        values = logits[seen]
+        if repetition != 1:
+            factor = np.float32(repetition)
+            values = np.where(values < 0, values * factor, values / factor)
+        values -= np.float32(presence)
+        values -= np.float32(frequency) * self._counts[seen]
+        logits[seen] = values
+
+
+class SamplingState:
+    """What one sequence needs to choose its next token.
+
+    ``index`` is the sequence's place among the request's samples; it offsets the seed.
+    """
+
+    def __init__(self, request: Request, index: int, vocab_size: int) -> None:
+        config = request.sampling_config
+        greedy = config.temperature == 0
+        temperature = 1.0 if config.temperature is None or greedy else config.temperature
+        self.scale = 1.0 if temperature == 1 else 1 / (temperature + 1e-6)
+        top_k = min(config.top_k or 0, MAX_TOP_K, vocab_size)
+        self.greedy = greedy or top_k == 1 or (top_k == 0 and config.top_p is None)
+        self.top_k = 1 if self.greedy else top_k
+        self.top_p = 1.0 if config.top_p is None else config.top_p
+        self._first_top_p = self.top_p
+        self._top_p_decay = config.top_p_decay or 1.0
+        self._top_p_min = config.top_p_min or 1e-6
+        self._top_p_reset = -1 if config.top_p_reset_ids is None else config.top_p_reset_ids
+        self.bias = request.embedding_bias
+        self.repetition = config.repetition_penalty or 1.0
+        self.presence = config.presence_penalty or 0.0
+        self.frequency = config.frequency_penalty or 0.0
+        self.end_id = -1 if request.end_id is None else request.end_id
+        self.min_tokens = config.min_tokens or 0
+        self.log_probs = request.output_config.return_log_probs
+        penalised = (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+        self.counts = TokenCounts(vocab_size, request.input_token_ids) if penalised else None
+        self.bad_words = BadWords(request.bad_words) if request.bad_words else None
+        self.ngram_size = config.no_repeat_ngram_size or 0
+        self.plain = (
+            self.bias is None
+            and self.scale == 1
+            and self.counts is None
+            and self.min_tokens == 0
+            and self.bad_words is None
+            and self.ngram_size == 0
+        )
+        self._random = None if self.greedy else np.random.default_rng((config.seed or 0) + index)
+
+    def draw(self) -> float:
+        """A uniform number of this sequence's own generator."""
+        assert self._random is not None
+        return self._random.random()
+
+    def fork(self) -> SamplingState:
+        """The state of a beam that continues this one's ids."""
+        twin = copy.copy(self)
+        twin.counts = None if self.counts is None else self.counts.copy()
+        return twin
+
+    def accept(self, token: int) -> None:
+        """Take the chosen token into account for the next steps."""
+        if self.counts is not None:
+            self.counts.add(token)
+        if self._top_p_decay != 1:
+            if token == self._top_p_reset:
+                self.top_p = self._first_top_p
+            else:
+                self.top_p = max(self.top_p * self._top_p_decay, self._top_p_min)
+
+
+@dataclass
+class Row:
+    """One row of logits to choose from, with the prompt and generated ids so far."""
+
+    state: SamplingState
+    prompt: Sequence[int]
+    generated: Sequence[int]
+
+
+def process(logits: Array, rows: Sequence[Row]) -> None:
+    """Bias, temperature, penalties, minimum length and bans, in place on ``[rows, vocab]``."""
+    for line, row in zip(logits, rows, strict=True):
+        state = row.state
+        if state.plain:
+            continue
+        if state.bias is not None:
+            np.add(line, state.bias, out=line)
+        if state.scale != 1:
+            np.multiply(line, np.float32(state.scale), out=line)
+        if state.counts is not None:
+            state.counts.penalise(line, state.repetition, state.presence, state.frequency)
+        if len(row.generated) < state.min_tokens and state.end_id >= 0:
+            line[state.end_id] = LOWEST
+        if state.bad_words is not None or state.ngram_size > 0:
+            _ban(line, row)
+
+
+def _ban(line: Array, row: Row) -> None:
+    ids = [*row.prompt, *row.generated]
+    banned: list[int] = []
+    if row.state.ngram_size > 0:
+        banned += repeating(ids, row.state.ngram_size)
+    if row.state.bad_words is not None:
+        banned += row.state.bad_words.banned(ids)
+    line[[i for i in banned if 0 <= i < len(line)]] = LOWEST
+
+
+def choose(
+    logits: Array, states: Sequence[SamplingState], normalize_log_probs: bool
+) -> tuple[list[int], list[float]]:
+    """Tokens and their log probabilities, from processed logits ``[rows, vocab]``.
+
+    A log probability is 0.0 for rows that did not ask for it. In the top-k path it is
+    renormalised among the top-k candidates when ``normalize_log_probs`` is set, so it is 0.0
+    for greedy; in the pure top-p path it is always that of the whole vocabulary.
+    """
+    tokens = np.argmax(logits, axis=1)
+    drawn = [i for i, state in enumerate(states) if not state.greedy]
+    if drawn:
+        chosen = [states[i] for i in drawn]
+        weights = _weights(logits[drawn])
+        truncated = [i for i, s in enumerate(chosen) if s.top_k > 0 or s.top_p < 1]
+        if truncated:
+            kept = weights[truncated]
+            truncate(
+                kept,
+                np.array([chosen[i].top_k for i in truncated]),
+                np.array([chosen[i].top_p for i in truncated]),
+            )
+            weights[truncated] = kept
+        tokens[drawn] = draw(weights, np.array([s.draw() for s in chosen]))
+    picked: list[int] = tokens.tolist()
+    log_probs = [
+        _log_prob(logits[i], token, state.top_k if normalize_log_probs else 0)
+        if state.log_probs
+        else 0.0
+        for i, (token, state) in enumerate(zip(picked, states, strict=True))
+    ]
+    return picked, log_probs
+
+
+def _weights(logits: Array) -> Array:
+    """Softmax numerators: ``exp(logit - max)`` per row."""
+    weights: Array = logits - logits.max(axis=1, keepdims=True)
+    return np.exp(weights, out=weights)
+
+
+def truncate(weights: Array, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> None:
+    """Zero all but each row's candidates, in place on ``[rows, vocab]``.
+
+    The candidates are the ``top_k`` heaviest ids (all if 0), and of these the smallest leading
+    set that holds ``top_p`` of their weight. Equal weights count in order of id.
+    """
+    vocab = weights.shape[1]
+    limit = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
+    ordered = np.sort(weights, axis=1)[:, ::-1]
+    longest = int(limit.max())
+    mass = np.cumsum(ordered[:, :longest], axis=1, dtype=np.float64)
+    total = np.take_along_axis(mass, limit[:, None] - 1, axis=1)
+    nucleus = np.count_nonzero(mass < top_p[:, None] * total, axis=1) + 1
+    count = np.where(top_p < 1, np.minimum(nucleus, limit), limit)
+    threshold = np.take_along_axis(ordered, count[:, None] - 1, axis=1)
+    kept = weights >= threshold
+    weights *= kept
+    surplus = np.count_nonzero(kept, axis=1) - count
+    for row in np.flatnonzero(surplus > 0):
+        equal = np.flatnonzero(weights[row] == threshold[row])
+        weights[row, equal[len(equal) - surplus[row] :]] = 0
+
+
+def draw(weights: Array, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    """One id per row, with probability proportional to its weight (inverse of the CDF).
+
+    ``uniform`` is one number in [0, 1) per row. The distribution function is walked in two
+    levels, groups and then the ids of one group, which is several times cheaper.
+    """
+    rows, vocab = weights.shape
+    padded = weights
+    if vocab % GROUP:
+        padded = np.zeros((rows, -(-vocab // GROUP) * GROUP), np.float32)
+        padded[:, :vocab] = weights
+    groups = padded.reshape(rows, -1, GROUP)
+    ends = np.cumsum(np.add.reduce(groups, axis=2), axis=1, dtype=np.float64)
+    target = uniform * ends[:, -1]
+    # A target that rounds up to the total would lie beyond the last group.
+    target = np.minimum(target, np.nextafter(ends[:, -1], 0))
+    group = np.count_nonzero(ends <= target[:, None], axis=1)
+    line = np.arange(rows)
+    inside = groups[line, group]
+    before = np.where(group > 0, ends[line, group - 1], 0)
+    reached = np.cumsum(inside, axis=1, dtype=np.float64) + before[:, None] > target[:, None]
+    # Group sums and id sums round differently, so the target may lie just beyond the group.
+    last = GROUP - 1 - np.argmax(inside[:, ::-1] > 0, axis=1)
+    offset = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
+    return np.asarray(group * GROUP + offset, np.int64)
+
+
+def _log_prob(line: Array, token: int, top_k: int) -> float:
+    """Log softmax of one id, over the ``top_k`` best ids or the whole vocabulary (0)."""
+    if top_k == 1:
+        return 0.0
+    values = np.sort(line)[-top_k:] if top_k else line
+    top = float(line.max())
+    total = float(np.exp(values.astype(np.float64) - top).sum())
+    return float(line[token]) - top - float(np.log(total))

@@ -1,0 +1,134 @@
+"""Which requests run, and which tokens each of them gets in one iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from triton_repo.cpu_executor.active import ActiveRequest, Sequence
+from triton_repo.cpu_executor.attention import QUERY_TILE
+from triton_repo.cpu_executor.enums import CapacitySchedulerPolicy
+from triton_repo.cpu_executor.kv_cache import BlockPool
+
+# Prompts are run in pieces of this many tokens per iteration, shared by all prompts, so that a
+# long prompt does not hold up the sequences that are generating. Pieces are cut at multiples of
+# attention's QUERY_TILE.
+PREFILL_TOKENS = 128
+
+
+@dataclass(slots=True)
+class Work:
+    """Tokens to run for one sequence.
+
+    ``last``: the next token can be chosen afterwards. ``in_prompt``: nothing is generated yet.
+    """
+
+    request: ActiveRequest
+    sequence: Sequence
+    tokens: list[int]
+    last: bool
+    in_prompt: bool
+
+
+class Scheduler:
+    """Starts, pauses and plans the active requests; owns no request itself."""
+
+    def __init__(
+        self, policy: CapacitySchedulerPolicy, pool: BlockPool, max_num_tokens: int
+    ) -> None:
+        self._policy = policy
+        self._pool = pool
+        self._max_num_tokens = max_num_tokens
+
+    def schedule(self, active: Seq[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
+        """Decide which requests run; returns those to start now and how many were paused.
+
+        ``active`` is in the order of fetching. Paused requests have given up their caches and
+        will be started again, with their generated tokens as part of the prompt.
+        """
+        started = [r for r in active if r.is_started]
+        paused = 0
+        held = self._held(started)
+        if self._policy == CapacitySchedulerPolicy.MAX_UTILIZATION:
+            while held > self._pool.max_blocks and len(started) > 1:
+                last = started.pop()
+                last.pause()
+                paused += 1
+                held = self._held(started)
+        starting: list[ActiveRequest] = []
+        if self._policy != CapacitySchedulerPolicy.STATIC_BATCH or not started:
+            starting = self._starting([r for r in active if not r.is_started], started)
+        self._pool.use(held + self._held(starting))
+        return starting, paused
+
+    def _starting(
+        self, waiting: Seq[ActiveRequest], started: Seq[ActiveRequest]
+    ) -> list[ActiveRequest]:
+        guaranteed = self._policy != CapacitySchedulerPolicy.MAX_UTILIZATION
+        blocks = self._most if guaranteed else self._now
+        claimed = sum(map(blocks, started))
+        starting = []
+        for request in waiting:
+            # Its LoRA weights are still being prepared.
+            if not request.is_ready:
+                continue
+            claimed += blocks(request)
+            # In order: a large request must not wait for ever behind small ones.
+            if claimed > self._pool.max_blocks:
+                break
+            starting.append(request)
+        return starting
+
+    def _held(self, requests: Seq[ActiveRequest]) -> int:
+        return sum(map(self._now, requests))
+
+    def _now(self, request: ActiveRequest) -> int:
+        """Blocks that a request needs for its next step."""
+        length = len(request.prompt)
+        return sum(self._pool.blocks(length + len(s.tokens)) for s in request.unfinished())
+
+    def _most(self, request: ActiveRequest) -> int:
+        """Blocks that a request may ever need."""
+        tokens = len(request.prompt) + request.max_tokens
+        return len(request.unfinished()) * self._pool.blocks(tokens)
+
+    def plan(self, running: Seq[ActiveRequest]) -> list[Work]:
+        """One iteration's work; pieces of a single token come first, as the model wants."""
+        steps: list[Work] = []
+        pieces: list[Work] = []
+        prompts: list[tuple[ActiveRequest, Sequence]] = []
+        for request in running:
+            length = len(request.prompt)
+            stepping = []
+            for sequence in request.sequences:
+                if sequence.cache is None:
+                    continue
+                if sequence.tokens and sequence.cache.length + 1 == length + len(sequence.tokens):
+                    stepping.append(Work(request, sequence, sequence.tokens[-1:], True, False))
+                else:
+                    prompts.append((request, sequence))
+            # Beams go on together, also after a pause.
+            if request.beam_width == 1 or len(stepping) == request.beam_width:
+                steps += stepping
+        # At least one aligned piece must fit, or a prompt would never end.
+        budget = max(QUERY_TILE, min(PREFILL_TOKENS, self._max_num_tokens - len(steps)))
+        for request, sequence in prompts:
+            assert sequence.cache is not None
+            done = sequence.cache.length
+            # After a pause the last generated id is left for an ordinary step.
+            context = len(request.prompt) + max(0, len(sequence.tokens) - 1)
+            count = min(context - done, budget)
+            if done + count < context:
+                count -= (done + count) % QUERY_TILE
+            if count <= 0:
+                break
+            budget -= count
+            work = Work(
+                request,
+                sequence,
+                request.context_slice(sequence, done, done + count),
+                last=done + count == context and not sequence.tokens,
+                in_prompt=not sequence.tokens,
+            )
+            (steps if count == 1 else pieces).append(work)
+        return steps + pieces

@@ -1,0 +1,199 @@
+"""The synthetic engine: scripted tokens at a set pace per request, for load tests.
+
+An engine folder whose ``pretrained_config.architecture`` is ``SyntheticForCausalLM`` runs here.
+Its settings are in ``config.json`` under ``synthetic``. There is no model and no weight, so
+thousands of requests cost little; everything around the model (queue, limits, streaming, stop
+words, cancellation, LoRA cache, statistics) is the executor's own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from triton_repo.cpu_executor import active
+from triton_repo.cpu_executor.admission import Limits, refuse
+from triton_repo.cpu_executor.decoder import accept
+from triton_repo.cpu_executor.engine import SYNTHETIC, EngineConfig
+from triton_repo.cpu_executor.enums import FinishReason
+from triton_repo.cpu_executor.executor_config import ExecutorConfig
+from triton_repo.cpu_executor.loop import Progress, RequestLoop
+from triton_repo.cpu_executor.lora import LoraCache
+from triton_repo.cpu_executor.mailbox import Mailbox, Queued
+from triton_repo.cpu_executor.stats import KvCacheStats
+from triton_repo.cpu_executor.words import StopWords
+
+# Requests are looked at this often; what is due by then comes in one response.
+TICK_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The script of every request.
+
+    ``tokens`` is repeated for ever; an ``end_id`` in it ends the sequence. Without it the ids
+    count up from the last prompt id, leaving out ``end_id``.
+    """
+
+    tokens_per_second: float = 50.0
+    first_token_ms: float = 50.0
+    tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_second <= 0:
+            raise ValueError(f"tokens_per_second: found {self.tokens_per_second}, allowed > 0")
+        if self.first_token_ms < 0:
+            raise ValueError(f"first_token_ms: found {self.first_token_ms}, allowed >= 0")
+
+    def due(self, seconds: float) -> int:
+        """How many tokens a sequence has ``seconds`` after it was started."""
+        late = seconds - self.first_token_ms / 1000
+        return 0 if late < 0 else 1 + int(late * self.tokens_per_second)
+
+    def time_of(self, count: int) -> float:
+        """Seconds from the start to the token number ``count`` (from 0)."""
+        return self.first_token_ms / 1000 + count / self.tokens_per_second
+
+
+def pace_from(settings: dict[str, Any]) -> Pace:
+    """The ``synthetic`` part of an engine's ``config.json``."""
+    unknown = sorted(set(settings) - set(Pace.__dataclass_fields__))
+    if unknown:
+        raise ValueError(f"synthetic: found {unknown}, allowed {list(Pace.__dataclass_fields__)}")
+    return Pace(**{**settings, "tokens": tuple(settings.get("tokens", ()))})
+
+
+def build(
+    engine_dir: str | Path,
+    *,
+    vocab_size: int,
+    tokens_per_second: float = 50.0,
+    first_token_ms: float = 50.0,
+    tokens: Sequence[int] = (),
+    max_batch_size: int = 4096,
+    max_seq_len: int = 8192,
+) -> Path:
+    """Write an engine folder for the synthetic engine."""
+    target = Path(engine_dir)
+    target.mkdir(parents=True, exist_ok=True)
+    config = {
+        "version": "0.17.0",
+        "pretrained_config": {
+            "architecture": SYNTHETIC,
+            "dtype": "float16",
+            "logits_dtype": "float32",
+            "vocab_size": vocab_size,
+            "max_position_embeddings": max_seq_len,
+        },
+        "build_config": {
+            "max_batch_size": max_batch_size,
+            "max_input_len": max_seq_len,
+            "max_seq_len": max_seq_len,
+            "max_beam_width": 1,
+        },
+        "synthetic": asdict(Pace(tokens_per_second, first_token_ms, tuple(tokens))),
+    }
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return target
+
+
+class SyntheticLoop(RequestLoop):
+    """Emits each request's script by the clock."""
+
+    def __init__(self, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox) -> None:
+        self._pace = pace_from(config.synthetic)
+        size = config.tokens_per_block
+        max_batch_size = settings.max_batch_size or config.max_batch_size
+        limits = Limits(
+            max_input_len=config.max_input_len,
+            max_seq_len=config.max_seq_len,
+            max_beam_width=1,
+            max_batch_size=max_batch_size,
+            max_blocks=max_batch_size * -(-config.max_seq_len // size),
+            tokens_per_block=size,
+        )
+        lora = None
+        if config.lora_target_modules:
+            lora = LoraCache(config, None, settings.peft_cache_config)
+        super().__init__(config, settings, mailbox, limits, lora, guides=None)
+        self._next = 0.0
+
+    def _activate(self, entry: Queued) -> active.ActiveRequest:
+        if entry.request.guided_decoding_params is not None:
+            raise refuse("guided decoding is not supported by the synthetic engine")
+        request = super()._activate(entry)
+        request.stop_words = StopWords(entry.request.stop_words or ())
+        request.schedule()
+        assert request.first_scheduled is not None
+        self._next = min(self._next, request.first_scheduled + self._pace.time_of(0))
+        return request
+
+    def _advance(self) -> Progress | None:
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        emitted = 0
+        starting = 0
+        waking = []
+        for request in self._active:
+            if request.is_done or not request.is_ready:
+                continue
+            assert request.first_scheduled is not None
+            due = self._pace.due(now - request.first_scheduled)
+            before = emitted
+            for sequence in request.unfinished():
+                starting += not sequence.tokens
+                emitted += self._emit(request, sequence, due)
+            if emitted > before:
+                request.note_token(self._iteration)
+            waking.append(request.first_scheduled + self._pace.time_of(due))
+        self._next = max(min(waking, default=now), now + TICK_SECONDS)
+        return Progress(
+            scheduled=len(waking),
+            context_requests=starting,
+            generation_requests=len(waking) - starting,
+            generation_tokens=emitted,
+        )
+
+    def _emit(self, request: active.ActiveRequest, sequence: active.Sequence, due: int) -> int:
+        count = 0
+        while len(sequence.tokens) < due and sequence.finish is FinishReason.NOT_FINISHED:
+            accept(request, sequence, self._token(request, sequence), 0.0)
+            count += 1
+        return count
+
+    def _token(self, request: active.ActiveRequest, sequence: active.Sequence) -> int:
+        position = len(sequence.tokens)
+        if self._pace.tokens:
+            return self._pace.tokens[position % len(self._pace.tokens)]
+        vocab = self._config.vocab_size
+        if not 0 <= request.end_id < vocab:
+            return (request.prompt[-1] + 1 + position) % vocab
+        # Count in the cycle that begins after end_id and ends before it.
+        first = request.end_id + 1
+        step = ((request.prompt[-1] - first) % vocab + 1 + position) % (vocab - 1)
+        return (first + step) % vocab
+
+    def _pause(self) -> None:
+        time.sleep(max(0.0, min(TICK_SECONDS, self._next - time.monotonic())))
+
+    def _kv_cache_stats(self) -> KvCacheStats:
+        size = self._limits.tokens_per_block
+        used = sum(
+            -(-(len(r.prompt) + len(s.tokens)) // size)
+            for r in self._active
+            for s in r.unfinished()
+        )
+        return KvCacheStats(
+            max_num_blocks=self._limits.max_blocks,
+            free_num_blocks=self._limits.max_blocks - used,
+            used_num_blocks=used,
+            tokens_per_block=size,
+        )
+
+    def _memory(self) -> int:
+        return 0
