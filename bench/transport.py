@@ -27,7 +27,7 @@ import uvloop
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.triton.client import TritonClient
-from gateway.triton.transport import Wire
+from gateway.triton.transport import ConnectionOptions
 
 KINDS = ("tritonclient", "grpcio", "http2")
 # What the scripted upstream makes of a seed: milliseconds between two tokens, 0 for none.
@@ -61,7 +61,7 @@ class Count:
 
 async def ours(kind: Any, address: str, request: pb.ModelInferRequest, count: Count) -> None:
     client = CLIENTS.get(address) or CLIENTS.setdefault(
-        address, TritonClient(address, Wire(transport=kind))
+        address, TritonClient(address, ConnectionOptions(transport=kind))
     )
     stream = await client.infer(request.SerializeToString())
     while await stream.read() is not None:

@@ -115,29 +115,29 @@ class Answer:
 class Call:
     """One stream of HTTP/2. Each message on ModelStreamInfer is a request of its own."""
 
-    def __init__(self, line: Line, stream: int, path: str) -> None:
+    def __init__(self, connection: UpstreamConnection, stream: int, path: str) -> None:
         self.stream = stream
-        self.window = line.stream_window
+        self.window = connection.stream_window
         self.closed = False
         self.answers: list[Answer] = []
-        self._line = line
+        self._connection = connection
         self._path = path
         self._received = bytearray()
         self._half_closed = False
-        if path != _SERVICE + "ModelStreamInfer" and path not in line.upstream.replies:
+        if path != _SERVICE + "ModelStreamInfer" and path not in connection.upstream.replies:
             self._end(_UNIMPLEMENTED)
         else:
-            line.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
+            connection.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
 
     def takes(self, size: int) -> bool:
         """Also when it is closed, so that a pacer finds out. Frame headers are counted too."""
-        open_for = min(self.window, self._line.window)
-        return self.closed or (not self._line.paused and open_for >= size)
+        open_for = min(self.window, self._connection.window)
+        return self.closed or (not self._connection.paused and open_for >= size)
 
     def send(self, data: bytes) -> None:
         self.window -= len(data) - 9
-        self._line.window -= len(data) - 9
-        self._line.send(data)
+        self._connection.window -= len(data) - 9
+        self._connection.send(data)
 
     def receive(self, data: bytes, *, last: bool) -> None:
         if self.closed:
@@ -156,10 +156,10 @@ class Call:
     def reset(self) -> None:
         self.closed = True
         for answer in self.answers:
-            self._line.upstream.log.note(answer.request_id, "reset")
+            self._connection.upstream.log.note(answer.request_id, "reset")
 
     def _message(self, message: bytes) -> None:
-        upstream = self._line.upstream
+        upstream = self._connection.upstream
         if (reply := upstream.replies.get(self._path)) is not None:
             self._say(reply.SerializeToString())
             return
@@ -195,11 +195,11 @@ class Call:
             trailers = _HEADERS + trailers
         self.closed = True
         flags = frames.END_HEADERS | frames.END_STREAM
-        self._line.send(frames.frame(frames.HEADERS, flags, self.stream, trailers))
-        self._line.forget(self)
+        self._connection.send(frames.frame(frames.HEADERS, flags, self.stream, trailers))
+        self._connection.forget(self)
 
 
-class Line(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection; what is sent within one turn of the loop goes out in one write."""
 
     def __init__(self, upstream: Upstream) -> None:
@@ -322,7 +322,9 @@ async def serve(port: int, repository: Path, events: Path | None) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("127.0.0.1", port))
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Line(upstream), sock=listener, backlog=1024)
+    server = await loop.create_server(
+        lambda: UpstreamConnection(upstream), sock=listener, backlog=1024
+    )
     await server.serve_forever()
 
 

@@ -263,7 +263,7 @@ class TextDelta(NamedTuple):
 class Sink(Protocol):
     """Where the deltas of a request's choices go."""
 
-    def push(self, index: int, delta: TextDelta) -> bool:
+    def accept(self, index: int, delta: TextDelta) -> bool:
         """Takes what is new in a choice. False when `drain` should be awaited before the next.
 
         It is called from wherever the engine's bytes are received, and must not wait.

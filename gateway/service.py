@@ -27,9 +27,9 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
-from gateway.triton.transport import Wire
+from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.transport import ConnectionOptions
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -118,7 +118,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
             max_seq_len=settings.max_seq_len,
             on_stop=metrics.count_stop,
             on_cold_send=metrics.count_cold_send,
-            wire=_wire(settings),
+            connection=_connection_options(settings),
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,
         ),
@@ -126,7 +126,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
     )
     try:
         async with (
-            Adapters(settings, lambda: replicas.dialect) as adapters,
+            Adapters(settings, lambda: replicas.capabilities) as adapters,
             _accounting(settings, configuration, metrics) as accounting,
         ):
             router = Router(settings.model_name, adapters)
@@ -221,14 +221,14 @@ def _endpoints(settings: Settings, configuration: Configuration) -> list[str]:
     return settings.triton_endpoints
 
 
-def _places(settings: Settings, dialect: Dialect) -> int | None:
+def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """How many requests a replica gets at once.
 
     A few more than it runs: the next ones are at hand when some end.
     """
-    if settings.replica_in_flight is not None or dialect.max_batch_size is None:
+    if settings.replica_in_flight is not None or capabilities.max_batch_size is None:
         return settings.replica_in_flight
-    return math.ceil(1.25 * dialect.max_batch_size)
+    return math.ceil(1.25 * capabilities.max_batch_size)
 
 
 def _admission(
@@ -246,8 +246,8 @@ def _admission(
     )
 
 
-def _wire(settings: Settings) -> Wire:
-    return Wire(
+def _connection_options(settings: Settings) -> ConnectionOptions:
+    return ConnectionOptions(
         transport=settings.triton_transport,
         tls_ca=settings.triton_tls_ca,
         tls_cert=settings.triton_tls_cert,

@@ -198,7 +198,7 @@ class _Stream:
         self._last = last
         self._finished: list[TextDelta] = []
 
-    def push(self, index: int, delta: TextDelta) -> bool:
+    def accept(self, index: int, delta: TextDelta) -> bool:
         frames = self._choices[index].of(delta)
         if delta.finish is not None:
             self._finished.append(delta)
@@ -216,7 +216,7 @@ class Collector:
     def __init__(self, choices: int) -> None:
         self.received: list[list[TextDelta]] = [[] for _ in range(choices)]
 
-    def push(self, index: int, delta: TextDelta) -> bool:
+    def accept(self, index: int, delta: TextDelta) -> bool:
         self.received[index].append(delta)
         return True
 

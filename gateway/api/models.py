@@ -58,5 +58,7 @@ def _model(
         "root": root,
         "parent": parent,
         # Unknown while Triton is away; the list itself stays up so that clients show the model.
-        "max_model_len": service.replicas.dialect.max_seq_len if service.replicas.ready else None,
+        "max_model_len": service.replicas.capabilities.max_seq_len
+        if service.replicas.ready
+        else None,
     }

@@ -32,12 +32,12 @@ async def ready(request: Request) -> Response:
         )
     if not service.started.is_set():
         return JSONResponse({"status": "not ready", "adapters": "registering"}, status_code=503)
-    choice = service.replicas.choice
+    selection = service.replicas.selection
     detail: dict[str, object] = {"status": "ready"}
     detail["engine"] = {
-        "mode": choice.dialect.mode,
-        "model": choice.dialect.model,
-        "why": choice.why,
+        "mode": selection.capabilities.mode,
+        "model": selection.capabilities.model,
+        "why": selection.why,
     }
     states = {replica.endpoint: replica.state for replica in service.replicas}
     if set(states.values()) != {"ready"} or service.replicas.several:

@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     return JSONResponse(
         {
             "count": len(ids),
-            "max_model_len": service.replicas.dialect.max_seq_len,
+            "max_model_len": service.replicas.capabilities.max_seq_len,
             "tokens": ids,
             "token_strs": strings,
         }

@@ -39,7 +39,7 @@ from gateway.errors import (
     UnsupportedParameter,
 )
 from gateway.generation import Lora
-from gateway.triton.dialect import Dialect
+from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier
 from lora_store.tiered import TieredStore
@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 class Adapters:
     """Names, tensors and changes. Use as an async context manager on the event loop."""
 
-    def __init__(self, settings: Settings, dialect: Callable[[], Dialect]) -> None:
+    def __init__(self, settings: Settings, capabilities: Callable[[], ModelCapabilities]) -> None:
         self._settings = settings
-        self._dialect = dialect
+        self._capabilities = capabilities
         # Each base model has its own adapters: another may have their shapes, never their weights.
         home = quote(settings.model_name, safe="")
         redis = None
@@ -100,11 +100,12 @@ class Adapters:
             version = None
         if version is None or not self._is_own(version):
             raise ModelNotFound.named(model)
-        wanted = self._dialect().lora_dtype
+        served = self._capabilities()
+        wanted = served.lora_dtype
         if wanted is None:
             raise UnsupportedParameter(
-                f"The model `{model}` is a LoRA adapter, which {self._dialect().model!r} of this "
-                "server does not take.",
+                f"The model `{model}` is a LoRA adapter, which {served.model!r} of this server "
+                "does not take.",
                 param="model",
             )
         if version.dtype != wanted:
@@ -184,7 +185,7 @@ class Adapters:
         """How the served versions fit the engine's caches; None while that is unknown."""
         served = [record.version.modules for record in self.records]
         try:
-            settings = sizes.CacheSettings(host_bytes=self._dialect().lora_host_bytes)
+            settings = sizes.CacheSettings(host_bytes=self._capabilities().lora_host_bytes)
             return sizes.cache_fit(self._base_model(), served, settings)
         except (GatewayError, AdapterError):
             return None  # without the engine's config.json its cache pages are unknown
@@ -197,15 +198,17 @@ class Adapters:
         return "removed"
 
     def _base_model(self) -> BaseModel:
-        dialect = self._dialect()
-        if dialect.lora_dtype is None:
-            raise UnsupportedEngine(dialect.model, "lora_weights", "no such input", "FP16 or BF16")
+        capabilities = self._capabilities()
+        if capabilities.lora_dtype is None:
+            raise UnsupportedEngine(
+                capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
+            )
         # The engine's folder may be on another host; the tokenizer's then gives the shapes.
-        folders = (dialect.engine_dir, self._settings.tokenizer_dir)
+        folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
         # Adapters name what they were trained on, which is often the tokenizer's folder.
         names = (self._settings.model_name, short_name(str(self._settings.tokenizer_dir.resolve())))
-        return read_base_model(folder, names, dtype=dialect.lora_dtype)
+        return read_base_model(folder, names, dtype=capabilities.lora_dtype)
 
     async def _convert(self, folder: Path, *, within: Path | None) -> Converted:
         base = self._base_model()

@@ -32,7 +32,7 @@ _PLAIN = {
     "model_attributes_type": "must be a mapping",
 }
 
-Away = Literal["local", "allow", "refuse"]
+RedisUnavailablePolicy = Literal["local", "allow", "refuse"]
 
 
 class WhenRedisIsAway(BaseModel):
@@ -43,9 +43,9 @@ class WhenRedisIsAway(BaseModel):
     """
 
     model_config = _STRICT
-    requests_per_minute: Away = "local"
-    tokens_per_minute: Away = "local"
-    concurrent_requests: Away = "local"
+    requests_per_minute: RedisUnavailablePolicy = "local"
+    tokens_per_minute: RedisUnavailablePolicy = "local"
+    concurrent_requests: RedisUnavailablePolicy = "local"
 
 
 class LimitsSection(BaseModel):

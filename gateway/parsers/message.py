@@ -59,11 +59,11 @@ class MessageReader:
         """Whether a call ends the turn; a function that was named does not, as at OpenAI."""
         return self._parser is not None and self._parser.calls > 0 and self._form.named is None
 
-    def push(self, text: str) -> list[MessageEvent]:
-        return self._calls(self._splitter.push(text) if self._splitter else [Content(text)])
+    def read(self, text: str) -> list[MessageEvent]:
+        return self._calls(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self) -> list[MessageEvent]:
-        """What was held back; nothing may be pushed afterwards."""
+        """What was held back; nothing may be read afterwards."""
         events = self._calls(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
             events += self._kept(self._parser.finish())
@@ -73,7 +73,7 @@ class MessageReader:
         events: list[MessageEvent] = []
         for event in split:
             if isinstance(event, Content) and self._parser is not None:
-                events += self._kept(self._parser.push(event.text))
+                events += self._kept(self._parser.parse(event.text))
             else:
                 events.append(event)
         return events

@@ -43,7 +43,7 @@ class ReasoningSplitter:
         self._state: Literal["start", "reasoning", "content"] = "start"
         self._held = ""
 
-    def push(self, text: str) -> list[Reasoning | Content]:
+    def split(self, text: str) -> list[Reasoning | Content]:
         """Consumes generated text, cut anywhere; returns what became certain."""
         text, self._held = self._held + text, ""
         if self._state == "start":

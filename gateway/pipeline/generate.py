@@ -26,14 +26,14 @@ from gateway.generation import (
     TokenDelta,
     TokenLogprob,
 )
-from gateway.pipeline.capabilities import check_served
+from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.scheduling.attempts import attempt
-from gateway.scheduling.replicas import Lease
+from gateway.scheduling.replicas import ReplicaLease
 from gateway.service import Service
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
-from gateway.triton.dialect import TextModel
+from gateway.triton.model_capabilities import TextModel
 
 _MAX_SEED = 2**63 - 1
 
@@ -56,8 +56,8 @@ async def prepare(
     _check_ids(service, options)
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)
-    dialect = service.replicas.dialect
-    check_served(dialect, options, chat=chat)
+    capabilities = service.replicas.capabilities
+    check_supported(capabilities, options, chat=chat)
     # Building a Generation whole takes a third of the time of `dataclasses.replace`.
     generation_of = partial(
         Generation,
@@ -80,12 +80,12 @@ async def prepare(
     prompt_tokens = 0
     for prompt in prompts:
         sent, fitted = "", prompt
-        if dialect.text is not None:
-            sent, fitted = await _as_text(service, prompt, dialect.text, chat=chat)
+        if capabilities.text is not None:
+            sent, fitted = await _as_text(service, prompt, capabilities.text, chat=chat)
         prompt_ids, room = await _fit(service, fitted, options.truncate_prompt, chat=chat)
         text = None
-        if dialect.text is not None:
-            text = text_prompt(service.prompts, sent, prompt_ids, dialect.text, options)
+        if capabilities.text is not None:
+            text = text_prompt(service.prompts, sent, prompt_ids, capabilities.text, options)
         prompt_tokens += len(prompt_ids)
         limit = room if options.max_tokens is None else min(options.max_tokens, room)
         echo = None
@@ -113,8 +113,8 @@ async def prepare(
         len(prompts),
         len(prompts) * options.n,
         prompt_tokens,
-        dialect.fingerprint,
-        dialect.tokens_per_block,
+        capabilities.fingerprint,
+        capabilities.tokens_per_block,
         options.tenant,
         options.priority,
         timeout_s,
@@ -140,7 +140,7 @@ async def _as_text(
     if isinstance(prompt, list):
         raise UnsupportedParameter(
             f"prompt: token ids are not served through the model "
-            f"{service.replicas.dialect.model!r}, which takes text.",
+            f"{service.replicas.capabilities.model!r}, which takes text.",
             param="prompt",
         )
     return await fit_text(service.prompts, prompt, model, chat=chat)
@@ -150,7 +150,7 @@ async def _fit(
     service: Service, prompt: str | list[int], truncate: int | None, *, chat: bool
 ) -> tuple[list[int], int]:
     """Token ids of a prompt, at most its last `truncate`, and what the context leaves for more."""
-    dialect = service.replicas.dialect
+    capabilities = service.replicas.capabilities
     param = "messages" if chat else "prompt"
     if isinstance(prompt, str):
         # A chat template writes its own special tokens.
@@ -164,17 +164,18 @@ async def _fit(
         prompt_ids = prompt_ids[-truncate:]
     if not prompt_ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
-    limit = dialect.max_seq_len - 1
-    if dialect.max_input_len is not None:
-        limit = min(limit, dialect.max_input_len)
+    limit = capabilities.max_seq_len - 1
+    if capabilities.max_input_len is not None:
+        limit = min(limit, capabilities.max_input_len)
     if len(prompt_ids) > limit:
         raise ContextLengthExceeded(
             # In these words client libraries recognise the case, besides by the code.
-            f"This model's maximum context length is {dialect.max_seq_len} tokens. Input tokens "
-            f"exceed the configured limit of {limit} tokens; your prompt has {len(prompt_ids)}.",
+            f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input "
+            f"tokens exceed the configured limit of {limit} tokens; your prompt has "
+            f"{len(prompt_ids)}.",
             param=param,
         )
-    return prompt_ids, dialect.max_seq_len - len(prompt_ids)
+    return prompt_ids, capabilities.max_seq_len - len(prompt_ids)
 
 
 async def _echo(service: Service, generation: Generation, deadline: float) -> TextDelta:
@@ -182,7 +183,7 @@ async def _echo(service: Service, generation: Generation, deadline: float) -> Te
     logprobs: list[TokenLogprob] = []
     if generation.logprobs is not None:
 
-        async def ask(lease: Lease, left: float) -> list[TokenLogprob]:
+        async def ask(lease: ReplicaLease, left: float) -> list[TokenLogprob]:
             found = await lease.engine.prompt_logprobs(generation, left, lease.metadata)
             lease.answered()
             return found
@@ -242,14 +243,14 @@ async def _beams(service: Service, batch: Batch, sink: Sink) -> None:
     """The beams of each search, each as its only delta; the engine cannot stream them apart."""
     for start, generation in enumerate(batch.generations):
         for index, delta in enumerate(await _search(service, generation, batch)):
-            sink.push(start * generation.beams + index, delta)
+            sink.accept(start * generation.beams + index, delta)
         await sink.drain()
 
 
 async def _search(service: Service, generation: Generation, batch: Batch) -> list[TextDelta]:
     metrics = service.metrics
 
-    async def ask(lease: Lease, left: float) -> list[TokenDelta]:
+    async def ask(lease: ReplicaLease, left: float) -> list[TokenDelta]:
         with lease.engine.generate(generation, left, lease.metadata) as tokens:
             deltas = await tokens.beams()
         lease.answered()
@@ -262,7 +263,7 @@ async def _search(service: Service, generation: Generation, batch: Batch) -> lis
         metrics.in_flight.dec()
     of_model = metrics.of(generation.lora.name if generation.lora else service.settings.model_name)
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
-    texts = [_text_stream(service, generation).push(delta) for delta in deltas]
+    texts = [_text_stream(service, generation).to_text(delta) for delta in deltas]
     of_model.completion_tokens.inc(sum(text.tokens for text in texts))
     for text in texts:
         batch.meter.add(text)
@@ -279,7 +280,7 @@ async def _choice(service: Service, batch: Batch, index: int, sink: Sink) -> Non
     last = TextDelta("", 0)
     of_model = metrics.of(model)
 
-    def push(tokens: TokenDelta) -> bool:
+    def emit(tokens: TokenDelta) -> bool:
         """Once a token, from where its bytes are received."""
         nonlocal last
         if last.finish is not None:
@@ -288,24 +289,24 @@ async def _choice(service: Service, batch: Batch, index: int, sink: Sink) -> Non
             now = time.perf_counter()
             of_model.time_to_first_token.observe(now - started)
             batch.meter.first_token = batch.meter.first_token or now
-        last = text.push(tokens)
-        return sink.push(index, last) and last.finish is None
+        last = text.to_text(tokens)
+        return sink.accept(index, last) and last.finish is None
 
-    async def ask(lease: Lease, left: float) -> None:
+    async def ask(lease: ReplicaLease, left: float) -> None:
         with lease.engine.generate(generation, left, lease.metadata) as tokens:
             first = await tokens.first()
             lease.answered()
-            push(first)
+            emit(first)
             while last.finish is None:
                 await sink.drain()
-                await tokens.feed(push)
+                await tokens.feed_deltas(emit)
 
     metrics.in_flight.inc()
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     try:
         if generation.echo is not None:
             echoed = await _echo(service, generation, batch.deadline)
-            sink.push(index, echoed)
+            sink.accept(index, echoed)
             await sink.drain()
             if not generation.max_tokens:
                 last = echoed

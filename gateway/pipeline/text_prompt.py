@@ -14,7 +14,7 @@ from dataclasses import replace
 from gateway.errors import UnsupportedParameter
 from gateway.generation import Options, TextPrompt
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.dialect import TextModel
+from gateway.triton.model_capabilities import TextModel
 
 
 async def fit_text(

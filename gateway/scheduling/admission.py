@@ -30,7 +30,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class _Line:
+class _TenantQueue:
     """One tenant: its requests in flight, and those that wait, in order."""
 
     priority: int = 0
@@ -62,7 +62,7 @@ class Admission:
         self._queue = queue
         self._wait_s = wait_s
         self._share = share
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[str, _TenantQueue] = {}
         self.in_flight = 0
         self.waiting = 0
 
@@ -78,35 +78,35 @@ class Admission:
         return Permit(self, tenant, priority, cost, limit)
 
     async def enter(self, tenant: str, priority: int, cost: int, wait_s: float) -> None:
-        line = self._lines.setdefault(tenant, _Line())
-        line.priority = priority
+        queue = self._queues.setdefault(tenant, _TenantQueue())
+        queue.priority = priority
         limit = self._limit()
         if (
             not self._somebody_is_first(limit)
-            and self._may_have(line, cost, limit)
+            and self._may_have(queue, cost, limit)
             and self._fits(cost, limit)
         ):
-            self._admit(line, cost)
+            self._admit(queue, cost)
             return
         try:
-            self._shed(line)
+            self._shed(queue)
         except Overloaded:
-            self._tidy(tenant, line)
+            self._tidy(tenant, queue)
             raise
         waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
-        line.waiting.append(waiting)
+        queue.waiting.append(waiting)
         self.waiting += 1
         self.fill()
         try:
             async with asyncio.timeout(wait_s):
                 await waiting.admitted
         except BaseException as error:
-            if waiting in line.waiting:
-                line.waiting.remove(waiting)
+            if waiting in queue.waiting:
+                queue.waiting.remove(waiting)
                 self.waiting -= 1
             elif waiting.is_admitted:
                 self.leave(tenant, cost)  # in the moment in which it gave up
-            self._tidy(tenant, line)
+            self._tidy(tenant, queue)
             self.fill()  # it may have been the one that places were kept for
             if isinstance(error, TimeoutError) and wait_s == self._wait_s:
                 raise Overloaded(
@@ -115,67 +115,67 @@ class Admission:
             raise
 
     def leave(self, tenant: str, cost: int) -> None:
-        line = self._lines[tenant]
-        line.in_flight -= cost
+        queue = self._queues[tenant]
+        queue.in_flight -= cost
         self.in_flight -= cost
-        self._tidy(tenant, line)
+        self._tidy(tenant, queue)
         self.fill()
 
     def fill(self) -> None:
         """Hands out the places that are free; to be called when the limit may have grown."""
         while self.waiting:
             limit = self._limit()
-            able = [line for line in self._lines.values() if self._is_waiting(line, limit)]
+            able = [queue for queue in self._queues.values() if self._is_waiting(queue, limit)]
             if not able:
                 return
-            line = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
-            if not self._fits(line.waiting[0].cost, limit):
+            queue = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
+            if not self._fits(queue.waiting[0].cost, limit):
                 return  # what is free is kept until it is enough
-            waiting = line.waiting.popleft()
+            waiting = queue.waiting.popleft()
             self.waiting -= 1
             if not waiting.admitted.cancelled():
-                self._admit(line, waiting.cost)
+                self._admit(queue, waiting.cost)
                 waiting.admitted.set_result(None)
 
-    def _admit(self, line: _Line, cost: int) -> None:
-        line.in_flight += cost
+    def _admit(self, queue: _TenantQueue, cost: int) -> None:
+        queue.in_flight += cost
         self.in_flight += cost
 
     def _fits(self, cost: int, limit: int) -> bool:
         """Whether so many places are free; what is larger than everything runs alone."""
         return limit > 0 and self.in_flight + min(cost, limit) <= limit
 
-    def _may_have(self, line: _Line, cost: int, limit: int) -> bool:
+    def _may_have(self, queue: _TenantQueue, cost: int, limit: int) -> bool:
         """Whether the tenant's share allows so many more."""
         mine = max(1, int(limit * self._share()))
-        return line.in_flight + min(cost, mine) <= mine
+        return queue.in_flight + min(cost, mine) <= mine
 
-    def _is_waiting(self, line: _Line, limit: int) -> bool:
-        return bool(line.waiting) and self._may_have(line, line.waiting[0].cost, limit)
+    def _is_waiting(self, queue: _TenantQueue, limit: int) -> bool:
+        return bool(queue.waiting) and self._may_have(queue, queue.waiting[0].cost, limit)
 
     def _somebody_is_first(self, limit: int) -> bool:
         return bool(self.waiting) and any(
-            self._is_waiting(line, limit) for line in self._lines.values()
+            self._is_waiting(queue, limit) for queue in self._queues.values()
         )
 
-    def _shed(self, line: _Line) -> None:
+    def _shed(self, queue: _TenantQueue) -> None:
         """Raises Overloaded when waiting is no use.
 
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
         if self.waiting < self._queue:
             return
-        longest = max(self._lines.values(), key=lambda other: len(other.waiting))
-        if len(longest.waiting) <= len(line.waiting) + 1:
+        longest = max(self._queues.values(), key=lambda other: len(other.waiting))
+        if len(longest.waiting) <= len(queue.waiting) + 1:
             raise _queue_full()
         last = longest.waiting.pop()
         self.waiting -= 1
         if not last.admitted.done():
             last.admitted.set_exception(_queue_full())
 
-    def _tidy(self, tenant: str, line: _Line) -> None:
-        if not line.in_flight and not line.waiting and self._lines.get(tenant) is line:
-            del self._lines[tenant]
+    def _tidy(self, tenant: str, queue: _TenantQueue) -> None:
+        if not queue.in_flight and not queue.waiting and self._queues.get(tenant) is queue:
+            del self._queues[tenant]
 
 
 class Permit:

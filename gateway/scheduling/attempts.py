@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
 from gateway.generation import Generation
-from gateway.scheduling.replicas import Lease, Replica, Replicas
+from gateway.scheduling.replicas import Replica, ReplicaLease, Replicas
 
 _ATTEMPTS = 3
 # KV-cache blocks are shared from the first token on, so prompts that begin alike go to one replica.
@@ -26,7 +26,7 @@ async def attempt(
     replicas: Replicas,
     generation: Generation,
     deadline: float,
-    ask: Callable[[Lease, float], Awaitable[T]],
+    ask: Callable[[ReplicaLease, float], Awaitable[T]],
 ) -> T:
     """What `ask` returns, which is told a lease and the seconds left until `deadline`.
 
@@ -44,7 +44,7 @@ async def attempt(
             _another(replicas, lease.replica, tried, error)
 
 
-def _pick(replicas: Replicas, generation: Generation, tried: list[Replica]) -> Lease:
+def _pick(replicas: Replicas, generation: Generation, tried: list[Replica]) -> ReplicaLease:
     return replicas.pick(_home_of(generation) if replicas.several else None, tried)
 
 

@@ -15,9 +15,9 @@ from gateway.observability.request_context import current
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import is_name, resolve
-from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
-from gateway.triton.selection import Choice
+from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.selection import ModelSelection
 from gateway.triton.transport import Metadata
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Replica:
         return "failing, left alone for a while" if self.breaker.open else "ready"
 
 
-class Lease:
+class ReplicaLease:
     """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
 
     Inside, `metadata` is what the call must carry: the trace that it belongs to.
@@ -78,7 +78,7 @@ class Lease:
     def engine(self) -> Engine:
         return self.replica.engine
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> ReplicaLease:
         self._probe = self.replica.breaker.begin()
         self.replica.in_flight += 1
         if (context := current.get()) is not None:
@@ -128,7 +128,9 @@ class Replicas:
     """
 
     def __init__(
-        self, make: Callable[[str], Engine], limit: Callable[[Dialect], int | None] = lambda _: None
+        self,
+        make: Callable[[str], Engine],
+        limit: Callable[[ModelCapabilities], int | None] = lambda _: None,
     ) -> None:
         """`limit` says how many requests a replica may have in flight, None without a limit."""
         self._make = make
@@ -175,7 +177,7 @@ class Replicas:
             if replica.breaker.open:
                 places += 1  # for the probe
             else:
-                limit = self._limit(replica.engine.dialect)
+                limit = self._limit(replica.engine.capabilities)
                 if limit is None:
                     return None
                 places += limit
@@ -193,23 +195,23 @@ class Replicas:
         return "; ".join(r.engine.why_not_ready for r in self._replicas.values())
 
     @property
-    def choice(self) -> Choice:
+    def selection(self) -> ModelSelection:
         """What the replicas serve. Raises EngineUnavailable while none of them is ready."""
         for replica in self._replicas.values():
             if replica.ready:
-                return replica.engine.choice
+                return replica.engine.selection
         raise EngineUnavailable("The inference server is not ready.")
 
     @property
-    def dialect(self) -> Dialect:
-        """As `choice`."""
-        return self.choice.dialect
+    def capabilities(self) -> ModelCapabilities:
+        """As `selection`."""
+        return self.selection.capabilities
 
     async def wait_ready(self) -> None:
         """Returns once one of them has been seen serving."""
         await self._seen_ready.wait()
 
-    def pick(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> Lease:
+    def pick(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> ReplicaLease:
         """A place on a replica that works, and is none of `avoid`.
 
         Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none.
@@ -217,7 +219,7 @@ class Replicas:
         candidates = self._candidates(avoid)
         if not candidates:
             raise EngineUnavailable("No inference server is available; try again shortly.")
-        return Lease(choose(candidates, key), self._released)
+        return ReplicaLease(choose(candidates, key), self._released)
 
     def _candidates(self, avoid: Collection[Replica]) -> list[Replica]:
         """Those that work, or else seem to; among them those with room, or else all."""
@@ -232,7 +234,7 @@ class Replicas:
         return [replica for replica in able if self._has_room(replica)] or able
 
     def _has_room(self, replica: Replica) -> bool:
-        limit = self._limit(replica.engine.dialect)
+        limit = self._limit(replica.engine.capabilities)
         return limit is None or replica.in_flight < limit
 
     async def configure(self, endpoints: Sequence[str]) -> None:

@@ -27,14 +27,14 @@ class PieceStream:
         self._tokens = 0
         self._reused = 0
 
-    def push(self, delta: TokenDelta) -> TextDelta:
-        """Consumes one delta. After one with `finish` set nothing more may be pushed."""
+    def to_text(self, delta: TokenDelta) -> TextDelta:
+        """Consumes one delta. After one with `finish` set nothing more may come."""
         self._reused = self._reused or delta.reused_blocks
         piece = delta.text or ""
         self._count(delta, piece)
         text, stopped = piece, False
         if self._tokens > self._min_tokens or delta.final:
-            text, stopped = self._stop.push(piece)
+            text, stopped = self._stop.cut(piece)
         finish: FinishReason | None = "stop" if stopped else None
         if delta.final and not stopped:
             text += self._stop.flush()

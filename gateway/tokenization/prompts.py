@@ -23,7 +23,7 @@ from gateway.generation import Options
 from gateway.parsers.reasoning import guess as guess_tags
 from gateway.parsers.tools.forms import Form
 from gateway.parsers.tools.forms import guess as guess_form
-from gateway.tokenization.turn_cache import Segments
+from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.vocabulary import Vocabulary
 
 # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the GIL,
@@ -61,7 +61,7 @@ class Prompts:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.vocabulary = Vocabulary(tokenizer)
-        self._segments = Segments(tokenizer, eos_ids)
+        self._turn_cache = TurnCache(tokenizer, eos_ids)
         self._vocab_size = tokenizer.get_vocab_size()
         self._special = {
             name: token["content"] if isinstance(token, dict) else token
@@ -138,7 +138,7 @@ class Prompts:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; long text is encoded in a thread without holding the GIL."""
         if not add_special_tokens:
-            return await self._segments.encode(text, self._encode)
+            return await self._turn_cache.encode(text, self._encode)
         [ids] = await self._encode([text], add_special_tokens=True)
         return ids
 

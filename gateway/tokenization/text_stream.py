@@ -24,7 +24,7 @@ class StopStrings:
         self._longest = max(map(len, stop), default=0)
         self._held = ""
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def cut(self, text: str) -> tuple[str, bool]:
         """Returns the text that may go out, and whether a stop string was reached.
 
         Of several matches the one that begins first counts, of those the longest; it is returned
@@ -57,7 +57,7 @@ class StopStrings:
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
     """A delta with what its text is in the message that is read."""
-    events = message.push(text.text)
+    events = message.read(text.text)
     finish = text.finish
     if finish is not None:
         events += message.finish()
@@ -88,8 +88,8 @@ class TextStream:
         self._reused = 0
         self._length = len(generation.echo or "")
 
-    def push(self, delta: TokenDelta) -> TextDelta:
-        """Consumes one delta. After one with `finish` set nothing more may be pushed."""
+    def to_text(self, delta: TokenDelta) -> TextDelta:
+        """Consumes one delta. After one with `finish` set nothing more may come."""
         self._reused = self._reused or delta.reused_blocks
         text = self._each(delta) if self._one_by_one else self._all(delta)
         return text if self._message is None else with_events(self._message, text)
@@ -98,7 +98,7 @@ class TextStream:
         """The text of all new ids at once."""
         ids = delta.ids
         self._tokens += len(ids)
-        text = self._decoder.push(ids)
+        text = self._decoder.decode(ids)
         if not delta.final:
             if self._longest_stop_ids:
                 self._remember(ids)
@@ -115,12 +115,12 @@ class TextStream:
             self._tokens += 1
             if delta.logprobs is not None and position < len(delta.logprobs):
                 logprobs.append(replace(delta.logprobs[position], text_offset=self._length))
-            decoded = self._decoder.push((token_id,))
+            decoded = self._decoder.decode((token_id,))
             self._length += len(decoded)
             if self._tokens <= self._min_tokens:
                 pieces.append(decoded)
                 continue
-            text, stopped = self._stop.push(decoded)
+            text, stopped = self._stop.cut(decoded)
             pieces.append(text)
             if stopped:
                 ids = delta.ids[: position + 1]
@@ -128,7 +128,7 @@ class TextStream:
         self._remember(delta.ids)
         if not delta.final:
             return self._delta(pieces, logprobs, delta.ids, None)
-        text, stopped = self._stop.push(self._decoder.flush())
+        text, stopped = self._stop.cut(self._decoder.flush())
         pieces += [text, self._stop.flush()]
         finish: FinishReason = "stop" if stopped else self._finish_reason()
         return self._delta(pieces, logprobs, delta.ids, finish)

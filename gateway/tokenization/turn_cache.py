@@ -1,7 +1,7 @@
 """Token ids of what chats have in common: system prompts, tools and the turns before the last.
 
 A tokenizer cuts a text at its added tokens and treats each piece by itself. So the ids of a chat
-are those of its segments, each up to a token that ends a turn, and can be kept for the next one.
+are those of its turns, each up to a token that ends a turn, and can be kept for the next one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# Characters, whose ids take about as many bytes, and what a segment takes besides.
+# Characters, whose ids take about as many bytes, and what a turn takes besides.
 _ROOM = 4 * 2**20
 _EACH = 256
 # Turns of one chat; a text of end tokens alone would keep everybody waiting.
@@ -24,8 +24,8 @@ Encode = Callable[[list[str]], Awaitable[list[list[int]]]]
 """Token ids of texts, without adding special tokens."""
 
 
-class Segments:
-    """Encodes texts and keeps the ids of the segments that were used last."""
+class TurnCache:
+    """Encodes texts and keeps the ids of the turns that were used last."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Iterable[int], room: int = _ROOM) -> None:
         """`ends` are ids of tokens that end a turn; `room` is about bytes."""
@@ -35,47 +35,47 @@ class Segments:
         self._kept: OrderedDict[str, array[int]] = OrderedDict()
 
     async def encode(self, text: str, encode: Encode) -> list[int]:
-        """As `encode` does, which is asked for the segments that are not kept."""
-        segments = self._cut(text)
-        if not 1 < len(segments) <= _MOST:
+        """As `encode` does, which is asked for the turns that are not kept."""
+        turns = self._cut(text)
+        if not 1 < len(turns) <= _MOST:
             [whole] = await encode([text])
             return whole
-        found = {segment: self._kept.get(segment) for segment in segments}
-        new = [segment for segment, ids in found.items() if ids is None]
-        ids_of = {segment: ids for segment, ids in found.items() if ids is not None}
-        for segment, ids in zip(new, await encode(new), strict=True):
-            ids_of[segment] = array("I", ids)
-        if any(ids_of[segment][-1] not in self._ends.values() for segment in segments[:-1]):
+        found = {turn: self._kept.get(turn) for turn in turns}
+        new = [turn for turn, ids in found.items() if ids is None]
+        ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
+        for turn, ids in zip(new, await encode(new), strict=True):
+            ids_of[turn] = array("I", ids)
+        if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
             # Another added token overlaps with what seemed to end the turn.
             [whole] = await encode([text])
             return whole
-        first, *others = segments
+        first, *others = turns
         joined = ids_of[first].tolist()
-        for segment in others:
-            joined += ids_of[segment][1:]
-        for segment, of_it in ids_of.items():
-            self._keep(segment, of_it)
+        for turn in others:
+            joined += ids_of[turn][1:]
+        for turn, of_it in ids_of.items():
+            self._keep(turn, of_it)
         return joined
 
     def _cut(self, text: str) -> list[str]:
-        """The segments; each but the first has the token before it once more.
+        """The turns; each but the first has the token before it once more.
 
         So it is not the beginning of a text, which some tokenizers treat in their own way.
         """
-        segments = []
+        turns = []
         start = 0
         if self._ends:
             for end in islice(self._end.finditer(text), _MOST):
-                segments.append(text[start : end.end()])
+                turns.append(text[start : end.end()])
                 start = end.start()
-        return [*segments, text[start:]]
+        return [*turns, text[start:]]
 
-    def _keep(self, segment: str, ids: array[int]) -> None:
-        if segment in self._kept:
-            self._kept.move_to_end(segment)
+    def _keep(self, turn: str, ids: array[int]) -> None:
+        if turn in self._kept:
+            self._kept.move_to_end(turn)
             return
-        self._kept[segment] = ids
-        self._room -= len(segment) + _EACH
+        self._kept[turn] = ids
+        self._room -= len(turn) + _EACH
         while self._room < 0:
             oldest, _ = self._kept.popitem(last=False)
             self._room += len(oldest) + _EACH

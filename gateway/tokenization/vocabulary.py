@@ -26,7 +26,7 @@ _REPLACEMENT = "\ufffd"
 class Decoder(Protocol):
     """Token ids to text that never shows half a character; bytes that are no UTF-8 are dropped."""
 
-    def push(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text that became certain with these ids; empty while a character is incomplete."""
 
     def flush(self) -> str:
@@ -87,7 +87,7 @@ class Vocabulary:
         offsets, length = [], 0
         for token_id in ids:
             offsets.append(length)
-            length += len(decoder.push((token_id,)))
+            length += len(decoder.decode((token_id,)))
         return offsets
 
 
@@ -110,15 +110,15 @@ class ByteDecoder:
         # Python's incremental decoder does the same in four times the time.
         self._held = b""
 
-    def push(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         table = self._table
         raw = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
-        return self._decode(raw, final=False)
+        return self._decode_bytes(raw, final=False)
 
     def flush(self) -> str:
-        return self._decode(b"", final=True)
+        return self._decode_bytes(b"", final=True)
 
-    def _decode(self, raw: bytes, *, final: bool) -> str:
+    def _decode_bytes(self, raw: bytes, *, final: bool) -> str:
         raw = self._held + raw
         text, used = codecs.utf_8_decode(raw, "ignore", final)
         self._held = raw[used:]
@@ -149,7 +149,7 @@ class StreamDecoder:
         self._restart()
         self._held: list[int] = []
 
-    def push(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         if len(ids) == 1:
             return self._push(ids[0])
         return "".join([self._push(token_id) for token_id in ids])

@@ -11,13 +11,19 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.errors import EngineBroken, EngineUnavailable, GatewayError
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import Endpoint, Metadata, ResponseStream, Transport, Wire
+from gateway.triton.transport import (
+    ConnectionOptions,
+    Endpoint,
+    Metadata,
+    ResponseStream,
+    Transport,
+)
 
 Responses = ResponseStream[pb.ModelStreamInferResponse]
 
 _SERVICE = "/inference.GRPCInferenceService"
 _UNARY_TIMEOUT_S = 5.0
-_PLAIN = Wire()
+_PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
 T = TypeVar("T")
@@ -30,10 +36,10 @@ class TritonClient:
     certificate cannot be read.
     """
 
-    def __init__(self, endpoint: str, wire: Wire = _PLAIN) -> None:
+    def __init__(self, endpoint: str, options: ConnectionOptions = _PLAIN) -> None:
         self.endpoint = endpoint
-        kind = Http2Transport if wire.transport == "http2" else GrpcioTransport
-        self._transport: Transport = kind(Endpoint.parse(endpoint), wire)
+        kind = Http2Transport if options.transport == "http2" else GrpcioTransport
+        self._transport: Transport = kind(Endpoint.parse(endpoint), options)
 
     async def infer(
         self,

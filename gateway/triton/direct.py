@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
 from gateway.triton.client import Responses, TritonClient
-from gateway.triton.dialect import StopModel, parameter
+from gateway.triton.model_capabilities import StopModel, parameter
 from gateway.triton.names import CORE, TEXT, read_inputs
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request

@@ -10,12 +10,12 @@ from gateway.errors import EngineUnavailable, GatewayError
 from gateway.generation import ColdSend, Generation, StopReason, TokenLogprob
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
-from gateway.triton.dialect import Dialect
+from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
-from gateway.triton.selection import Choice, Wanted, WantedMode, choose
+from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
 from gateway.triton.token_stream import TokenStream
-from gateway.triton.transport import Message, Metadata, ResponseStream, Wire
+from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _STOP_TIMEOUT_S = 2.0
 _POLL_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
 _MISSES = 3
-_PLAIN = Wire()
+_PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
 
@@ -43,15 +43,15 @@ class Engine:
         max_seq_len: int | None,
         on_stop: Callable[[StopReason], None],
         on_cold_send: Callable[[ColdSend], None],
-        wire: Wire = _PLAIN,
+        connection: ConnectionOptions = _PLAIN,
         mode: WantedMode = "auto",
         text_model: str | None = None,
     ) -> None:
-        self._client = TritonClient(endpoint, wire)
+        self._client = TritonClient(endpoint, connection)
         self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model)
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
-        self._choice: Choice | None = None
+        self._selection: ModelSelection | None = None
         self._missed = 0
         self.heard = False
         """Whether a request has been answered anything since the last look."""
@@ -64,7 +64,7 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether the last look found a model serving."""
-        return self._choice is not None
+        return self._selection is not None
 
     @property
     def suspect(self) -> bool:
@@ -76,23 +76,23 @@ class Engine:
         return self._why
 
     @property
-    def choice(self) -> Choice:
+    def selection(self) -> ModelSelection:
         """What is driven, and why. Raises EngineUnavailable while Triton is away or loading."""
-        if self._choice is None:
+        if self._selection is None:
             raise EngineUnavailable("The inference server is not ready.")
-        return self._choice
+        return self._selection
 
     @property
-    def dialect(self) -> Dialect:
+    def capabilities(self) -> ModelCapabilities:
         """What is driven. Raises EngineUnavailable while Triton is away or still loading."""
-        return self.choice.dialect
+        return self.selection.capabilities
 
     async def wait_ready(self) -> None:
         """Returns once the model has been seen serving."""
         await self._seen_ready.wait()
 
     async def watch(self) -> None:
-        """Keeps `ready` and `dialect` true; runs until cancelled."""
+        """Keeps `ready` and `capabilities` true; runs until cancelled."""
         while True:
             try:
                 await self.refresh()
@@ -123,27 +123,29 @@ class Engine:
             self.heard = False
 
     async def _look(self) -> None:
-        chosen = self._choice
+        chosen = self._selection
         if chosen is not None:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
-                serves = await self._client.model_ready(chosen.dialect.model)
+                serves = await self._client.model_ready(chosen.capabilities.model)
             if not serves:
-                raise EngineUnavailable(f"Triton does not serve {chosen.dialect.model!r} any more.")
+                raise EngineUnavailable(
+                    f"Triton does not serve {chosen.capabilities.model!r} any more."
+                )
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
-        choice = await choose(self._client, self._wanted)
-        if choice == self._choice:  # another look was as quick
+        selection = await select_model(self._client, self._wanted)
+        if selection == self._selection:  # another look was as quick
             return
-        self._choice = choice
+        self._selection = selection
         self._seen_ready.set()
-        mode, model = choice.dialect.mode, choice.dialect.model
-        log.info("engine ready: %s mode on %r: %s", mode, model, choice.why)
-        log.debug("dialect: %s", choice.dialect)
+        mode, model = selection.capabilities.mode, selection.capabilities.model
+        log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)
+        log.debug("capabilities: %s", selection.capabilities)
 
     def _lost(self, why: str) -> None:
-        if self._choice is not None or why != self._why:
+        if self._selection is not None or why != self._why:
             log.warning("engine not ready: %s", why)
-        self._choice = None
+        self._selection = None
         self.residency.restarted()
         self._why = why
 
@@ -155,22 +157,22 @@ class Engine:
         Reading raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
         the call.
         """
-        dialect = self.dialect
-        if (generation.text is None) is not (dialect.text is None):
+        capabilities = self.capabilities
+        if (generation.text is None) is not (capabilities.text is None):
             raise EngineUnavailable("The inference server has just changed; try again.")
         if generation.text is None:
-            request = tensors.generation_request(dialect, generation)
+            request = tensors.generation_request(capabilities, generation)
         else:
-            request = text_tensors.text_request(dialect, generation, generation.text)
-        return TokenStream(self, dialect, request, generation, timeout_s, metadata)
+            request = text_tensors.text_request(capabilities, generation, generation.text)
+        return TokenStream(self, capabilities, request, generation, timeout_s, metadata)
 
     async def prompt_logprobs(
         self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
     ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
-        dialect = self.dialect
-        request = tensors.context_request(dialect, generation)
-        with TokenStream(self, dialect, request, generation, timeout_s, metadata) as stream:
+        capabilities = self.capabilities
+        request = tensors.context_request(capabilities, generation)
+        with TokenStream(self, capabilities, request, generation, timeout_s, metadata) as stream:
             response = await stream.response()
             return await asyncio.to_thread(tensors.context_logprobs, response, generation)
 

@@ -11,7 +11,7 @@ import grpc
 
 from gateway.errors import GatewayError
 from gateway.triton.failures import from_status
-from gateway.triton.transport import Endpoint, Message, Metadata, Wire, message_bytes
+from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
 # Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
@@ -30,10 +30,10 @@ T = TypeVar("T")
 class GrpcioTransport:
     """Implements `transport.Transport`."""
 
-    def __init__(self, endpoint: Endpoint, wire: Wire) -> None:
+    def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Raises OSError when a certificate cannot be read."""
-        self._metadata = tuple(wire.metadata.items())
-        self._connect = partial(_channel, endpoint, wire)
+        self._metadata = tuple(options.metadata.items())
+        self._connect = partial(_channel, endpoint, options)
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -101,12 +101,12 @@ class _Call(Generic[T]):
         self._call.cancel()
 
 
-def _channel(endpoint: Endpoint, wire: Wire) -> Any:
+def _channel(endpoint: Endpoint, connection: ConnectionOptions) -> Any:
     if not endpoint.tls:
         return grpc.aio.insecure_channel(endpoint.authority, options=_OPTIONS)
     files = [
         None if path is None else path.read_bytes()
-        for path in (wire.tls_ca, wire.tls_key, wire.tls_cert)
+        for path in (connection.tls_ca, connection.tls_key, connection.tls_cert)
     ]
     credentials = grpc.ssl_channel_credentials(*files)
     options: list[tuple[str, str | int]] = [*_OPTIONS]

@@ -1,8 +1,8 @@
-"""What the releases of the repository call one thing, and what a served model takes of it.
+"""What the releases of the repository call one input, and what a served model takes of it.
 
-The gateway asks for things ("seed"); the tables say under which names a model may know them, the
-name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then TensorRT-LLM's
-triton_backend folder.)
+The gateway asks for logical inputs ("seed"); the tables say under which names a model may know
+them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
+TensorRT-LLM's triton_backend folder.)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tritonclient.grpc import model_config_pb2
 
-Thing = Literal[
+LogicalInput = Literal[
     "bad_words",
     "beam_width",
     "bias",
@@ -48,7 +48,7 @@ Thing = Literal[
     "top_p",
 ]
 
-_BOTH: dict[Thing, tuple[str, ...]] = {
+_BOTH: dict[LogicalInput, tuple[str, ...]] = {
     "beam_width": ("beam_width",),
     "cache_stats": ("return_kv_cache_reuse_stats", "return_perf_metrics"),
     "context_logits": ("return_context_logits",),
@@ -70,7 +70,7 @@ _BOTH: dict[Thing, tuple[str, ...]] = {
     "sequences": ("num_return_sequences",),
     "temperature": ("temperature",),
 }
-CORE: dict[Thing, tuple[str, ...]] = _BOTH | {
+CORE: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "bad_words": ("bad_words_list",),
     "bias": ("embedding_bias",),
     "length_penalty": ("len_penalty",),
@@ -84,7 +84,7 @@ CORE: dict[Thing, tuple[str, ...]] = _BOTH | {
     "top_p": ("runtime_top_p",),
 }
 """Of `tensorrt_llm`."""
-TEXT: dict[Thing, tuple[str, ...]] = _BOTH | {
+TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "bad_words": ("bad_words",),
     "bias": ("embedding_bias_words",),
     "bias_weights": ("embedding_bias_weights",),
@@ -107,15 +107,15 @@ class Input:
     datatype: str
 
 
-Inputs = Mapping[Thing, Input]
+Inputs = Mapping[LogicalInput, Input]
 
 
-def read_inputs(config: Any, names: Mapping[Thing, tuple[str, ...]]) -> Inputs:
+def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> Inputs:
     """The inputs of an `inference.ModelConfig`, by what they mean; those of no use are left out."""
     declared = {tensor.name: tensor.data_type for tensor in config.input}
     return {
-        thing: Input(name, datatype(declared[name]))
-        for thing, known in names.items()
+        logical: Input(name, datatype(declared[name]))
+        for logical, known in names.items()
         for name in known
         if name in declared
     }

@@ -1,4 +1,4 @@
-"""A ModelInferRequest in the making: things by meaning, packed as the model declares them.
+"""A ModelInferRequest in the making: inputs by meaning, packed as the model declares them.
 
 Serialized messages concatenate field by field, so a request is put together from pieces that are
 serialized once for each model, and only its id and its contents are framed here: 10 us for a
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError
-from gateway.triton.names import Inputs, Thing
+from gateway.triton.names import Inputs, LogicalInput
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 # Fields 3 (id) and 7 (raw_input_contents) of ModelInferRequest, length-delimited.
@@ -60,44 +60,44 @@ class RequestBuilder:
         head = [_head(self._model), _ID, varint(len(name)), name]
         return Request(self._id, b"".join(head + self._tensors + self._contents))
 
-    def has(self, thing: Thing) -> bool:
-        return thing in self._inputs
+    def has(self, logical: LogicalInput) -> bool:
+        return logical in self._inputs
 
-    def scalar(self, thing: Thing, value: float) -> None:
+    def scalar(self, logical: LogicalInput, value: float) -> None:
         """One number or truth value, [1, 1]."""
-        tensor, contents, pack, limit = _scalar(*self._declared(thing))
+        tensor, contents, pack, limit = _scalar(*self._declared(logical))
         if limit:
             value = int(value) & limit
         self._tensors.append(tensor)
         self._contents += (contents, pack(value))
 
-    def numbers(self, thing: Thing, values: Sequence[float], *dims: int) -> None:
+    def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
         """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""
-        _, datatype = self._declared(thing)
+        _, datatype = self._declared(logical)
         if limit := _UNSIGNED.get(datatype):
             values = [int(value) & limit for value in values]
         code = _ONE[datatype].format[1:]
-        self.raw(thing, struct.pack(f"<{len(values)}{code}", *values), *dims)
+        self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
-    def texts(self, thing: Thing, values: Sequence[str]) -> None:
+    def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
         """[1, n] of texts: each is its length in 4 bytes, then UTF-8."""
         encoded = [value.encode() for value in values]
         raw = b"".join([struct.pack("<I", len(text)) + text for text in encoded])
-        self.raw(thing, raw, len(values))
+        self.raw(logical, raw, len(values))
 
-    def raw(self, thing: Thing, raw: bytes, *dims: int) -> None:
+    def raw(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
         """[1, *dims] of what is packed already, in the declared type."""
-        self._tensors.append(_input(*self._declared(thing), dims))
+        self._tensors.append(_input(*self._declared(logical), dims))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
 
     def output(self, name: str) -> None:
         self._tensors.append(_output(name))
 
-    def _declared(self, thing: Thing) -> tuple[str, str]:
+    def _declared(self, logical: LogicalInput) -> tuple[str, str]:
         """The name and the data type of an input."""
-        declared = self._inputs.get(thing)
+        declared = self._inputs.get(logical)
         if declared is None:
-            raise EngineError(f"{self._model} has no input for {thing}.")
+            raise EngineError(f"{self._model} has no input for {logical}.")
         return declared.name, declared.datatype
 
 

@@ -17,7 +17,7 @@ _ONE = (1).to_bytes(4, "little")
 _ID = struct.Struct("<i")
 
 
-class Skeleton:
+class ResponseTemplate:
     """All bytes of a response but the four of its id."""
 
     def __init__(self, data: bytes, place: int) -> None:
@@ -27,7 +27,7 @@ class Skeleton:
         self._size = len(data)
 
     @classmethod
-    def of(cls, data: bytes, response: pb.ModelInferResponse) -> Skeleton | None:
+    def of(cls, data: bytes, response: pb.ModelInferResponse) -> ResponseTemplate | None:
         """That of the serialized ModelStreamInferResponse `data`, parsed as `response`.
 
         None unless it holds one id of one beam and is laid out as Triton does it.

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gateway.errors import EngineUnavailable, GatewayError
-from gateway.triton.dialect import (
-    Dialect,
+from gateway.triton.model_capabilities import (
+    ModelCapabilities,
     StopModel,
     TextModel,
     flag,
     parameter,
-    read_dialect,
-    read_text_dialect,
+    read_capabilities,
+    read_text_capabilities,
     speculative,
 )
 from gateway.triton.names import CORE, read_inputs
@@ -46,35 +46,35 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModelSelection:
     """The model to drive and why; `makeshift` when the core model may yet come up."""
 
-    dialect: Dialect
+    capabilities: ModelCapabilities
     why: str
     makeshift: bool = False
 
 
-async def choose(server: Models, wanted: Wanted) -> Choice:
+async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
     """Reads what is there. Raises EngineUnavailable with a reason for each model considered."""
     if wanted.mode == "token":
-        return Choice(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
+        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
     if wanted.mode == "text":
-        return Choice(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
+        return ModelSelection(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
     served = await server.model_ready(wanted.core)
     try:
-        return Choice(await _core(server, wanted), "the core model takes token ids")
+        return ModelSelection(await _core(server, wanted), "the core model takes token ids")
     except EngineUnavailable as error:
         why = error.message
     try:
-        return Choice(await _text(server, wanted), why, makeshift=not served)
+        return ModelSelection(await _text(server, wanted), why, makeshift=not served)
     except EngineUnavailable as error:
         raise EngineUnavailable(f"{why} {error.message}") from error
 
 
-async def _core(server: Models, wanted: Wanted) -> Dialect:
+async def _core(server: Models, wanted: Wanted) -> ModelCapabilities:
     if not await server.model_ready(wanted.core):
         raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
-    return read_dialect(
+    return read_capabilities(
         wanted.core,
         await server.model_config(wanted.core),
         max_seq_len=wanted.max_seq_len,
@@ -82,7 +82,7 @@ async def _core(server: Models, wanted: Wanted) -> Dialect:
     )
 
 
-async def _text(server: Models, wanted: Wanted) -> Dialect:
+async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
     reasons = []
     for model in (wanted.text_model,) if wanted.text_model else _TEXT_MODELS:
         try:
@@ -92,7 +92,7 @@ async def _text(server: Models, wanted: Wanted) -> Dialect:
     raise EngineUnavailable(" ".join(reasons))
 
 
-async def _text_model(server: Models, model: str, wanted: Wanted) -> Dialect:
+async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabilities:
     if not await server.model_ready(model):
         raise EngineUnavailable(f"Triton does not serve {model!r}.")
     config = await server.model_config(model)
@@ -107,7 +107,7 @@ async def _text_model(server: Models, model: str, wanted: Wanted) -> Dialect:
     if is_ensemble and core is not None:
         # Its steps bear the id of its request; inside a BLS model ids are its own.
         stop = StopModel(names["core"], read_inputs(core, CORE))
-    return read_text_dialect(
+    return read_text_capabilities(
         model,
         config,
         core,

@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2 as pb
 from adapters.adapter import Converted, Dtype
 from gateway.errors import EngineError
 from gateway.generation import Generation, Sampling, TokenDelta, TokenLogprob
-from gateway.triton.dialect import Dialect, StopModel
 from gateway.triton.logits import prompt_logprobs, top_logprobs
-from gateway.triton.names import Thing
+from gateway.triton.model_capabilities import ModelCapabilities, StopModel
+from gateway.triton.names import LogicalInput
 from gateway.triton.request import Request, RequestBuilder, varint
 from gateway.triton.transport import Message
 
@@ -23,34 +23,34 @@ _TINY = 1e-6
 _FINAL = "triton_final_response"
 _LORA_DATATYPES: dict[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
 # What a request must have to be let through to the model, whatever it is.
-_STOPPED: tuple[Thing, ...] = ("prompt", "prompt_length", "max_tokens")
+_STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
 _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 
-def generation_request(dialect: Dialect, generation: Generation) -> Request:
+def generation_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
     """The request for one generation, streaming where it can."""
-    build = _prompt_request(dialect, generation, generation.request_id, generation.max_tokens)
+    build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
     if generation.end_id is not None:
         build.scalar("end_id", generation.end_id)
         build.scalar("pad_id", generation.end_id)
-    words: tuple[tuple[Thing, tuple[tuple[int, ...], ...]], ...] = (
+    words: tuple[tuple[LogicalInput, tuple[tuple[int, ...], ...]], ...] = (
         ("stop_words", generation.stop_ids),
         ("bad_words", generation.bad_ids),
     )
-    for thing, sequences in words:
+    for logical, sequences in words:
         if sequences:
             ids = word_list(sequences)
-            build.numbers(thing, ids, 2, len(ids) // 2)
+            build.numbers(logical, ids, 2, len(ids) // 2)
     add_sampling(build, generation.sampling, logprobs=generation.logprobs is not None)
     if generation.sampling.logit_bias:
-        bias = array("f", bytes(4 * dialect.vocab_size))
+        bias = array("f", bytes(4 * capabilities.vocab_size))
         for token_id, value in generation.sampling.logit_bias:
             bias[token_id] = value
-        build.raw("bias", bias.tobytes(), dialect.vocab_size)
-    add_common(build, dialect, generation)
+        build.raw("bias", bias.tobytes(), capabilities.vocab_size)
+    add_common(build, capabilities, generation)
     build.output("output_ids")
-    if "sequence_length" in dialect.outputs:
+    if "sequence_length" in capabilities.outputs:
         build.output("sequence_length")
     if generation.logprobs is not None:
         build.scalar("log_probs", True)
@@ -61,14 +61,16 @@ def generation_request(dialect: Dialect, generation: Generation) -> Request:
     return build.request
 
 
-def add_common(build: RequestBuilder, dialect: Dialect, generation: Generation) -> None:
+def add_common(
+    build: RequestBuilder, capabilities: ModelCapabilities, generation: Generation
+) -> None:
     """What core and text models take alike: how to answer, the beams, the guide, the adapter."""
     if generation.beams:
         build.scalar("beam_width", generation.beams)
         if build.has("sequences"):  # by default as many as beams
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", generation.length_penalty)
-    if dialect.decoupled and not generation.beams:
+    if capabilities.decoupled and not generation.beams:
         build.scalar("streaming", True)
     elif build.has("exclude_prompt"):
         build.scalar("exclude_prompt", True)
@@ -84,7 +86,7 @@ def add_common(build: RequestBuilder, dialect: Dialect, generation: Generation) 
 
 
 def beam_deltas(
-    response: pb.ModelInferResponse, dialect: Dialect, generation: Generation
+    response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> list[TokenDelta]:
     """The ids of each beam, best first, from the one response of a beam search."""
     ids, lengths = array("i"), array("i")
@@ -94,16 +96,16 @@ def beam_deltas(
         elif tensor.name == "sequence_length":
             lengths.frombytes(raw)
     width = len(ids) // max(len(lengths), 1)
-    prompt = _restated(dialect, generation)
+    prompt = _restated(capabilities, generation)
     return [
         TokenDelta(ids[beam * width + prompt : beam * width + length].tolist(), True)
         for beam, length in enumerate(lengths)
     ]
 
 
-def context_request(dialect: Dialect, generation: Generation) -> Request:
+def context_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
     """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
-    build = _prompt_request(dialect, generation, f"{generation.request_id}-context", 1)
+    build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
     if generation.lora is not None:
         build.scalar("lora_task_id", generation.lora.task_id)
@@ -167,8 +169,8 @@ def with_weights(request: Request, lora: Converted) -> Message:
 def stop_request(model: StopModel, request_id: str) -> Request:
     """Asks the engine to stop the request with this id; answered with success if it is gone."""
     build = RequestBuilder(model.name, model.inputs, request_id)
-    for thing in _STOPPED:
-        build.scalar(thing, 0)
+    for logical in _STOPPED:
+        build.scalar(logical, 0)
     build.scalar("stop", True)
     return build.request
 
@@ -189,13 +191,13 @@ def is_final(response: pb.ModelInferResponse) -> bool:
 
 
 def token_delta(
-    response: pb.ModelInferResponse, dialect: Dialect, generation: Generation
+    response: pb.ModelInferResponse, capabilities: ModelCapabilities, generation: Generation
 ) -> TokenDelta:
     """New ids of one response with one beam; none in a flags-only final.
 
     Releases v0.10 to v0.13 also send tensors of zeros for what was not asked for.
     """
-    final = is_final(response) or not dialect.decoupled
+    final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
     length: int | None = None
     reused = 0
@@ -218,8 +220,8 @@ def token_delta(
             top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
     if length is not None:
         ids = ids[:length]
-    if not dialect.decoupled:
-        ids = ids[_restated(dialect, generation) :]
+    if not capabilities.decoupled:
+        ids = ids[_restated(capabilities, generation) :]
     if generation.logprobs is None:
         return TokenDelta(ids, final, reused)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
@@ -233,15 +235,15 @@ def token_delta(
 
 
 def _prompt_request(
-    dialect: Dialect, generation: Generation, request_id: str, max_tokens: int
+    capabilities: ModelCapabilities, generation: Generation, request_id: str, max_tokens: int
 ) -> RequestBuilder:
-    build = RequestBuilder(dialect.model, dialect.inputs, request_id)
+    build = RequestBuilder(capabilities.model, capabilities.inputs, request_id)
     build.numbers("prompt", generation.prompt_ids, len(generation.prompt_ids))
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)
     return build
 
 
-def _restated(dialect: Dialect, generation: Generation) -> int:
+def _restated(capabilities: ModelCapabilities, generation: Generation) -> int:
     """How many ids a response that does not stream begins with before those that are new."""
-    return len(generation.prompt_ids) if dialect.restates_prompt else 0
+    return len(generation.prompt_ids) if capabilities.restates_prompt else 0

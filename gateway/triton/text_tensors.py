@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError
 from gateway.generation import Generation, TextPrompt, TokenDelta
-from gateway.triton.dialect import Dialect, TextModel
+from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import add_common, add_sampling, is_final
 
@@ -25,9 +25,11 @@ _REPLACEMENT = "\ufffd"
 _NEVER = -1
 
 
-def text_request(dialect: Dialect, generation: Generation, text: TextPrompt) -> Request:
+def text_request(
+    capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
+) -> Request:
     """The request for one generation, streaming where it can."""
-    build = RequestBuilder(dialect.model, dialect.inputs, generation.request_id)
+    build = RequestBuilder(capabilities.model, capabilities.inputs, generation.request_id)
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
@@ -41,7 +43,7 @@ def text_request(dialect: Dialect, generation: Generation, text: TextPrompt) -> 
         build.texts("bias", [word for word, _ in text.bias])
         build.numbers("bias_weights", [weight for _, weight in text.bias], len(text.bias))
     add_sampling(build, generation.sampling)
-    add_common(build, dialect, generation)
+    add_common(build, capabilities, generation)
     build.output("text_output")
     return build.request
 
@@ -49,8 +51,8 @@ def text_request(dialect: Dialect, generation: Generation, text: TextPrompt) -> 
 class TextReader:
     """Reads the responses to one request."""
 
-    def __init__(self, dialect: Dialect, model: TextModel, text: TextPrompt) -> None:
-        self._dialect = dialect
+    def __init__(self, capabilities: ModelCapabilities, model: TextModel, text: TextPrompt) -> None:
+        self._capabilities = capabilities
         self._model = model
         self._text = text
         self._seen = ""
@@ -58,10 +60,10 @@ class TextReader:
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         """New text; the number of its tokens is None where it cannot be known from here."""
-        final = is_final(response) or not self._dialect.decoupled
+        final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
         text = found[0] if found else ""
-        if not self._dialect.decoupled:
+        if not self._capabilities.decoupled:
             return TokenDelta([], True, _reused(response), text=self._whole(text))
         if self._model.accumulates:
             text = self._added(text)
@@ -84,7 +86,7 @@ class TextReader:
 
     def _whole(self, text: str) -> str:
         """Without the prompt, and without a character that the last token left incomplete."""
-        if self._dialect.restates_prompt:
+        if self._capabilities.restates_prompt:
             if not text.startswith(self._text.restated):
                 raise EngineError("The engine's answer does not begin with the prompt.")
             text = text[len(self._text.restated) :]

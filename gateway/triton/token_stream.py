@@ -15,10 +15,10 @@ from gateway.errors import EngineUnavailable, Overloaded
 from gateway.generation import ColdSend, Generation, Lora, StopReason, TokenDelta
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
-from gateway.triton.dialect import Dialect
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
-from gateway.triton.response_template import Skeleton
+from gateway.triton.response_template import ResponseTemplate
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class TokenStream:
     def __init__(
         self,
         engine: Engine,
-        dialect: Dialect,
+        capabilities: ModelCapabilities,
         request: Request,
         generation: Generation,
         timeout_s: float,
@@ -47,17 +47,17 @@ class TokenStream:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine = engine
-        self._dialect = dialect
+        self._capabilities = capabilities
         self._request = request
         self._metadata = metadata
         self._generation = generation
         self._lora = generation.lora
         self._reader = None
-        if dialect.text is not None and generation.text is not None:
-            self._reader = text_tensors.TextReader(dialect, dialect.text, generation.text)
+        if capabilities.text is not None and generation.text is not None:
+            self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # Of plain tokens only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.logprobs is None
-        self._skeleton: Skeleton | None = None
+        self._template: ResponseTemplate | None = None
         self._stream: ResponseStream[bytes] | None = None
         self._sent = False
         self._finished = False
@@ -80,8 +80,8 @@ class TokenStream:
         if self._stream is not None:
             self._stream.cancel()
         self._leave()
-        if self._sent and not self._finished and self._dialect.stop is not None:
-            stop = tensors.stop_request(self._dialect.stop, self._request.id)
+        if self._sent and not self._finished and self._capabilities.stop is not None:
+            stop = tensors.stop_request(self._capabilities.stop, self._request.id)
             self._engine.stop(stop, self._reason(error_type))
 
     def _expire(self) -> None:
@@ -101,7 +101,7 @@ class TokenStream:
         """The first delta. Raises GatewayError."""
         return self._delta(await self.response())
 
-    async def feed(self, take: Callable[[TokenDelta], bool]) -> None:
+    async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Gives `take` the deltas behind the first, up to the final one or until it returns False.
 
         It is called where the bytes are received, and must not wait. What has arrived with the
@@ -110,11 +110,11 @@ class TokenStream:
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
 
-        def hand_on(messages: Sequence[bytes]) -> bool:
+        def read_tokens(messages: Sequence[bytes]) -> bool:
             self._engine.heard = True
             more, ids = True, []
             for data in messages:
-                token = None if self._skeleton is None else self._skeleton.token(data)
+                token = None if self._template is None else self._template.token(data)
                 if token is not None:
                     ids.append(token)
                     continue
@@ -129,13 +129,13 @@ class TokenStream:
             return more
 
         with self._reading():
-            if not await self._stream.feed(hand_on):
+            if not await self._stream.feed(read_tokens):
                 raise EngineUnavailable("The inference server ended the stream early.")
 
     def _delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         if self._reader is not None:
             return self._reader.delta(response)
-        return tensors.token_delta(response, self._dialect, self._generation)
+        return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
         """All beams of a beam search, best first. Raises GatewayError."""
@@ -145,7 +145,7 @@ class TokenStream:
             if self._reader is not None:
                 deltas += self._reader.beams(response)
             else:
-                deltas += tensors.beam_deltas(response, self._dialect, self._generation)
+                deltas += tensors.beam_deltas(response, self._capabilities, self._generation)
         return deltas
 
     async def response(self) -> pb.ModelInferResponse:
@@ -165,7 +165,9 @@ class TokenStream:
             self._finished = True
             raise from_text(response.error_message)
         # Without decoupling there is one response, whether it says so or not.
-        self._finished = tensors.is_final(response.infer_response) or not self._dialect.decoupled
+        self._finished = (
+            tensors.is_final(response.infer_response) or not self._capabilities.decoupled
+        )
         return response.infer_response
 
     async def _begin(self, request: bytes | Message) -> pb.ModelStreamInferResponse:
@@ -180,8 +182,8 @@ class TokenStream:
 
     def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
-        if self._plain and self._skeleton is None and not response.error_message:
-            self._skeleton = Skeleton.of(data, response.infer_response)
+        if self._plain and self._template is None and not response.error_message:
+            self._template = ResponseTemplate.of(data, response.infer_response)
         return response
 
     async def _read(self, stream: ResponseStream[bytes]) -> bytes:

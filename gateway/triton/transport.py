@@ -69,7 +69,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class ConnectionOptions:
     """How replicas are reached.
 
     `tls_*` are PEM files for ``grpcs://`` endpoints: the authorities to trust (the system's when

@@ -9,18 +9,18 @@ import uuid
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.client import Responses, TritonClient
 from gateway.triton.direct import DirectModel, replies
-from gateway.triton.transport import Wire
+from gateway.triton.transport import ConnectionOptions
 from ops.client.answer import Answer, Say
 from ops.client.question import Question
 from ops.client.request import check, compose, prompt_ids
 
 
-async def ask(url: str, wire: Wire, question: Question, say: Say) -> bool:
+async def ask(url: str, options: ConnectionOptions, question: Question, say: Say) -> bool:
     """Sends it and tells the answer to `say` by lines; returns whether all went as expected.
 
     Raises OptionError where an option is to blame, GatewayError, and TimeoutError.
     """
-    client = TritonClient(url, wire)
+    client = TritonClient(url, options)
     try:
         model = await DirectModel.find(client, question.model)
         prompts = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.triton.names import Thing
+from gateway.triton.names import LogicalInput
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Question:
     sequences: int = 1
     end_id: int | None = None
     pad_id: int | None = None
-    scalars: Mapping[Thing, tuple[str, float]] = field(default_factory=dict)
-    words: Mapping[Thing, tuple[str, list[str]]] = field(default_factory=dict)
+    scalars: Mapping[LogicalInput, tuple[str, float]] = field(default_factory=dict)
+    words: Mapping[LogicalInput, tuple[str, list[str]]] = field(default_factory=dict)
     bias_weights: list[float] | None = None
     exclude_input: bool = False
     stop_after_ms: int = 0

@@ -11,7 +11,7 @@ from adapters.base_model import read_base_model
 from adapters.errors import AdapterError
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.direct import DirectModel
-from gateway.triton.names import Thing
+from gateway.triton.names import LogicalInput
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import with_weights, word_list
 from gateway.triton.transport import Message
@@ -32,7 +32,7 @@ STATISTICS = (
     "total_draft_tokens",
 )
 # What each request for an output makes the model send.
-_ANSWERS: Mapping[Thing, tuple[str, ...]] = {
+_ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
     "context_logits": ("context_logits",),
     "generation_logits": ("generation_logits",),
@@ -118,7 +118,7 @@ class _Composer:
         if end_id is None and self._prompts is not None:
             end_id = next(iter(self._prompts.eos_ids), None)
         pad_id = end_id if question.pad_id is None else question.pad_id
-        given: dict[Thing, tuple[str, float]] = {}
+        given: dict[LogicalInput, tuple[str, float]] = {}
         if end_id is not None:
             given["end_id"] = ("--end-id", end_id)
         if pad_id is not None:
@@ -134,23 +134,23 @@ class _Composer:
         given |= question.scalars
         if question.lora_task_id and question.lora_path is None:
             given["lora_task_id"] = ("--lora-task-id", question.lora_task_id)
-        for thing, (option, value) in given.items():
-            self._need(thing, option)
-            self.build.scalar(thing, value)
+        for logical, (option, value) in given.items():
+            self._need(logical, option)
+            self.build.scalar(logical, value)
 
     def add_words(self) -> None:
         question = self._question
-        for thing, (option, words) in question.words.items():
-            self._need(thing, option)
-            if self._model.takes_text or thing in ("guide", "guide_type"):
-                self.build.texts(thing, words)
+        for logical, (option, words) in question.words.items():
+            self._need(logical, option)
+            if self._model.takes_text or logical in ("guide", "guide_type"):
+                self.build.texts(logical, words)
             elif self._prompts is None:
                 raise OptionError(f"{option}: {self._model.name} needs --tokenizer-dir for it.")
-            elif thing == "bias":
+            elif logical == "bias":
                 raise OptionError(f"{option}: only the text models take words.")
             else:
                 ids = word_list(self._prompts.word_ids(tuple(words)))
-                self.build.numbers(thing, ids, 2, len(ids) // 2)
+                self.build.numbers(logical, ids, 2, len(ids) // 2)
         if question.bias_weights is not None:
             weights = question.bias_weights
             self.build.numbers("bias_weights", weights, len(weights))
@@ -165,8 +165,8 @@ class _Composer:
         self.build.scalar("lora_task_id", question.lora_task_id or lora.task_id)
         return with_weights(self.build.request, lora)
 
-    def _need(self, thing: Thing, option: str) -> None:
-        if thing not in self._model.inputs:
+    def _need(self, logical: LogicalInput, option: str) -> None:
+        if logical not in self._model.inputs:
             raise OptionError(f"{option}: {self._model.name} has no input for it.")
 
 
@@ -175,8 +175,8 @@ def _wanted(model: DirectModel, question: Question) -> list[str]:
     if question.outputs is not None:
         return question.outputs
     names = ["text_output"] if model.takes_text else ["output_ids", "sequence_length"]
-    for thing, answers in _ANSWERS.items():
-        if thing in question.scalars:
+    for logical, answers in _ANSWERS.items():
+        if logical in question.scalars:
             names += answers
     if question.sequences > 1:
         names.append("sequence_index")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.triton.transport import Wire
+    from gateway.triton.transport import ConnectionOptions
     from ops.client.question import Question
 
 _TEXT = "Born in north-east France, Soyer trained as a"
@@ -107,7 +107,7 @@ def run(parsed: argparse.Namespace) -> int:
     try:
         question = _question(parsed)
         passed = asyncio.run(
-            ask(url, _wire(parsed), question, lambda line: print(line, flush=True))
+            ask(url, _connection_options(parsed), question, lambda line: print(line, flush=True))
         )
     except TimeoutError:
         print("gateway client: error: no answer in time", file=sys.stderr)
@@ -123,14 +123,14 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _question(parsed: argparse.Namespace) -> Question:
     """Raises ValueError for options that do not fit together."""
-    from gateway.triton.names import Thing
+    from gateway.triton.names import LogicalInput
     from ops.client.question import Question
 
     if parsed.check_output != (parsed.output_tokens_csv is not None):
         raise ValueError("--check-output and --output-tokens-csv need each other")
     if (parsed.embedding_bias_words is None) != (parsed.embedding_bias_weights is None):
         raise ValueError("--embedding-bias-words and --embedding-bias-weights need each other")
-    given: list[tuple[Thing, str, float | None]] = [
+    given: list[tuple[LogicalInput, str, float | None]] = [
         ("temperature", "--temperature", parsed.temperature),
         ("top_k", "--top-k", parsed.top_k),
         ("top_p", "--top-p", parsed.top_p or None),
@@ -151,7 +151,7 @@ def _question(parsed: argparse.Namespace) -> Question:
             parsed.return_kv_cache_reuse_stats or None,
         ),
     ]
-    texts: list[tuple[Thing, str, list[str] | str | None]] = [
+    texts: list[tuple[LogicalInput, str, list[str] | str | None]] = [
         ("stop_words", "--stop-words", parsed.stop_words),
         ("bad_words", "--bad-words", parsed.bad_words),
         ("bias", "--embedding-bias-words", parsed.embedding_bias_words),
@@ -191,10 +191,10 @@ def _question(parsed: argparse.Namespace) -> Question:
     )
 
 
-def _wire(parsed: argparse.Namespace) -> Wire:
-    from gateway.triton.transport import Wire
+def _connection_options(parsed: argparse.Namespace) -> ConnectionOptions:
+    from gateway.triton.transport import ConnectionOptions
 
-    return Wire(
+    return ConnectionOptions(
         tls_ca=parsed.root_certificates,
         tls_cert=parsed.certificate_chain,
         tls_key=parsed.private_key,

@@ -17,8 +17,8 @@ from uuid import uuid4
 import pytest
 
 from adapters.errors import StoreUnavailable
-from gateway.tenancy.limits.ask import Ask, Settlement
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
@@ -149,7 +149,7 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
     async with SharedLimits(cluster.url) as one, SharedLimits(cluster.url) as two:
 
         async def ask(limits: SharedLimits, name: str) -> None:
-            decision = await limits.take(Ask(name, 5, 10_000, 100, 10))
+            decision = await limits.take(LimitRequest(name, 5, 10_000, 100, 10))
             assert decision is not None
             passed[name] += decision.refused is None
             if decision.refused is None:
@@ -171,7 +171,7 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
 
 async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:
     """The key is taken from one server to another, which the limits learn of by asking."""
-    ask = Ask("moving", 5, None, None, 1)
+    ask = LimitRequest("moving", 5, None, None, 1)
     slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
     async with SharedLimits(cluster.url) as limits:
         decisions = [await limits.take(ask) for _ in range(3)]
@@ -205,7 +205,7 @@ def _move(cluster: Fleet, slot: int, source: Process, target: Process) -> None:
 
 async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
     """The one with the records; its replica takes over within seconds."""
-    ask = Ask("t", 1000, None, None, 1)
+    ask = LimitRequest("t", 1000, None, None, 1)
     with running_cluster(replicas=True) as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:
@@ -245,7 +245,7 @@ async def _asked(take: Callable[[], Any], until: Callable[[], bool]) -> float:
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
     """What was acknowledged stays, changes go on meanwhile, and notices come from the new one."""
-    ask = Ask("t", 1000, None, None, 1)
+    ask = LimitRequest("t", 1000, None, None, 1)
     with running_sentinels() as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:

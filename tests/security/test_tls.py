@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from adapters.errors import StoreUnavailable
-from gateway.tenancy.limits.ask import Ask
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import LimitRequest
 from lora_store.redis import RedisSettings, RedisTier
 from tests.support.authority import Authority
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
@@ -203,7 +203,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
             await listening.aclose()
             tier.close()
             async with SharedLimits(url) as limits:
-                decision = await limits.take(Ask("t", 5, None, None, 1))
+                decision = await limits.take(LimitRequest("t", 5, None, None, 1))
                 assert decision is not None
                 assert decision.refused is None
 

@@ -24,7 +24,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import Endpoint, Wire
+from gateway.triton.transport import ConnectionOptions, Endpoint
 
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 30.0
@@ -187,7 +187,7 @@ async def listening(server: Server, port: int = 0) -> AsyncIterator[Server]:
 async def connected(server: Server) -> AsyncIterator[Http2Transport]:
     """A transport to `server`, which listens meanwhile."""
     async with listening(server):
-        transport = Http2Transport(Endpoint.parse(server.endpoint), Wire())
+        transport = Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
         try:
             async with asyncio.timeout(HANGS_AFTER_S):
                 yield transport

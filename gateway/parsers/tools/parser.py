@@ -53,7 +53,7 @@ class ToolParser(ABC):
         """How many calls have begun."""
         return self._events.calls
 
-    def push(self, text: str) -> list[Event]:
+    def parse(self, text: str) -> list[Event]:
         """Consumes generated text, cut anywhere; returns the events that became certain."""
         send = self._machine.send
         for char in text:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config.file import Away, Configuration
+from gateway.config.file import Configuration, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, RateLimited
-from gateway.tenancy.limits.ask import NEVER, Ask, Decision, LimitName, Settlement
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest, Settlement
 
 _WORDS: dict[LimitName, str] = {
     "requests_per_minute": "requests per minute",
@@ -60,7 +60,7 @@ class Limits:
         """
         if tenant is None or not tenant.limited:
             return _NOTHING
-        ask = Ask(
+        request = LimitRequest(
             tenant.name,
             tenant.requests_per_minute,
             tenant.tokens_per_minute,
@@ -70,30 +70,30 @@ class Limits:
         decision = None
         settle = self._local.settle
         if self._shared is not None:
-            decision = await self._shared.take(ask)
+            decision = await self._shared.take(request)
             if decision is not None:
                 settle = self._shared.settle
             else:
-                ask = self._alone(ask)
+                request = self._alone(request)
         if decision is None:
-            decision = self._local.take(ask, time.monotonic_ns() // 1_000_000)
-        headers = _headers(ask, decision)
+            decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
+        headers = _headers(request, decision)
         if decision.refused is not None:
             self._on_refused(tenant.name, decision.refused)
-            raise _refusal(ask, decision, headers)
-        if ask.tokens is None and ask.concurrent is None:
+            raise _refusal(request, decision, headers)
+        if request.tokens is None and request.concurrent is None:
             return Reservation(headers)
-        name, second, counted = ask.tenant, decision.second, ask.concurrent is not None
+        name, second, counted = request.tenant, decision.second, request.concurrent is not None
 
         def settled(difference: int) -> None:
             settle(Settlement(name, second, difference, counted))
 
         return Reservation(headers, tokens, settled)
 
-    def _alone(self, ask: Ask) -> Ask:
-        """What is left of an ask without Redis."""
+    def _alone(self, request: LimitRequest) -> LimitRequest:
+        """What is left of a request without Redis."""
 
-        def kept(limit: int | None, away: Away, name: LimitName) -> int | None:
+        def kept(limit: int | None, away: RedisUnavailablePolicy, name: LimitName) -> int | None:
             if limit is not None and away == "refuse":
                 raise LimitsUnavailable(
                     f"The limit of {_WORDS[name]} cannot be counted now; try again."
@@ -101,21 +101,21 @@ class Limits:
             return None if away == "allow" else limit
 
         away = self._away
-        return Ask(
-            ask.tenant,
-            kept(ask.requests, away.requests_per_minute, "requests_per_minute"),
-            kept(ask.tokens, away.tokens_per_minute, "tokens_per_minute"),
-            kept(ask.concurrent, away.concurrent_requests, "concurrent_requests"),
-            ask.wanted,
+        return LimitRequest(
+            request.tenant,
+            kept(request.requests, away.requests_per_minute, "requests_per_minute"),
+            kept(request.tokens, away.tokens_per_minute, "tokens_per_minute"),
+            kept(request.concurrent, away.concurrent_requests, "concurrent_requests"),
+            request.wanted,
         )
 
 
-def _headers(ask: Ask, decision: Decision) -> dict[str, str]:
+def _headers(request: LimitRequest, decision: Decision) -> dict[str, str]:
     """OpenAI's headers, of the limits that there are."""
     headers: dict[str, str] = {}
     for name, limit, remaining, reset_ms in (
-        ("requests", ask.requests, decision.remaining_requests, decision.reset_requests_ms),
-        ("tokens", ask.tokens, decision.remaining_tokens, decision.reset_tokens_ms),
+        ("requests", request.requests, decision.remaining_requests, decision.reset_requests_ms),
+        ("tokens", request.tokens, decision.remaining_tokens, decision.reset_tokens_ms),
     ):
         if limit is not None:
             headers[f"x-ratelimit-limit-{name}"] = str(limit)
@@ -124,11 +124,11 @@ def _headers(ask: Ask, decision: Decision) -> dict[str, str]:
     return headers
 
 
-def _refusal(ask: Ask, decision: Decision, headers: dict[str, str]) -> RateLimited:
+def _refusal(request: LimitRequest, decision: Decision, headers: dict[str, str]) -> RateLimited:
     limits: dict[LimitName, tuple[int | None, int, int]] = {
-        "requests_per_minute": (ask.requests, decision.remaining_requests, 1),
-        "tokens_per_minute": (ask.tokens, decision.remaining_tokens, ask.wanted),
-        "concurrent_requests": (ask.concurrent, 0, 1),
+        "requests_per_minute": (request.requests, decision.remaining_requests, 1),
+        "tokens_per_minute": (request.tokens, decision.remaining_tokens, request.wanted),
+        "concurrent_requests": (request.concurrent, 0, 1),
     }
     assert decision.refused is not None
     words = _WORDS[decision.refused]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gateway.tenancy.limits.ask import (
+from gateway.tenancy.limits.request import (
     BUSY_WAIT_MS,
     NEVER,
     WINDOW_S,
-    Ask,
     Decision,
     LimitName,
+    LimitRequest,
     Settlement,
 )
 
@@ -72,35 +72,35 @@ class LocalLimits:
     def __init__(self) -> None:
         self._tenants: dict[str, _Counts] = {}
 
-    def take(self, ask: Ask, now_ms: int) -> Decision:
+    def take(self, request: LimitRequest, now_ms: int) -> Decision:
         """Counts the request if no limit is in its way. `now_ms` never goes back."""
-        counts = self._tenants.setdefault(ask.tenant, _Counts())
+        counts = self._tenants.setdefault(request.tenant, _Counts())
         second = now_ms // 1000
         requests, tokens = counts.requests.total(second), counts.tokens.total(second)
         waits: dict[LimitName, int] = {}
-        if ask.requests is not None:
-            excess = requests + 1 - ask.requests
+        if request.requests is not None:
+            excess = requests + 1 - request.requests
             waits["requests_per_minute"] = counts.requests.wait_ms(now_ms, excess)
-        if ask.tokens is not None:
-            excess = tokens + ask.wanted - ask.tokens
+        if request.tokens is not None:
+            excess = tokens + request.wanted - request.tokens
             waits["tokens_per_minute"] = counts.tokens.wait_ms(now_ms, excess)
-        if ask.concurrent is not None and counts.running >= ask.concurrent:
+        if request.concurrent is not None and counts.running >= request.concurrent:
             waits["concurrent_requests"] = BUSY_WAIT_MS
         refused, wait_ms = longest(waits)
         if refused is None:
-            if ask.requests is not None:
+            if request.requests is not None:
                 counts.requests.add(second, 1)
                 requests += 1
-            if ask.tokens is not None:
-                counts.tokens.add(second, ask.wanted)
-                tokens += ask.wanted
-            counts.running += ask.concurrent is not None
+            if request.tokens is not None:
+                counts.tokens.add(second, request.wanted)
+                tokens += request.wanted
+            counts.running += request.concurrent is not None
         return Decision(
             refused,
             wait_ms,
-            max(0, (ask.requests or 0) - requests),
+            max(0, (request.requests or 0) - requests),
             counts.requests.reset_ms(now_ms),
-            max(0, (ask.tokens or 0) - tokens),
+            max(0, (request.tokens or 0) - tokens),
             counts.tokens.reset_ms(now_ms),
             second,
         )

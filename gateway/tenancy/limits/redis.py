@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
-from gateway.tenancy.limits.ask import Ask, Decision, LimitName, Settlement
+from gateway.tenancy.limits.request import Decision, LimitName, LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.connect import FAILURES, close, connect, server_of
 
@@ -36,7 +36,7 @@ _PATIENCE_S = 0.5
 _CONNECT_TIMEOUT_S = 1.0
 _RETRY_S = 1.0
 _BATCH = 64
-_LEASE_S = 15.0
+_RUNNING_LEASE_S = 15.0
 _RENEW_S = 5.0
 _FLUSH_S = 2.0
 _NAMES: tuple[LimitName | None, ...] = (
@@ -52,8 +52,8 @@ _OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 _Answer = asyncio.Future["Decision | None"]
 
 
-class _Question(NamedTuple):
-    ask: Ask
+class _Pending(NamedTuple):
+    request: LimitRequest
     answer: _Answer
 
 
@@ -70,7 +70,7 @@ class SharedLimits:
         self._script = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
         self._on_up = on_up
         self._gateway = uuid.uuid4().hex[:16]
-        self._inbox: queue.SimpleQueue[_Question | Settlement | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Pending | Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._up = False
         self._closing = threading.Event()
@@ -104,19 +104,19 @@ class SharedLimits:
     def up(self) -> bool:
         return self._up
 
-    async def take(self, ask: Ask) -> Decision | None:
+    async def take(self, request: LimitRequest) -> Decision | None:
         """Counts the request if no limit is in its way; None when Redis does not, within 0.5 s."""
         answer: _Answer = self._loop.create_future()
         with self._lock:
             if not self._up:
                 return None
-            self._inbox.put(_Question(ask, answer))
+            self._inbox.put(_Pending(request, answer))
         try:
             # Unlike a timeout around it, this sees an answer that came while the loop was busy.
             await asyncio.wait([answer], timeout=_PATIENCE_S)
         except asyncio.CancelledError:
             if not answer.cancel():  # it came in the same moment
-                self._give_back(ask, answer.result())
+                self._give_back(request, answer.result())
             raise
         return None if answer.cancel() else answer.result()
 
@@ -178,9 +178,9 @@ class SharedLimits:
             close(self._client)
             self._client = None
 
-    def _next_batch(self) -> tuple[list[_Question | Settlement], bool]:
+    def _next_batch(self) -> tuple[list[_Pending | Settlement], bool]:
         """All that waits, up to a limit, and whether it is the last."""
-        batch: list[_Question | Settlement] = []
+        batch: list[_Pending | Settlement] = []
         try:
             item = self._inbox.get(timeout=_RENEW_S)
             while item is not None:
@@ -192,33 +192,35 @@ class SharedLimits:
             return batch, False
         return batch, True
 
-    def _send(self, batch: list[_Question | Settlement]) -> None:
+    def _send(self, batch: list[_Pending | Settlement]) -> None:
         if not batch:
             return
         results = self._call([self._arguments(item) for item in batch])
-        decided: list[tuple[_Answer, Decision | None, Ask]] = []
+        decided: list[tuple[_Answer, Decision | None, LimitRequest]] = []
         for item, result in zip(batch, results, strict=True):
-            if isinstance(item, _Question):
+            if isinstance(item, _Pending):
                 decision = None
                 if not isinstance(result, ResponseError):
                     refused, *numbers = result
                     decision = Decision(_NAMES[refused], *numbers)
-                    if decision.refused is None and item.ask.concurrent is not None:
-                        self._running[item.ask.tenant] += 1
-                decided.append((item.answer, decision, item.ask))
+                    if decision.refused is None and item.request.concurrent is not None:
+                        self._running[item.request.tenant] += 1
+                decided.append((item.answer, decision, item.request))
             else:
                 self._running[item.tenant] -= item.concurrent
         if decided:
             self._tell(decided)
 
-    def _arguments(self, item: _Question | Settlement) -> tuple[str, tuple[object, ...]]:
+    def _arguments(self, item: _Pending | Settlement) -> tuple[str, tuple[object, ...]]:
         """The tenant and the script's arguments."""
         if isinstance(item, Settlement):
             rest = item.second, item.difference, int(item.concurrent)
             return item.tenant, ("settle", *rest)
-        ask = item.ask
-        limits = [-1 if n is None else n for n in (ask.requests, ask.tokens, ask.concurrent)]
-        return ask.tenant, ("take", *limits, ask.wanted)
+        request = item.request
+        limits = [
+            -1 if n is None else n for n in (request.requests, request.tokens, request.concurrent)
+        ]
+        return request.tenant, ("take", *limits, request.wanted)
 
     def _call(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
         """The script's answers, in one round trip; in place of one, what is wrong with its key.
@@ -241,13 +243,13 @@ class SharedLimits:
 
     def _pipelined(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
         """By server, where there are several; a cluster client's own pipeline asks twice."""
-        lease_ms = int(_LEASE_S * 1000)
+        running_lease_ms = int(_RUNNING_LEASE_S * 1000)
         commands: list[tuple[object, ...]] = []
         at_server: dict[Any, list[int]] = {}
         for i, (tenant, (operation, *rest)) in enumerate(calls):
             key = f"limits:{{{tenant}}}"
             commands.append(
-                ("EVALSHA", self._sha, 1, key, operation, self._gateway, lease_ms, *rest)
+                ("EVALSHA", self._sha, 1, key, operation, self._gateway, running_lease_ms, *rest)
             )
             at_server.setdefault(server_of(self._client, key), []).append(i)
         results: list[Any] = [None] * len(calls)
@@ -277,7 +279,7 @@ class SharedLimits:
         self._call([(tenant, ("renew", count)) for tenant, count in self._running.items()])
         self._running = +self._running
 
-    def _lose(self, batch: list[_Question | Settlement]) -> None:
+    def _lose(self, batch: list[_Pending | Settlement]) -> None:
         """Redis is away: whoever waits is told, what is settled from now on is kept."""
         for item in batch:
             if isinstance(item, Settlement):
@@ -289,10 +291,10 @@ class SharedLimits:
         for kept in waiting:
             if isinstance(kept, Settlement):
                 self._inbox.put(kept)
-        asked = [item for item in [*batch, *waiting] if isinstance(item, _Question)]
-        self._tell([(item.answer, None, item.ask) for item in asked])
+        asked = [item for item in [*batch, *waiting] if isinstance(item, _Pending)]
+        self._tell([(item.answer, None, item.request) for item in asked])
 
-    def _tell(self, decided: list[tuple[_Answer, Decision | None, Ask]]) -> None:
+    def _tell(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._deliver, decided)
         except RuntimeError:
@@ -300,15 +302,15 @@ class SharedLimits:
 
     # On the event loop:
 
-    def _deliver(self, decided: list[tuple[_Answer, Decision | None, Ask]]) -> None:
-        for answer, decision, ask in decided:
+    def _deliver(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
+        for answer, decision, request in decided:
             if not answer.done():
                 answer.set_result(decision)
             else:
-                self._give_back(ask, decision)
+                self._give_back(request, decision)
 
-    def _give_back(self, ask: Ask, decision: Decision | None) -> None:
+    def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
         """Whoever asked has been cancelled meanwhile."""
         if decision is not None and decision.refused is None:
-            concurrent = ask.concurrent is not None
-            self.settle(Settlement(ask.tenant, decision.second, -ask.wanted, concurrent))
+            concurrent = request.concurrent is not None
+            self.settle(Settlement(request.tenant, decision.second, -request.wanted, concurrent))

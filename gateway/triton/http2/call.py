@@ -22,7 +22,7 @@ _PREFIX_BYTES = PREFIX.size
 T = TypeVar("T")
 
 
-class Line(Protocol):
+class StreamControl(Protocol):
     """What a call needs of its connection."""
 
     arrived: list[Call[Any]]
@@ -42,8 +42,8 @@ class Call(Generic[T]):
         "_arrived",
         "_cancelled",
         "_chunks",
+        "_control",
         "_held",
-        "_line",
         "_loop",
         "_messages",
         "_needed",
@@ -56,13 +56,13 @@ class Call(Generic[T]):
         "text",
     )
 
-    def __init__(self, line: Line, parse: Callable[[bytes], T]) -> None:
+    def __init__(self, control: StreamControl, parse: Callable[[bytes], T]) -> None:
         self.stream_id = 0
         self.status: int | None = None
         """How the RPC ended (`failures.Status` and others), None while it runs."""
         self.text = ""
-        self._line = line
-        self._arrived = line.arrived
+        self._control = control
+        self._arrived = control.arrived
         self._loop = asyncio.get_running_loop()
         self._parse = parse
         self._messages: list[bytes] = []
@@ -101,7 +101,7 @@ class Call(Generic[T]):
         self._cancelled = True
         self.end(Status.CANCELLED, "cancelled here")
         self._messages.clear()
-        self._line.reset(self.stream_id, Code.CANCEL)
+        self._control.reset(self.stream_id, Code.CANCEL)
 
     def _ended(self) -> bool:
         """Whether the stream has ended well. Raises for another end."""
@@ -124,7 +124,7 @@ class Call(Generic[T]):
         self._refill()
         return messages
 
-    def hand_on(self) -> None:
+    def deliver(self) -> None:
         """Messages have arrived, and all that came with them has been received too."""
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -210,10 +210,10 @@ class Call(Generic[T]):
 
     def _refuse(self, code: Code, text: str) -> None:
         self.end(Status.INTERNAL, text)
-        self._line.reset(self.stream_id, code)
+        self._control.reset(self.stream_id, code)
 
     def _refill(self) -> None:
         """Gives bytes back when they are read: whoever reads slowly slows the server down."""
         if self._window < _LOW and self.status is None:
-            self._line.credit(self.stream_id, WINDOW - self._window)
+            self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW

@@ -16,7 +16,7 @@ from gateway.triton.failures import Status, from_status
 from gateway.triton.http2 import headers
 from gateway.triton.http2.call import PREFIX, Call
 from gateway.triton.http2.connection import Connection
-from gateway.triton.transport import Endpoint, Message, Metadata, Wire, message_bytes
+from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 class Http2Transport:
     """Implements `transport.Transport`. Nothing is connected before the first call."""
 
-    def __init__(self, endpoint: Endpoint, wire: Wire) -> None:
+    def __init__(self, endpoint: Endpoint, options: ConnectionOptions) -> None:
         """Raises OSError when a certificate cannot be read, ValueError for bad metadata."""
         self._endpoint = endpoint
-        self._ssl: ssl.SSLContext | None = wire.ssl_context() if endpoint.tls else None
-        self._metadata = headers.metadata_block(wire.metadata)
+        self._ssl: ssl.SSLContext | None = options.ssl_context() if endpoint.tls else None
+        self._metadata = headers.metadata_block(options.metadata)
         self._blocks: dict[str, bytes] = {}
         self._connections: list[Connection] = []
         self._dialling: asyncio.Task[bool] | None = None

@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         if received:
             self._spend(received)
         for call in self.arrived:
-            call.hand_on()
+            call.deliver()
         self.arrived.clear()
         return start
 

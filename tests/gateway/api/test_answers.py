@@ -43,9 +43,9 @@ def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) ->
     for turn in range(max(map(len, texts), default=0)):
         for index, own in enumerate(texts):
             if turn < len(own):
-                sink.push(index, TextDelta(own[turn], turn + 1))
+                sink.accept(index, TextDelta(own[turn], turn + 1))
     for index, own in enumerate(texts):
-        sink.push(index, TextDelta("", len(own), "stop"))
+        sink.accept(index, TextDelta("", len(own), "stop"))
     between = COMMENT if comments else b""
     return between + between.join(body.frames) + DONE
 

@@ -14,13 +14,13 @@ from gateway.catalog.adapters import Adapters
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Generation, Lora, Sampling
-from gateway.triton.dialect import Dialect
 from gateway.triton.engine import Engine
+from gateway.triton.model_capabilities import ModelCapabilities
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.lora_files import content
 from tests.support.redis_server import running_redis
 
-DIALECT = Dialect(
+CAPABILITIES = ModelCapabilities(
     model="tensorrt_llm",
     inputs={},
     outputs=frozenset(),
@@ -46,7 +46,7 @@ DIALECT = Dialect(
 
 def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
-    return Adapters(Settings(**(fields | settings)), lambda: DIALECT)
+    return Adapters(Settings(**(fields | settings)), lambda: CAPABILITIES)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_u
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
     async with _adapters(tmp_path, "one") as adapters:
         await adapters._add("zh", "one", content(1), "test")
-        adapters._dialect = lambda: replace(DIALECT, lora_dtype="bfloat16")
+        adapters._capabilities = lambda: replace(CAPABILITIES, lora_dtype="bfloat16")
         with pytest.raises(EngineError, match="add the adapter again"):
             adapters.resolve("zh")
 

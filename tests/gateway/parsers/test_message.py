@@ -11,7 +11,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
 def _read(form: MessageForm, text: str) -> tuple[MessageReader, list[object]]:
     reader = MessageReader(form)
-    return reader, [*reader.push(text), *reader.finish()]
+    return reader, [*reader.read(text), *reader.finish()]
 
 
 def test_thoughts_then_a_call() -> None:

@@ -15,7 +15,7 @@ Events = list[Reasoning | Content]
 def _split(text: list[str], **options: object) -> tuple[str, str]:
     """Reasoning and content; all reasoning must come before any content."""
     splitter = ReasoningSplitter(**options)  # type: ignore[arg-type]
-    events: Events = [event for piece in text for event in splitter.push(piece)]
+    events: Events = [event for piece in text for event in splitter.split(piece)]
     events += splitter.finish()
     assert all(event.text for event in events)
     kinds = [type(event) for event in events]
@@ -86,7 +86,7 @@ def test_everything_goes_out_as_soon_as_it_is_certain() -> None:
         (">\nYes", [Content("\nYes")]),
         (" <", [Content(" <")]),
     ]
-    assert [(text, splitter.push(text)) for text, _ in pieces] == pieces
+    assert [(text, splitter.split(text)) for text, _ in pieces] == pieces
     assert splitter.finish() == []
 
 

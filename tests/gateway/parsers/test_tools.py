@@ -46,7 +46,7 @@ def _folded(events: list[Event]) -> list[Event]:
 
 def _parse(maker: Callable[[], ToolParser], *pieces: str) -> list[Event]:
     parser = maker()
-    events = [event for piece in pieces for event in parser.push(piece)]
+    events = [event for piece in pieces for event in parser.parse(piece)]
     return _folded(events + parser.finish())
 
 
@@ -102,7 +102,7 @@ def test_the_result_does_not_depend_on_the_cuts(form: str, text: str, data: st.D
 @given(text=wild_text, data=st.data())
 def test_what_is_out_is_never_taken_back(form: str, text: str, data: st.DataObject) -> None:
     first = text[: data.draw(st.integers(0, len(text)))]
-    pushed = _folded(MAKERS[form]().push(first))
+    pushed = _folded(MAKERS[form]().parse(first))
     whole = _parse(MAKERS[form], text)
     assert len(pushed) <= len(whole)
     if pushed:
@@ -400,14 +400,14 @@ def test_everything_goes_out_as_soon_as_it_is_certain(
     form: str, pieces: list[tuple[str, list[Event]]]
 ) -> None:
     parser = MAKERS[form]()
-    assert [(text, parser.push(text)) for text, _ in pieces] == pieces
+    assert [(text, parser.parse(text)) for text, _ in pieces] == pieces
 
 
 def test_calls_are_counted() -> None:
     parser = PARSERS["hermes"]()
-    parser.push(HERMES[:-40])
+    parser.parse(HERMES[:-40])
     assert parser.calls == 0
-    parser.push(HERMES[-40:] + HERMES)
+    parser.parse(HERMES[-40:] + HERMES)
     assert parser.calls == 2
 
 
@@ -499,7 +499,7 @@ def test_long_and_deep_text_takes_time_in_proportion(form: str, text: str) -> No
     parser = MAKERS[form]()
     start = time.process_time()
     for position in range(0, len(text), 4):
-        parser.push(text[position : position + 4])
+        parser.parse(text[position : position + 4])
     parser.finish()
     # About 0.5 us a character; quadratic, it would be minutes.
     assert time.process_time() - start < 60e-6 * len(text)

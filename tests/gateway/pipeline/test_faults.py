@@ -99,7 +99,7 @@ class Slow:
     def __init__(self) -> None:
         self.deltas: list[TextDelta] = []
 
-    def push(self, index: int, delta: TextDelta) -> bool:
+    def accept(self, index: int, delta: TextDelta) -> bool:
         self.deltas.append(delta)
         return False
 

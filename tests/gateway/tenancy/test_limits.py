@@ -14,9 +14,9 @@ import pytest
 
 from gateway.config.file import Configuration
 from gateway.config.tenants import Tenant
-from gateway.tenancy.limits.ask import Ask, Settlement
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import LimitRequest, Settlement
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
@@ -215,7 +215,7 @@ def test_a_gateway_that_dies_gives_its_requests_back(
 
 
 async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(redis: RedisServer) -> None:
-    ask = Ask("t", None, None, 1, 1)
+    ask = LimitRequest("t", None, None, 1, 1)
     async with SharedLimits(redis.url) as limits:
         decision = await limits.take(ask)
         assert decision is not None
@@ -235,7 +235,7 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(redis: RedisSe
 
 
 async def test_what_is_settled_is_told_before_the_end(redis: RedisServer) -> None:
-    ask = Ask("t", None, 10_000, 1000, 10)
+    ask = LimitRequest("t", None, 10_000, 1000, 10)
     async with SharedLimits(redis.url) as limits:
         taken = [await limits.take(ask) for _ in range(500)]
         for decision in taken:
@@ -253,7 +253,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
     """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
     async with SharedLimits(redis.url) as limits:
         for _ in range(20):
-            ask = asyncio.ensure_future(limits.take(Ask("t", None, 9, 1, 9)))
+            ask = asyncio.ensure_future(limits.take(LimitRequest("t", None, 9, 1, 9)))
             for _ in range(steps):
                 await asyncio.sleep(0)
             if not ask.done():
@@ -262,7 +262,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
                 limits.settle(Settlement("t", taken.second, -9, True))
         deadline = time.monotonic() + 20
         while True:
-            decision = await limits.take(Ask("t", None, 9, 1, 9))
+            decision = await limits.take(LimitRequest("t", None, 9, 1, 9))
             assert decision is not None
             if decision.refused is None:
                 break
@@ -274,7 +274,7 @@ async def test_scripts_that_redis_forgot_are_sent_again(redis: RedisServer) -> N
     async with SharedLimits(redis.url) as limits:
         redis.client().script_flush()
         decisions = await asyncio.gather(
-            *[limits.take(Ask("t", 5, None, None, 1)) for _ in range(9)]
+            *[limits.take(LimitRequest("t", 5, None, None, 1)) for _ in range(9)]
         )
         assert [d is not None and d.refused is None for d in decisions].count(True) == 5
 
@@ -285,15 +285,15 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(redis: RedisSer
     async with SharedLimits(redis.url, ups.append) as limits:
         for _ in range(3):
             broken, *others = await asyncio.gather(
-                limits.take(Ask("broken", 5, None, 1, 1)),
-                *[limits.take(Ask(f"t{n}", 5, None, 1, 1)) for n in range(5)],
+                limits.take(LimitRequest("broken", 5, None, 1, 1)),
+                *[limits.take(LimitRequest(f"t{n}", 5, None, 1, 1)) for n in range(5)],
             )
             assert broken is None
             assert None not in others
         refused = [decision.refused for decision in others if decision is not None]
         assert refused == ["concurrent_requests"] * 5
         redis.client().delete("limits:{broken}")
-        assert await limits.take(Ask("broken", 5, None, 1, 1)) is not None
+        assert await limits.take(LimitRequest("broken", 5, None, 1, 1)) is not None
     assert ups == [True]
 
 
@@ -325,7 +325,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    ask = Ask("t", 100, None, 1, 1)
+    ask = LimitRequest("t", 100, None, 1, 1)
     async with server:
         async with SharedLimits(f"redis://127.0.0.1:{port}") as limits:
             assert limits.up

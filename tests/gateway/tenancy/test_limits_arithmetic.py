@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.tenancy.limits.ask import NEVER, Ask, Decision, Settlement
 from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.local import LocalLimits
+from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Settlement
 from tests.support.redis_server import RedisServer, running_redis
 
 MINUTE_MS = 60_000
@@ -39,8 +39,8 @@ class _Run:
         self.passed: list[tuple[int, int]] = []
         """Times in ms, and what was reserved then."""
 
-    def ask(self, wanted: int) -> Ask:
-        return Ask("t", *self.limits, wanted)
+    def ask(self, wanted: int) -> LimitRequest:
+        return LimitRequest("t", *self.limits, wanted)
 
     def take(self, now: int, wanted: int, used: int) -> Decision:
         decision = self.local.take(self.ask(wanted), now)
@@ -97,11 +97,11 @@ def test_the_wait_is_true_and_not_too_long(
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None:
     limits, now = LocalLimits(), 5_000
-    ask = Ask("t", None, 50, None, reserved)
+    ask = LimitRequest("t", None, 50, None, reserved)
     first = limits.take(ask, now)
     limits.settle(Settlement("t", first.second, used - reserved, False))
-    assert limits.take(Ask("t", None, 50, None, 50 - used), now).refused is None
-    assert limits.take(Ask("t", None, 50, None, 1), now).refused == "tokens_per_minute"
+    assert limits.take(LimitRequest("t", None, 50, None, 50 - used), now).refused is None
+    assert limits.take(LimitRequest("t", None, 50, None, 1), now).refused == "tokens_per_minute"
 
 
 @pytest.fixture(scope="module")

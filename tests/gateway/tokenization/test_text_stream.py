@@ -37,7 +37,7 @@ def test_stop_strings_cut_at_any_place(
     matcher, out, stopped, rest = StopStrings(stops), "", False, text
     while rest and not stopped:
         size = data.draw(st.integers(1, len(rest)))
-        piece, stopped = matcher.push(rest[:size])
+        piece, stopped = matcher.cut(rest[:size])
         out, rest = out + piece, rest[size:]
     if not stopped:
         out += matcher.flush()
@@ -49,9 +49,9 @@ def test_stop_strings_cut_at_any_place(
 
 def test_text_that_cannot_be_a_stop_string_goes_out_at_once() -> None:
     matcher = StopStrings(("</end>",))
-    assert matcher.push("abc") == ("abc", False)
-    assert matcher.push("x</e") == ("x", False)
-    assert matcher.push("x") == ("</ex", False)
+    assert matcher.cut("abc") == ("abc", False)
+    assert matcher.cut("x</e") == ("x", False)
+    assert matcher.cut("x") == ("</ex", False)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_finish_reason(
 ) -> None:
     stream = TextStream(VOCABULARY, _generation(max_tokens=max_tokens, stop_ids=stop_ids))
     for token_id in ids[:-1]:
-        assert stream.push(TokenDelta([token_id], False)).finish is None
-    last = stream.push(TokenDelta(ids[-1:], True))
+        assert stream.to_text(TokenDelta([token_id], False)).finish is None
+    last = stream.to_text(TokenDelta(ids[-1:], True))
     assert (last.finish, last.tokens) == (finish, len(ids))
 
 
@@ -79,7 +79,7 @@ def test_a_stop_string_ends_the_stream_and_counts_its_tokens() -> None:
     stream = TextStream(VOCABULARY, _generation(stop=("END",)))
     out: list[TextDelta] = []
     for token_id in ids:
-        out.append(stream.push(TokenDelta([token_id], False)))
+        out.append(stream.to_text(TokenDelta([token_id], False)))
         if out[-1].finish:
             break
     assert "".join(d.text for d in out) == "one two "
@@ -89,13 +89,13 @@ def test_a_stop_string_ends_the_stream_and_counts_its_tokens() -> None:
 
 def test_a_stop_string_can_be_included() -> None:
     matcher = StopStrings(("END", "EN"), include=True)
-    assert matcher.push("the ENDx") == ("the END", True)
+    assert matcher.cut("the ENDx") == ("the END", True)
 
 
 def test_held_back_text_is_sent_when_the_stream_ends() -> None:
     stream = TextStream(VOCABULARY, _generation(stop=("END",)))
-    text = "".join(stream.push(TokenDelta([i], False)).text for i in encode("the EN"))
+    text = "".join(stream.to_text(TokenDelta([i], False)).text for i in encode("the EN"))
     assert text == "the "
-    assert stream.push(TokenDelta([], True)) == TextDelta(
+    assert stream.to_text(TokenDelta([], True)) == TextDelta(
         "EN", len(encode("the EN")), "stop", ids=[]
     )

@@ -1,4 +1,4 @@
-"""Kept segments give the ids that the tokenizer gives for the whole text."""
+"""Kept turns give the ids that the tokenizer gives for the whole text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from gateway.tokenization.turn_cache import Segments
+from gateway.tokenization.turn_cache import TurnCache
 from tests.support.small_tokenizers import BYTES
 
 END, EXTRA = "<end>", "<extra>"
@@ -108,11 +108,11 @@ class Asked:
 async def test_as_the_whole_text(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     asked = Asked(tokenizer)
-    segments = Segments(tokenizer, [_id(tokenizer, END), _id(tokenizer, EXTRA)], room=4096)
+    cache = TurnCache(tokenizer, [_id(tokenizer, END), _id(tokenizer, EXTRA)], room=4096)
     chance = random.Random(name)
     for _ in range(3000):
         text = "".join(chance.choices(PARTS, k=chance.randrange(12)))
-        assert await segments.encode(text, asked) == asked.whole(text), repr(text)
+        assert await cache.encode(text, asked) == asked.whole(text), repr(text)
 
 
 @pytest.mark.parametrize("change", ["truncation", "padding", "specials as text"])
@@ -125,39 +125,39 @@ async def test_a_tokenizer_that_does_more_is_left_to_it(change: str) -> None:
     else:
         tokenizer.encode_special_tokens = True
     asked = Asked(tokenizer)
-    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
     text = f"a{END}b{END}c{END}"
-    assert await segments.encode(text, asked) == asked.whole(text)
+    assert await cache.encode(text, asked) == asked.whole(text)
 
 
 async def test_only_what_is_new_is_encoded() -> None:
     tokenizer = TOKENIZERS["plain"]
     asked = Asked(tokenizer)
-    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
     turns = ["system: be kind" + END, "user: hello" + END, "assistant: hello" + END]
-    await segments.encode("".join(turns), asked)
+    await cache.encode("".join(turns), asked)
     asked.texts.clear()
-    await segments.encode("".join([*turns, "user: and now?", END]), asked)
+    await cache.encode("".join([*turns, "user: and now?", END]), asked)
     assert asked.texts == [END + "user: and now?" + END]
 
 
 async def test_room_is_for_those_used_last() -> None:
     tokenizer = TOKENIZERS["plain"]
     asked = Asked(tokenizer)
-    segments = Segments(tokenizer, [_id(tokenizer, END)], room=1000)
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)], room=1000)
     often, once = "a" * 30 + END, "{}" + "b" * 30 + END
     for n in range(5):
-        await segments.encode(often, asked)
-        await segments.encode(once.format(n), asked)
+        await cache.encode(often, asked)
+        await cache.encode(once.format(n), asked)
     assert asked.texts.count(often) == 1
-    await segments.encode(once.format(0), asked)
+    await cache.encode(once.format(0), asked)
     assert asked.texts.count(once.format(0)) == 2
 
 
 async def test_a_text_of_ends_alone_is_one_piece() -> None:
     tokenizer = TOKENIZERS["plain"]
     asked = Asked(tokenizer)
-    segments = Segments(tokenizer, [_id(tokenizer, END)])
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
     text = END * 5000
-    assert await segments.encode(text, asked) == asked.whole(text)
+    assert await cache.encode(text, asked) == asked.whole(text)
     assert asked.texts == [text]

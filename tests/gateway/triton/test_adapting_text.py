@@ -20,9 +20,9 @@ from gateway.parsers.message import MessageForm
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.dialect import Dialect, TextModel, read_dialect
-from gateway.triton.names import CORE, TEXT, Thing
-from gateway.triton.selection import Choice, Wanted, choose
+from gateway.triton.model_capabilities import ModelCapabilities, TextModel, read_capabilities
+from gateway.triton.names import CORE, TEXT, LogicalInput
+from gateway.triton.selection import ModelSelection, Wanted, select_model
 from gateway.triton.tensors import token_delta
 from gateway.triton.text_tensors import TextReader
 
@@ -118,7 +118,7 @@ def test_tools_need_marks_that_are_shown(form: MessageForm, skips: bool, served:
     assert caught.value.param == "tools"
 
 
-def config_of(names: dict[Thing, tuple[str, ...]], **extra: Any) -> Any:
+def config_of(names: dict[LogicalInput, tuple[str, ...]], **extra: Any) -> Any:
     config = model_config_pb2.ModelConfig(**extra)
     for known in names.values():
         config.input.add(name=known[0], data_type="TYPE_INT32")
@@ -126,11 +126,13 @@ def config_of(names: dict[Thing, tuple[str, ...]], **extra: Any) -> Any:
     return config
 
 
-def dialect(*, decoupled: bool = True, drop: tuple[Thing, ...] = ()) -> Dialect:
-    names = {thing: known for thing, known in CORE.items() if thing not in drop}
+def capabilities(
+    *, decoupled: bool = True, drop: tuple[LogicalInput, ...] = ()
+) -> ModelCapabilities:
+    names = {logical: known for logical, known in CORE.items() if logical not in drop}
     config = config_of(names)
     config.model_transaction_policy.decoupled = decoupled
-    return read_dialect("m", config, max_seq_len=64, vocab_size=256)
+    return read_capabilities("m", config, max_seq_len=64, vocab_size=256)
 
 
 def response(final: bool, *texts: str | bytes) -> pb.ModelInferResponse:
@@ -146,7 +148,7 @@ def response(final: bool, *texts: str | bytes) -> pb.ModelInferResponse:
 
 
 def read(model: TextModel, *responses: pb.ModelInferResponse) -> tuple[list[str], int]:
-    reader = TextReader(dialect(), model, TextPrompt("x"))
+    reader = TextReader(capabilities(), model, TextPrompt("x"))
     deltas = [reader.delta(one) for one in responses]
     assert [delta.final for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     return [delta.text or "" for delta in deltas], sum(delta.tokens or 0 for delta in deltas)
@@ -193,7 +195,7 @@ def test_bytes_that_are_no_text_do_no_harm() -> None:
 
 
 def test_a_prompt_that_comes_back_is_taken_off() -> None:
-    whole = dialect(decoupled=False, drop=("exclude_prompt",))
+    whole = capabilities(decoupled=False, drop=("exclude_prompt",))
     reader = TextReader(whole, TextModel(), TextPrompt("<s>x", restated="x"))
     delta = reader.delta(response(True, "xyz\ufffd"))
     assert (delta.text, delta.final, delta.tokens) == ("yz", True, None)
@@ -223,13 +225,13 @@ def test_finish_reason_and_usage(
     stream = PieceStream(TOKENIZER, generation(**fields))
     for position, count in enumerate(counts):
         final = position == len(counts) - 1
-        delta = stream.push(TokenDelta([], final, text="a" if count != 0 else "", tokens=count))
+        delta = stream.to_text(TokenDelta([], final, text="a" if count != 0 else "", tokens=count))
     assert (delta.finish, delta.tokens) == (finish, tokens)
 
 
 def test_a_stop_string_over_two_texts() -> None:
     stream = PieceStream(TOKENIZER, generation(stop=("END",), end_id=1))
-    deltas = [stream.push(TokenDelta([], False, text=text, tokens=1)) for text in ("a E", "NDb")]
+    deltas = [stream.to_text(TokenDelta([], False, text=text, tokens=1)) for text in ("a E", "NDb")]
     assert [(delta.text, delta.finish) for delta in deltas] == [("a ", None), ("", "stop")]
 
 
@@ -247,14 +249,14 @@ def test_zeros_for_outputs_that_were_not_asked_for() -> None:
     ):
         message.outputs.add(name=name, datatype=datatype, shape=[1, 1, 1])
         message.raw_output_contents.append(raw.tobytes())
-    assert token_delta(message, dialect(), generation()) == TokenDelta([7, 8], True)
+    assert token_delta(message, capabilities(), generation()) == TokenDelta([7, 8], True)
 
 
 def test_the_prompts_ids_are_taken_off_where_they_come_back() -> None:
     message = response(True)
     message.outputs.add(name="output_ids", datatype="INT32", shape=[1, 1, 3])
     message.raw_output_contents.append(array("i", [1, 2, 9]).tobytes())
-    whole = dialect(decoupled=False, drop=("exclude_prompt",))
+    whole = capabilities(decoupled=False, drop=("exclude_prompt",))
     assert token_delta(message, whole, generation()).ids == [9]
     # There is no other response, whether this one says so or not.
     del message.parameters["triton_final_response"]
@@ -287,9 +289,9 @@ def lora_bls(*, reshape: bool, perf_metrics: bool) -> Any:
     return config
 
 
-async def chosen(server: Models, **wanted: Any) -> Choice:
+async def chosen(server: Models, **wanted: Any) -> ModelSelection:
     fields = {"core": "tensorrt_llm", "max_seq_len": 64, "vocab_size": 256} | wanted
-    return await choose(server, Wanted(**fields))
+    return await select_model(server, Wanted(**fields))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ async def test_a_bls_model_that_loses_adapters_is_known(
 ) -> None:
     bls = lora_bls(reshape=reshape, perf_metrics=perf_metrics)
     choice = await chosen(Models(tensorrt_llm_bls=bls), mode="text")
-    assert (choice.dialect.lora_dtype is not None) is takes
+    assert (choice.capabilities.lora_dtype is not None) is takes
 
 
 async def test_a_bls_model_without_its_core_is_taken_only_when_told() -> None:
@@ -309,11 +311,11 @@ async def test_a_bls_model_without_its_core_is_taken_only_when_told() -> None:
     with pytest.raises(EngineUnavailable, match="but not its core model"):
         await chosen(server)
     choice = await chosen(server, mode="text")
-    assert (choice.dialect.model, choice.dialect.stop) == ("tensorrt_llm_bls", None)
+    assert (choice.capabilities.model, choice.capabilities.stop) == ("tensorrt_llm_bls", None)
 
 
 async def test_answers_that_may_begin_with_the_prompt_are_refused_at_the_start() -> None:
-    names = {thing: known for thing, known in TEXT.items() if thing != "exclude_prompt"}
+    names = {logical: known for logical, known in TEXT.items() if logical != "exclude_prompt"}
     with pytest.raises(EngineUnavailable, match="begin with the prompt is unknown"):
         await chosen(Models(ensemble=config_of(names)), mode="text")
 
@@ -339,8 +341,8 @@ async def test_special_tokens_by_default_and_as_told(
     server = Models(preprocessing=before, tensorrt_llm_bls=config_of(TEXT), tensorrt_llm=None)
     server.configs["tensorrt_llm"] = config_of(CORE)
     found = await chosen(server, mode="text")
-    assert found.dialect.text is not None
-    assert found.dialect.text.adds_special_tokens is adds
+    assert found.capabilities.text is not None
+    assert found.capabilities.text.adds_special_tokens is adds
 
 
 def test_an_engine_folder_that_is_not_named_is_not_the_current_one(
@@ -348,4 +350,4 @@ def test_an_engine_folder_that_is_not_named_is_not_the_current_one(
 ) -> None:
     (tmp_path / "config.json").write_text('{"build_config": {"max_seq_len": 7}}')
     monkeypatch.chdir(tmp_path)
-    assert dialect().max_seq_len == 64
+    assert capabilities().max_seq_len == 64

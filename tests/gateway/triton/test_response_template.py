@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.triton.response_template import Skeleton
+from gateway.triton.response_template import ResponseTemplate
 
 IDS = st.integers(-(2**31), 2**31 - 1)
 
@@ -27,45 +27,45 @@ def _response(ids: list[int], *, final: bool = False, reused: int | None = None)
     return message.SerializeToString(deterministic=True)
 
 
-def _skeleton(data: bytes) -> Skeleton | None:
-    return Skeleton.of(data, pb.ModelStreamInferResponse.FromString(data).infer_response)
+def _template(data: bytes) -> ResponseTemplate | None:
+    return ResponseTemplate.of(data, pb.ModelStreamInferResponse.FromString(data).infer_response)
 
 
 @given(IDS, IDS, st.none() | st.integers(0, 9))
 def test_the_next_id_is_found(first: int, second: int, reused: int | None) -> None:
-    skeleton = _skeleton(_response([first], reused=reused))
-    assert skeleton is not None
-    assert skeleton.token(_response([second], reused=reused)) == second
+    template = _template(_response([first], reused=reused))
+    assert template is not None
+    assert template.token(_response([second], reused=reused)) == second
 
 
 def test_what_is_another_thing_is_parsed() -> None:
-    skeleton = _skeleton(_response([7]))
-    assert skeleton is not None
-    assert skeleton.token(_response([7], final=True)) is None
-    assert skeleton.token(_response([7, 8])) is None
-    assert skeleton.token(_response([])) is None
-    assert skeleton.token(_response([7], reused=1)) is None
+    template = _template(_response([7]))
+    assert template is not None
+    assert template.token(_response([7], final=True)) is None
+    assert template.token(_response([7, 8])) is None
+    assert template.token(_response([])) is None
+    assert template.token(_response([7], reused=1)) is None
     empty = bytearray(_response([7]))
     empty[-4:] = bytes(4)  # an id is there, but the length says that it does not count
-    assert skeleton.token(bytes(empty)) is None
+    assert template.token(bytes(empty)) is None
 
 
 @given(st.data())
 def test_no_byte_can_change_unnoticed_but_those_of_the_id(data: st.DataObject) -> None:
     whole = _response([7])
-    skeleton = _skeleton(whole)
-    assert skeleton is not None
+    template = _template(whole)
+    assert template is not None
     place = data.draw(st.integers(0, len(whole) - 1))
     changed = bytearray(whole)
     changed[place] ^= data.draw(st.integers(1, 255))
     at = whole.rindex(struct.pack("<i", 7))
-    token = skeleton.token(bytes(changed))
+    token = template.token(bytes(changed))
     assert (token is not None) == (at <= place < at + 4)
 
 
-def test_only_one_id_of_one_beam_makes_a_skeleton() -> None:
-    assert _skeleton(_response([])) is None
-    assert _skeleton(_response([1, 2])) is None
+def test_only_one_id_of_one_beam_makes_a_template() -> None:
+    assert _template(_response([])) is None
+    assert _template(_response([1, 2])) is None
     message = pb.ModelStreamInferResponse.FromString(_response([1]))
     message.infer_response.outputs[1].name = "cum_log_probs"
-    assert _skeleton(message.SerializeToString()) is None
+    assert _template(message.SerializeToString()) is None

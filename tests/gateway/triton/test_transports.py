@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.triton.client import TritonClient
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import Endpoint, TransportName, Wire
+from gateway.triton.transport import ConnectionOptions, Endpoint, TransportName
 from ops.local_stack.binaries import find_triton_server
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.process import Child
@@ -72,8 +72,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
 
 
 @contextlib.asynccontextmanager
-async def client_of(endpoint: str, wire: Wire) -> AsyncIterator[TritonClient]:
-    client = TritonClient(endpoint, wire)
+async def client_of(endpoint: str, options: ConnectionOptions) -> AsyncIterator[TritonClient]:
+    client = TritonClient(endpoint, options)
     try:
         async with asyncio.timeout(30):
             yield client
@@ -117,8 +117,8 @@ def known(authority: Authority) -> dict[str, Path]:
 async def test_tokens_over_tls(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
-    wire = Wire(transport, **known, metadata=KEY)
-    async with client_of(endpoint, wire) as client:
+    options = ConnectionOptions(transport, **known, metadata=KEY)
+    async with client_of(endpoint, options) as client:
         assert await client.model_ready("tensorrt_llm")
         assert not await client.model_ready("another")
         assert (await client.model_config("tensorrt_llm")).name == "tensorrt_llm"
@@ -130,7 +130,7 @@ async def test_tokens_over_tls(
 async def test_a_restricted_protocol_wants_its_key(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
-    async with client_of(endpoint, Wire(transport, **known)) as client:
+    async with client_of(endpoint, ConnectionOptions(transport, **known)) as client:
         assert await client.model_ready("tensorrt_llm")
         with pytest.raises(EngineUnavailable):
             await count_tokens(client, 3)
@@ -142,7 +142,7 @@ async def test_the_name_of_the_certificate(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:
     for name, right in (("triton.test", True), ("another.test", False)):
-        async with client_of(f"{endpoint}#{name}", Wire(transport, **known)) as client:
+        async with client_of(f"{endpoint}#{name}", ConnectionOptions(transport, **known)) as client:
             assert await client.model_ready("tensorrt_llm") is right
 
 
@@ -161,7 +161,7 @@ async def test_without_what_tls_needs_the_server_is_away(
         known = {"tls_ca": known["tls_ca"]}
     else:
         endpoint = endpoint.removeprefix("grpcs://")
-    async with client_of(endpoint, Wire(transport, **known, metadata=KEY)) as client:
+    async with client_of(endpoint, ConnectionOptions(transport, **known, metadata=KEY)) as client:
         assert not await client.model_ready("tensorrt_llm")
         with pytest.raises(GatewayError):
             await count_tokens(client, 3)
@@ -180,7 +180,7 @@ async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
     listener = await asyncio.start_server(read_on, LOCALHOST, 0, ssl=context)
     port = listener.sockets[0].getsockname()[1]
     endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{port}")
-    transport = Http2Transport(endpoint, Wire(tls_ca=authority.file))
+    transport = Http2Transport(endpoint, ConnectionOptions(tls_ca=authority.file))
     with pytest.raises(EngineUnavailable):
         await asyncio.wait_for(transport.unary("/a/B", b"", 5), 10)
     await transport.close()
@@ -191,4 +191,4 @@ async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
 def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
     for transport in TRANSPORTS:
         with pytest.raises(OSError, match="No such file"):
-            TritonClient("grpcs://h:1", Wire(transport, tls_ca=tmp_path / "ca.pem"))
+            TritonClient("grpcs://h:1", ConnectionOptions(transport, tls_ca=tmp_path / "ca.pem"))

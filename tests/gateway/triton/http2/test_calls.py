@@ -18,7 +18,7 @@ from gateway.errors import (
 )
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import Endpoint, Transport, Wire
+from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 from tests.support.http2_peer import (
     OK,
     Headers,
@@ -70,8 +70,8 @@ async def test_what_a_request_looks_like() -> None:
 
 async def test_long_metadata_and_metadata_of_every_call() -> None:
     async with listening(Server(echo)) as server:
-        wire = Wire(metadata={"triton-grpc-protocol-key": "v" * 300})
-        transport = Http2Transport(Endpoint.parse(server.endpoint), wire)
+        options = ConnectionOptions(metadata={"triton-grpc-protocol-key": "v" * 300})
+        transport = Http2Transport(Endpoint.parse(server.endpoint), options)
         await everything(await start(transport, other="w" * 127))
         await transport.close()
         assert server.peers[0].headers[1]["triton-grpc-protocol-key"] == "v" * 300
@@ -151,7 +151,7 @@ async def test_feeding_stops_when_asked_and_goes_on_where_it_stopped(
 ) -> None:
     server = Server(silence)
     async with listening(server):
-        transport = make(Endpoint.parse(server.endpoint), Wire())
+        transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
         call = await start(transport)
         taker = Taker(enough=2)
         feeding = asyncio.create_task(call.feed(taker))
@@ -272,7 +272,7 @@ async def test_failures_are_those_of_grpc(name: str) -> None:
     first = [] if answer.__qualname__.startswith("trailers_only") else [b"first"]
     for make in (Http2Transport, GrpcioTransport):
         async with listening(Server(answer)) as server:
-            transport: Transport = make(Endpoint.parse(server.endpoint), Wire())
+            transport: Transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
             call = await start(transport)
             messages, error = await asyncio.wait_for(until_the_end(call), 5)
             assert type(error) is expected, make

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import EngineUnavailable
 from gateway.triton.http2 import channel
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import Endpoint, Wire
+from gateway.triton.transport import ConnectionOptions, Endpoint
 from tests.support.http2_peer import (
     Peer,
     Server,
@@ -32,7 +32,7 @@ async def start(transport: Any, request: bytes = b"x") -> Any:
 
 
 def to(server: Server) -> Http2Transport:
-    return Http2Transport(Endpoint.parse(server.endpoint), Wire())
+    return Http2Transport(Endpoint.parse(server.endpoint), ConnectionOptions())
 
 
 async def test_one_connection_for_all() -> None:
@@ -216,7 +216,7 @@ async def test_what_is_not_http2_is_away(greeting: bytes, caplog: pytest.LogCapt
 
     listener = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    transport = Http2Transport(Endpoint.parse(f"127.0.0.1:{port}"), Wire())
+    transport = Http2Transport(Endpoint.parse(f"127.0.0.1:{port}"), ConnectionOptions())
     with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
         await asyncio.wait_for(start(transport), 3)
     assert "broke the HTTP/2 protocol" in caplog.text

@@ -17,19 +17,19 @@ from tritonclient.grpc import model_config_pb2
 
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
-from gateway.triton.names import CORE, TEXT, Inputs, Thing, read_inputs
+from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, read_inputs
 
 Mode = Literal["token", "text"]
 
 _DEFAULT_BLOCK = 64
 _DEFAULT_LORA_HOST_BYTES = 1024**3
 _LORA_DTYPES: dict[str, Dtype] = {"FP16": "float16", "BF16": "bfloat16"}
-_NEEDED: dict[Mode, tuple[Thing, ...]] = {
+_NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "token": ("prompt", "prompt_length", "max_tokens", "seed"),
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-_LORA: tuple[Thing, ...] = ("lora_task_id", "lora_weights", "lora_config")
+_LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -57,7 +57,7 @@ class StopModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ModelCapabilities:
     """Facts about one model; `inputs` and `outputs` are what it declares.
 
     `text` is None for the core model, which takes and gives token ids. Without `decoupled` each
@@ -100,8 +100,10 @@ class Dialect:
         return "token" if self.text is None else "text"
 
 
-def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size: int) -> Dialect:
-    """The dialect of a core model, from its `inference.ModelConfig`.
+def read_capabilities(
+    model: str, config: Any, *, max_seq_len: int | None, vocab_size: int
+) -> ModelCapabilities:
+    """The capabilities of a core model, from its `inference.ModelConfig`.
 
     `max_seq_len` and `vocab_size` stand in where the engine's config.json is out of sight.
 
@@ -113,7 +115,7 @@ def read_dialect(model: str, config: Any, *, max_seq_len: int | None, vocab_size
     return _read(model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
 
 
-def read_text_dialect(
+def read_text_capabilities(
     model: str,
     config: Any,
     core: Any | None,
@@ -122,19 +124,21 @@ def read_text_dialect(
     stop: StopModel | None,
     max_seq_len: int | None,
     vocab_size: int,
-) -> Dialect:
-    """The dialect of a text model; `core` is the config of its core model, where it can be read.
+) -> ModelCapabilities:
+    """Those of a text model; `core` is the config of its core model, where it can be read.
 
-    Raises EngineUnavailable as `read_dialect` does, and when nothing says whether an answer that
-    comes whole begins with the prompt.
+    Raises EngineUnavailable as `read_capabilities` does, and when nothing says whether an answer
+    that comes whole begins with the prompt.
     """
-    dialect = _read(model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
-    if core is None and not dialect.decoupled and "exclude_prompt" not in dialect.inputs:
+    capabilities = _read(
+        model, config, core, text, stop, max_seq_len=max_seq_len, vocab_size=vocab_size
+    )
+    if core is None and not capabilities.decoupled and "exclude_prompt" not in capabilities.inputs:
         raise EngineUnavailable(
             f"Triton model {model!r} has no exclude_input_in_output input and its core model "
             "cannot be read, so whether its answers begin with the prompt is unknown."
         )
-    return dialect
+    return capabilities
 
 
 def _read(
@@ -146,7 +150,7 @@ def _read(
     *,
     max_seq_len: int | None,
     vocab_size: int,
-) -> Dialect:
+) -> ModelCapabilities:
     mode: Mode = "token" if text is None else "text"
     inputs = read_inputs(config, _NAMES[mode])
     _check(model, config, inputs, mode)
@@ -172,7 +176,7 @@ def _read(
     beams = _beam_width(core, build)
     if text is not None and text.accumulates:
         beams = 1
-    return Dialect(
+    return ModelCapabilities(
         model=model,
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
@@ -205,7 +209,9 @@ def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
             f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*), "
             "which this gateway does not drive; it needs inflight_batcher_llm."
         )
-    missing = ["/".join(_NAMES[mode][thing]) for thing in _NEEDED[mode] if thing not in inputs]
+    missing = [
+        "/".join(_NAMES[mode][logical]) for logical in _NEEDED[mode] if logical not in inputs
+    ]
     if missing:
         raise EngineUnavailable(f"Triton model {model!r} has no input {', '.join(missing)}.")
 
@@ -235,7 +241,7 @@ def _beam_width(config: Any, build: dict[str, Any]) -> int:
 
 
 def _lora_dtype(inputs: Inputs) -> Dtype | None:
-    if not all(thing in inputs for thing in _LORA):
+    if not all(logical in inputs for logical in _LORA):
         return None
     return _LORA_DTYPES.get(inputs["lora_weights"].datatype)
 

@@ -14,7 +14,7 @@ BUSY_WAIT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LimitRequest:
     """One more request of `tenant`, to reserve `wanted` tokens; a limit of None is not counted."""
 
     tenant: str
