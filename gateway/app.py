@@ -18,12 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import AdapterError, StoreError
 from gateway.api import adapters, generations, models, openapi, ops, tokens
-from gateway.api.request_log import Handler, RequestLog
+from gateway.api.request_log import Handler, RequestLog, context_of
 from gateway.catalog.adapters import from_adapters
 from gateway.config.settings import Settings
 from gateway.errors import ClientDisconnected, GatewayError, from_http_status
 from gateway.http.workers import Worker
-from gateway.observability.request_context import current
 from gateway.service import running_service
 
 log = logging.getLogger(__name__)
@@ -143,9 +142,8 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _envelope(error: GatewayError) -> Response:
-    if (context := current.get()) is not None:
-        context.error = type(error).__name__
+def _envelope(request: Request, error: GatewayError) -> Response:
+    context_of(request.scope).error = type(error).__name__
     return Response(
         error.json(),
         status_code=error.status,
@@ -156,21 +154,20 @@ def _envelope(error: GatewayError) -> Response:
 
 async def _gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return _envelope(error)
+    return _envelope(request, error)
 
 
 async def _adapter_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AdapterError | StoreError)
-    return _envelope(from_adapters(error))
+    return _envelope(request, from_adapters(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path
     texts = {404: f"Unknown URL: {method} {path}.", 405: f"{method} is not allowed on {path}."}
-    response = _envelope(
-        from_http_status(error.status_code, texts.get(error.status_code, str(error.detail)))
-    )
+    text = texts.get(error.status_code, str(error.detail))
+    response = _envelope(request, from_http_status(error.status_code, text))
     response.headers.update(error.headers or {})
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(_methods(request))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import Request
 
+from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
 from gateway.errors import NotFound
-from gateway.observability.request_context import current
 from gateway.service import Service
 
 
@@ -14,8 +14,8 @@ def tenant_of(request: Request) -> Tenant | None:
     """The tenant whose key was sent; None where no key is needed. Raises Unauthorized."""
     service: Service = request.app.state.service
     tenant = service.access.tenant(request.headers.get("authorization"))
-    if tenant is not None and (context := current.get()) is not None:
-        context.tenant = tenant.name
+    if tenant is not None:
+        context_of(request.scope).tenant = tenant.name
     return tenant
 
 

@@ -13,6 +13,7 @@ from gateway.api.answers import Answer, Collector, Kind
 from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
+from gateway.api.request_log import context_of
 from gateway.api.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -22,7 +23,6 @@ from gateway.api.schemas import (
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.observability.request_context import current
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
 from gateway.pipeline.generate import generate, prepare
@@ -113,12 +113,10 @@ async def _answer(
         # A bill tells of cached tokens even where the answer does not.
         usage=options.usage or tenant is not None or service.settings.usage_log is not None,
     )
-    context = current.get()
-    if context is not None:
-        context.model, context.adapter_version = service.settings.model_name, route.version
+    context = context_of(request.scope)
+    context.model, context.adapter_version = service.settings.model_name, route.version
     batch = await prepare(service, prompts, options, chat=kind == "chat")
-    if context is not None:
-        context.batch = batch
+    context.batch = batch
     logprobs = None
     if wanted.alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
@@ -127,7 +125,9 @@ async def _answer(
     answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
     # The last thing that may fail or wait: from here on the account is sure to be closed.
     stated = wanted.output_limit is not None
-    account = await service.accounting.open(tenant, route, batch, stated=stated)
+    account = await service.accounting.open(
+        context, batch, tenant=tenant, route=route, stated=stated
+    )
     headers = dict(account.headers)
     if route.version:
         headers["x-adapter-version"] = route.version
@@ -135,12 +135,13 @@ async def _answer(
         include_usage = wanted.include_usage
 
         async def write(body: EventBody) -> None:
-            await generate(service, batch, answer.stream(body, include_usage=include_usage))
+            sink = answer.stream(body, include_usage=include_usage)
+            await generate(service, context, batch, sink)
 
         return EventStream(write, headers, service.settings.keep_alive, account)
     collector = Collector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
-        await generate(service, batch, collector)
+        await generate(service, context, batch, collector)
         body = answer.collected(collector.received, keep=wanted.keep)
     return Response(body, media_type="application/json", headers=headers)
 

@@ -21,6 +21,8 @@ log = logging.getLogger("gateway.requests")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+_CONTEXT = "gateway.request"
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Asked every few seconds by machines.
 _UNTRACED = {"/health/live", "/health/ready", "/metrics"}
@@ -42,6 +44,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         context = _context(dict(scope["headers"]))
+        scope[_CONTEXT] = context
         current.set(context)
         status = 499
         service: Service = scope["app"].state.service
@@ -70,6 +73,8 @@ class RequestLog:
             answer = Response(error.json(), error.status, error.headers(), "application/json")
             await answer(scope, receive, send_with_id)
         finally:
+            # The connection keeps its last scope while it is idle.
+            del scope[_CONTEXT]
             # Unmatched paths share one label: a scanner must not fill the metrics.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
             service.metrics.requests.labels(path, str(status)).inc()
@@ -77,6 +82,12 @@ class RequestLog:
             log_request(log, facts)
             if context.span is not None:
                 context.span.end(facts)
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """What is known of the request, within `RequestLog`."""
+    context: RequestContext = scope[_CONTEXT]
+    return context
 
 
 def _context(headers: Mapping[bytes, bytes]) -> RequestContext:

@@ -11,9 +11,9 @@ from types import TracebackType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.request_log import context_of
 from gateway.errors import ClientDisconnected, EngineError, GatewayError, ShuttingDown
 from gateway.http.protocol import CHUNKS, ChunkWriter
-from gateway.observability.request_context import current
 
 log = logging.getLogger(__name__)
 
@@ -178,8 +178,7 @@ class EventStream(Response):
         except Exception as error:
             if not body.started:
                 raise
-            if (context := current.get()) is not None:
-                context.error = type(error).__name__
+            context_of(scope).error = type(error).__name__
             if isinstance(error, ClientDisconnected):
                 return
             end = _failure(error) + DONE

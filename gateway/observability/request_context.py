@@ -1,6 +1,7 @@
 """What is known of the request being served: for its log lines, its span and its usage record.
 
-Whoever learns something writes it here, once a request and never once a token.
+It is passed to whoever learns something of the request, who writes it here: once a request and
+never once a token.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class RequestContext:
 
 
 current: ContextVar[RequestContext | None] = ContextVar("current", default=None)
-"""The request that this task serves."""
+"""The request that this task serves, for the formatter of log lines alone.
+
+Libraries log too, and nobody can pass them a request. Everybody else is passed the context.
+"""
 
 
 def current_id() -> str:

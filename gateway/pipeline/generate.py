@@ -26,6 +26,7 @@ from gateway.generation import (
     TokenDelta,
     TokenLogprob,
 )
+from gateway.observability.request_context import RequestContext
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.scheduling.attempts import attempt
@@ -178,7 +179,9 @@ async def _fit(
     return prompt_ids, capabilities.max_seq_len - len(prompt_ids)
 
 
-async def _echo(service: Service, generation: Generation, deadline: float) -> TextDelta:
+async def _echo(
+    service: Service, request: RequestContext, generation: Generation, deadline: float
+) -> TextDelta:
     """The prompt as the first delta; the last one too when nothing is to be generated."""
     logprobs: list[TokenLogprob] = []
     if generation.logprobs is not None:
@@ -188,14 +191,14 @@ async def _echo(service: Service, generation: Generation, deadline: float) -> Te
             lease.answered()
             return found
 
-        entries = await attempt(service.replicas, generation, deadline, ask)
+        entries = await attempt(service.replicas, request, generation, deadline, ask)
         offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
         logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
 
 
-async def generate(service: Service, batch: Batch, sink: Sink) -> None:
+async def generate(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
     """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
     Cancelled, or at an error, it stops the engine. Raises Overloaded when it is not this request's
@@ -209,20 +212,20 @@ async def generate(service: Service, batch: Batch, sink: Sink) -> None:
         async with turn:
             batch.meter.began = True
             if batch.generations[0].beams:
-                await _beams(service, batch, sink)
+                await _beams(service, request, batch, sink)
             elif len(batch.generations) == 1:
-                await _choice(service, batch, 0, sink)
+                await _choice(service, request, batch, 0, sink)
             else:
-                await _several(service, batch, sink)
+                await _several(service, request, batch, sink)
     except TimeoutError:
         limit = batch.timeout_s
         raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
 
 
-async def _several(service: Service, batch: Batch, sink: Sink) -> None:
+async def _several(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
     """A task for each choice."""
     tasks = [
-        asyncio.create_task(_choice(service, batch, index, sink))
+        asyncio.create_task(_choice(service, request, batch, index, sink))
         for index in range(len(batch.generations))
     ]
     try:
@@ -239,15 +242,17 @@ def _text_stream(service: Service, generation: Generation) -> TextStream | Piece
     return PieceStream(service.prompts.tokenizer, generation)
 
 
-async def _beams(service: Service, batch: Batch, sink: Sink) -> None:
+async def _beams(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
     """The beams of each search, each as its only delta; the engine cannot stream them apart."""
     for start, generation in enumerate(batch.generations):
-        for index, delta in enumerate(await _search(service, generation, batch)):
+        for index, delta in enumerate(await _search(service, request, generation, batch)):
             sink.accept(start * generation.beams + index, delta)
         await sink.drain()
 
 
-async def _search(service: Service, generation: Generation, batch: Batch) -> list[TextDelta]:
+async def _search(
+    service: Service, request: RequestContext, generation: Generation, batch: Batch
+) -> list[TextDelta]:
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease, left: float) -> list[TokenDelta]:
@@ -258,7 +263,7 @@ async def _search(service: Service, generation: Generation, batch: Batch) -> lis
 
     metrics.in_flight.inc()
     try:
-        deltas = await attempt(service.replicas, generation, batch.deadline, ask)
+        deltas = await attempt(service.replicas, request, generation, batch.deadline, ask)
     finally:
         metrics.in_flight.dec()
     of_model = metrics.of(generation.lora.name if generation.lora else service.settings.model_name)
@@ -270,7 +275,9 @@ async def _search(service: Service, generation: Generation, batch: Batch) -> lis
     return texts
 
 
-async def _choice(service: Service, batch: Batch, index: int, sink: Sink) -> None:
+async def _choice(
+    service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
+) -> None:
     """One generation; its last delta carries the finish reason. Raises TimeoutError."""
     generation = batch.generations[index]
     metrics = service.metrics
@@ -305,13 +312,13 @@ async def _choice(service: Service, batch: Batch, index: int, sink: Sink) -> Non
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     try:
         if generation.echo is not None:
-            echoed = await _echo(service, generation, batch.deadline)
+            echoed = await _echo(service, request, generation, batch.deadline)
             sink.accept(index, echoed)
             await sink.drain()
             if not generation.max_tokens:
                 last = echoed
                 return
-        await attempt(service.replicas, generation, batch.deadline, ask)
+        await attempt(service.replicas, request, generation, batch.deadline, ask)
         await sink.drain()
     finally:
         metrics.in_flight.dec()

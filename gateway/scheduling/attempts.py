@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
 from gateway.generation import Generation
+from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replicas import Replica, ReplicaLease, Replicas
 
 _ATTEMPTS = 3
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 async def attempt(
     replicas: Replicas,
+    request: RequestContext,
     generation: Generation,
     deadline: float,
     ask: Callable[[ReplicaLease, float], Awaitable[T]],
@@ -34,7 +36,7 @@ async def attempt(
     """
     tried: list[Replica] = []
     while True:
-        lease = _pick(replicas, generation, tried)
+        lease = _pick(replicas, request, generation, tried)
         try:
             with lease:
                 return await ask(lease, _left(deadline))
@@ -44,8 +46,10 @@ async def attempt(
             _another(replicas, lease.replica, tried, error)
 
 
-def _pick(replicas: Replicas, generation: Generation, tried: list[Replica]) -> ReplicaLease:
-    return replicas.pick(_home_of(generation) if replicas.several else None, tried)
+def _pick(
+    replicas: Replicas, request: RequestContext, generation: Generation, tried: list[Replica]
+) -> ReplicaLease:
+    return replicas.pick(request, _home_of(generation) if replicas.several else None, tried)
 
 
 def _another(

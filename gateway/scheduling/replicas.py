@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gateway.errors import EngineBroken, EngineUnavailable
-from gateway.observability.request_context import current
+from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import is_name, resolve
@@ -62,11 +62,15 @@ class Replica:
 class ReplicaLease:
     """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
 
-    Inside, `metadata` is what the call must carry: the trace that it belongs to.
+    Inside, `metadata` is what the call must carry: the trace that it belongs to. `request` is told
+    of the replica.
     """
 
-    def __init__(self, replica: Replica, released: Callable[[Replica], None]) -> None:
+    def __init__(
+        self, replica: Replica, request: RequestContext, released: Callable[[Replica], None]
+    ) -> None:
         self.replica = replica
+        self._request = request
         self._released = released
         self._probe = False
         self._answered = False
@@ -81,12 +85,11 @@ class ReplicaLease:
     def __enter__(self) -> ReplicaLease:
         self._probe = self.replica.breaker.begin()
         self.replica.in_flight += 1
-        if (context := current.get()) is not None:
-            context.replica = self.replica.endpoint
-            self.metadata = context.parent
-            if context.span is not None:
-                self._span = context.span.attempt(self.replica.endpoint)
-                self.metadata = self._span.metadata
+        self._request.replica = self.replica.endpoint
+        self.metadata = self._request.parent
+        if self._request.span is not None:
+            self._span = self._request.span.attempt(self.replica.endpoint)
+            self.metadata = self._span.metadata
         return self
 
     @property
@@ -211,15 +214,17 @@ class Replicas:
         """Returns once one of them has been seen serving."""
         await self._seen_ready.wait()
 
-    def pick(self, key: bytes | None = None, avoid: Collection[Replica] = ()) -> ReplicaLease:
-        """A place on a replica that works, and is none of `avoid`.
+    def pick(
+        self, request: RequestContext, key: bytes | None = None, avoid: Collection[Replica] = ()
+    ) -> ReplicaLease:
+        """A place for `request` on a replica that works, and is none of `avoid`.
 
         Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none.
         """
         candidates = self._candidates(avoid)
         if not candidates:
             raise EngineUnavailable("No inference server is available; try again shortly.")
-        return ReplicaLease(choose(candidates, key), self._released)
+        return ReplicaLease(choose(candidates, key), request, self._released)
 
     def _candidates(self, avoid: Collection[Replica]) -> list[Replica]:
         """Those that work, or else seem to; among them those with room, or else all."""

@@ -15,7 +15,7 @@ from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
 from gateway.errors import ClientDisconnected, GatewayError
 from gateway.generation import Batch
-from gateway.observability.request_context import current_id
+from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits, Reservation
 from gateway.tenancy.usage_log import Usage
 
@@ -34,13 +34,16 @@ class Account:
 
     def __init__(
         self,
+        request: RequestContext,
         batch: Batch,
+        *,
         route: Route,
         tenant: Tenant | None,
         reservation: Reservation,
         accounting: Accounting,
     ) -> None:
         self.headers = reservation.headers
+        self._request_id = request.request_id
         self._batch = batch
         self._route = route
         self._tenant = tenant
@@ -71,7 +74,7 @@ class Account:
         self._accounting.record(
             Usage(
                 id=batch.request_id,
-                request_id=current_id(),
+                request_id=self._request_id,
                 tenant=self._tenant.name if self._tenant else None,
                 model=self._accounting.model,
                 adapter=lora.name if lora else None,
@@ -119,7 +122,13 @@ class Accounting:
             log.error("%d requests have not ended; their usage is not recorded", self._running)
 
     async def open(
-        self, tenant: Tenant | None, route: Route, batch: Batch, *, stated: bool
+        self,
+        request: RequestContext,
+        batch: Batch,
+        *,
+        tenant: Tenant | None,
+        route: Route,
+        stated: bool,
     ) -> Account:
         """`stated` says whether the client named a limit of tokens.
 
@@ -130,7 +139,9 @@ class Accounting:
             most = generation.max_tokens
             wanted += (most if stated else min(most, _UNSTATED_TOKENS)) * (generation.beams or 1)
         reservation = await self._limits.reserve(tenant, wanted)
-        return Account(batch, route, tenant, reservation, self)
+        return Account(
+            request, batch, route=route, tenant=tenant, reservation=reservation, accounting=self
+        )
 
 
 def _status(error: BaseException | None) -> int:

@@ -114,7 +114,9 @@ class Http2Transport:
         if self._dialling is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
                 raise from_status(Status.UNAVAILABLE, "")
-            # What the connection reads later is nobody's, least of all this request's.
+            # asyncio calls a connection's protocol in the context of the task that connected it.
+            # In this request's, whatever the connection logs as long as it lives would carry the
+            # request's id, and what is known of the request would stay in memory as long.
             self._dialling = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
             raise from_status(Status.UNAVAILABLE, "")

@@ -121,7 +121,7 @@ async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -
     ):
         batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
         with pytest.raises(RequestTimeout):
-            await generate(service, batch, sink)
+            await generate(service, RequestContext("test"), batch, sink)
         # What arrived while it was busy has been given to it in one piece.
         assert sink.text == TEXT[:4]
         assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
@@ -135,7 +135,8 @@ async def test_what_comes_with_the_end_of_a_stop_string_is_dropped(tokenizer_dir
         running(tokenizer_dir, endpoint) as (_, service, _),
     ):
         options = Options(Sampling(seed=1), stop=("el",))
-        await generate(service, await prepare(service, ["x"], options, chat=False), sink)
+        batch = await prepare(service, ["x"], options, chat=False)
+        await generate(service, RequestContext("test"), batch, sink)
     assert sink.text == "h"
     assert [delta.finish for delta in sink.deltas] == [None, "stop"]
 
