@@ -38,6 +38,16 @@ def check_name(name: str) -> str:
     return name
 
 
+def selector(name: str, digest: str) -> str:
+    """``NAME@DIGEST``: a version's own name as a model, which no rollback moves."""
+    return f"{name}@{digest[:SHORT_DIGEST]}"
+
+
+def selected_name(model: str) -> str:
+    """The name in ``NAME`` or ``NAME@DIGEST``, whatever the digest is."""
+    return model.partition("@")[0]
+
+
 def split_selector(model: str) -> tuple[str, str | None]:
     """``NAME`` or ``NAME@DIGEST`` as (name, digest or None); a digest has 12 to 64 hex digits."""
     name, at, digest = model.partition("@")

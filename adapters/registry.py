@@ -15,7 +15,7 @@ from typing import Protocol
 
 from adapters.adapter import Converted
 from adapters.errors import BaseMismatch, InvalidName, TaskIdClash, UnknownAdapter, UnknownVersion
-from adapters.record import Record, Version, check_name, split_selector
+from adapters.record import Record, Version, check_name, selector, split_selector
 
 Change = Callable[[Record | None], Record]
 
@@ -148,7 +148,7 @@ class Registry:
         for record in self.snapshot.records.values():
             for version in record.versions:
                 if version.task_id == converted.task_id and version.digest != converted.digest:
-                    known = f"{record.name}@{version.short_digest}"
+                    known = selector(record.name, version.digest)
                     raise TaskIdClash(
                         "adapter", "task id", converted.task_id, f"not that of {known}"
                     )

@@ -27,6 +27,7 @@ import tritonclient.grpc.aio as triton
 from adapters.adapter import MODULE_IDS
 from bench.machine import pin_family
 from bench.servers import MODEL, Bench, Unmeasured, environment
+from ops.local_stack.state import ADMIN_KEY_FILE, State
 
 HIDDEN, INNER, KV, LAYERS = 4096, 14336, 1024, 32
 SIZES = {
@@ -199,17 +200,17 @@ async def add(client: httpx.AsyncClient, name: str, tensors: Tensors, folder: Pa
 
 
 async def measure(
-    state: dict[str, Any], key: str, folder: Path, *, requests: int, adapters: int
+    state: State, key: str, folder: Path, *, requests: int, adapters: int
 ) -> dict[str, Any]:
-    url = state["gateway"]
+    url = state.gateway
     headers = {"authorization": f"Bearer {key}"}
     results: dict[str, Any] = {}
     async with (
         httpx.AsyncClient(base_url=url, timeout=120, headers=headers) as client,
-        triton.InferenceServerClient(state["triton_grpc"]) as server,
+        triton.InferenceServerClient(state.triton_grpc) as server,
     ):
         await add(client, "warm", make_tensors("13 MB", seed=0), folder)
-        results["warm"] = await warm(client, state["pids"]["gateway"], requests)
+        results["warm"] = await warm(client, state.pids["gateway"], requests)
         for kind in KINDS:
             gateway, plain, stalls = [], [], []
             for n in range(adapters):
@@ -270,10 +271,10 @@ def lora(bench: Bench) -> list[dict[str, Any]]:
         assert process.stdout is not None
         if not process.stdout.readline().startswith("ready:"):
             raise Unmeasured(f"gateway up ended with code {process.wait()}")
-        state = json.loads((folder / "state" / "state.json").read_text())
-        key = (folder / "state" / "admin_key").read_text()
-        pin_family(state["pids"]["gateway"], bench.cores.gateway)
-        pin_family(state["pids"]["triton"], bench.cores.upstream)
+        state = State.read(folder / "state")
+        key = (folder / "state" / ADMIN_KEY_FILE).read_text()
+        pin_family(state.pids["gateway"], bench.cores.gateway)
+        pin_family(state.pids["triton"], bench.cores.upstream)
         return rows(asyncio.run(measure(state, key, folder, **(QUICK if bench.quick else FULL))))
     finally:
         process.terminate()

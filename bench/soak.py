@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import csv
-import json
 import os
 import random
 import signal
@@ -32,6 +31,7 @@ import httpx
 import psutil
 
 from bench.machine import ROOT
+from ops.local_stack.state import State
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
@@ -64,7 +64,7 @@ def main() -> int:
         with (options.out / "stack.log").open("wb") as log:
             up = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
         try:
-            state = _state(up, Path(folder) / "state.json")
+            state = _state(up, Path(folder))
             seconds = 60 * options.minutes
             samples, outcomes = asyncio.run(_soak(state, options.clients, seconds))
         finally:
@@ -81,33 +81,29 @@ def main() -> int:
     return 1 if grown else 0
 
 
-def _state(up: subprocess.Popen[bytes], path: Path) -> Mapping[str, object]:
+def _state(up: subprocess.Popen[bytes], folder: Path) -> State:
     deadline = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < deadline and up.poll() is None:
         with suppress(OSError, ValueError, httpx.TransportError):
-            state: Mapping[str, object] = json.loads(path.read_text(encoding="utf-8"))
-            if httpx.get(f"{state['gateway']}/health/ready").status_code == 200:
+            state = State.read(folder)
+            if httpx.get(f"{state.gateway}/health/ready").status_code == 200:
                 return state
         time.sleep(0.2)
     raise SystemExit("the stack did not start; see stack.log")
 
 
-async def _soak(
-    state: Mapping[str, object], clients: int, seconds: float
-) -> tuple[list[Sample], Counter[str]]:
+async def _soak(state: State, clients: int, seconds: float) -> tuple[list[Sample], Counter[str]]:
     outcomes: Counter[str] = Counter()
     ends = time.monotonic() + seconds
     tasks = [
-        asyncio.create_task(_client(str(state["gateway"]), number, ends, outcomes))
+        asyncio.create_task(_client(state.gateway, number, ends, outcomes))
         for number in range(clients)
     ]
-    pids = state["pids"]
-    assert isinstance(pids, Mapping)
     samples: list[Sample] = []
     started = time.monotonic()
     while time.monotonic() < ends:
         for server in _COLOURS:
-            rss, files = _footprint(pids[server])
+            rss, files = _footprint(state.pids[server])
             samples.append(Sample(time.monotonic() - started, server, rss, files))
         await asyncio.sleep(EVERY_S)
     await asyncio.gather(*tasks)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from adapters.record import Version
+from adapters.record import Version, selected_name, selector
 from gateway.api.auth import tenant_of
 from gateway.service import Service
 
@@ -42,8 +42,7 @@ def _base(service: Service) -> dict[str, Any]:
 
 def _adapter(service: Service, model: str, version: Version) -> dict[str, Any]:
     """`root` is the exact version, which is a model name as well."""
-    name = model.partition("@")[0]
-    root = f"{name}@{version.short_digest}"
+    root = selector(selected_name(model), version.digest)
     return _model(service, model, int(version.created), root=root, parent=version.base)
 
 

@@ -26,7 +26,7 @@ from adapters.errors import (
     UnknownVersion,
     UnsupportedEngine,
 )
-from adapters.record import Record, Version
+from adapters.record import Record, Version, selected_name
 from gateway.config.settings import Settings
 from gateway.errors import (
     ContentTooLarge,
@@ -113,7 +113,7 @@ class Adapters:
                 f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
                 "the adapter again."
             )
-        name = model.partition("@")[0]
+        name = selected_name(model)
         return Lora(name, version.task_id, lambda: self._weights(version)), version
 
     async def _weights(self, version: Version) -> Converted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.record import selector
 from gateway.catalog.adapters import Adapters
 from gateway.generation import Lora
 
@@ -29,4 +30,4 @@ class Router:
         if model == self._base:
             return Route(self._base)
         lora, version = self._adapters.resolve(model)
-        return Route(lora.name, lora, f"{lora.name}@{version.short_digest}")
+        return Route(lora.name, lora, selector(lora.name, version.digest))

@@ -22,6 +22,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace import Tracer as OtelTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from adapters.record import selected_name
 from gateway.errors import ClientDisconnected
 from gateway.triton.transport import Metadata
 
@@ -122,7 +123,7 @@ class RequestSpan:
                 span.set_attribute(name, value)
         if facts["model"] is not None:
             version = str(facts["adapter_version"] or facts["model"])
-            span.set_attribute("gen_ai.request.model", version.partition("@")[0])
+            span.set_attribute("gen_ai.request.model", selected_name(version))
             span.set_attribute("gen_ai.operation.name", _OPERATIONS[str(path)])
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000

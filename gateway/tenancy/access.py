@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
+from adapters.record import selected_name
 from gateway.catalog.router import Route, Router
 from gateway.config.file import Configuration, ConfigurationFile
 from gateway.config.settings import Settings
@@ -83,7 +84,7 @@ class Access:
         must not know of: another's namespace. Raises Forbidden for a model of the common catalogue
         that it may not use.
         """
-        name = model.partition("@")[0]
+        name = selected_name(model)
         if self.sees(tenant, name):
             return router.resolve(model)
         if not is_common(name, self._base):

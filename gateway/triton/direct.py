@@ -5,7 +5,6 @@ For operators' tools, so what the server says is passed on as it is.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,9 +14,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
+from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
 from gateway.triton.model_capabilities import StopModel, parameter
-from gateway.triton.names import CORE, TEXT, read_inputs
+from gateway.triton.names import CORE, TEXT, lora_dtype, read_inputs
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
@@ -32,7 +32,6 @@ _DTYPES = {
     "FP32": "<f4",
     "BF16": "<u2",
 }
-_LORA_DTYPES: dict[str, Dtype] = {"FP16": "float16", "BF16": "bfloat16"}
 
 
 class Reply:
@@ -51,10 +50,18 @@ class Reply:
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
         """An output in its shape, None when it did not come. BF16 comes as its 16 bits, uint16."""
+        found = self._raw(name)
+        if found is None:
+            return None
+        tensor, raw = found
+        return np.frombuffer(raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+
+    def _raw(self, name: str) -> tuple[Any, bytes] | None:
+        """What is declared of an output, and its contents."""
         contents = self._response.raw_output_contents
         for tensor, raw in zip(self._response.outputs, contents, strict=True):
             if tensor.name == name:
-                return np.frombuffer(raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+                return tensor, raw
         return None
 
     def ids(self) -> list[list[int]]:
@@ -67,16 +74,9 @@ class Reply:
         return [row[:n].tolist() for row, n in zip(ids[0], lengths.reshape(-1), strict=True)]
 
     def texts(self) -> list[str]:
-        """`text_output`: each element is its length in 4 bytes, then UTF-8."""
-        contents = self._response.raw_output_contents
-        texts = []
-        for tensor, raw in zip(self._response.outputs, contents, strict=True):
-            position = 0
-            while tensor.name == "text_output" and position < len(raw):
-                (length,) = struct.unpack_from("<I", raw, position)
-                position += 4 + length
-                texts.append(raw[position - length : position].decode(errors="replace"))
-        return texts
+        """`text_output`, by beam."""
+        raw = self._raw("text_output")
+        return [] if raw is None else bytes_tensor.unpack(raw[1])
 
 
 class DirectModel:
@@ -103,9 +103,8 @@ class DirectModel:
 
     @property
     def lora_dtype(self) -> Dtype | None:
-        """The declared type of `lora_weights`."""
-        tensor = self.inputs.get("lora_weights")
-        return None if tensor is None else _LORA_DTYPES.get(tensor.datatype)
+        """The declared type of `lora_weights`; None where the model takes no adapters."""
+        return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
         return RequestBuilder(self.name, self.inputs, request_id)

@@ -17,19 +17,17 @@ from tritonclient.grpc import model_config_pb2
 
 from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable
-from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, read_inputs
+from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, lora_dtype, read_inputs
 
 Mode = Literal["token", "text"]
 
 _DEFAULT_BLOCK = 64
 _DEFAULT_LORA_HOST_BYTES = 1024**3
-_LORA_DTYPES: dict[str, Dtype] = {"FP16": "float16", "BF16": "bfloat16"}
 _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "token": ("prompt", "prompt_length", "max_tokens", "seed"),
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
-_LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -188,7 +186,7 @@ def _read(
         max_seq_len=limit,
         max_input_len=_first_int(build.get("max_input_len")),
         engine_dir=engine_dir,
-        lora_dtype=None if _loses_lora(config, text) else _lora_dtype(inputs),
+        lora_dtype=None if _loses_lora(config, text) else lora_dtype(inputs),
         # Out of sight it may be set up, and the engine says so if it is not.
         guided=guided and (not known or bool(parameter(core, "guided_decoding_backend"))),
         max_beam_width=beams if "beam_width" in inputs else 1,
@@ -238,12 +236,6 @@ def _beam_width(config: Any, build: dict[str, Any]) -> int:
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
     return min(model, _first_int(build.get("max_beam_width")) or model)
-
-
-def _lora_dtype(inputs: Inputs) -> Dtype | None:
-    if not all(logical in inputs for logical in _LORA):
-        return None
-    return _LORA_DTYPES.get(inputs["lora_weights"].datatype)
 
 
 def _loses_lora(config: Any, text: TextModel | None) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from tritonclient.grpc import model_config_pb2
 
+from adapters.adapter import Dtype
+
 LogicalInput = Literal[
     "bad_words",
     "beam_width",
@@ -99,6 +101,11 @@ TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
 """Of `ensemble` and `tensorrt_llm_bls`."""
 
 
+_LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
+LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
+"""The wire's names of the types that `lora_weights` may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """An input that a model declares; `datatype` as it is on the wire, such as INT32."""
@@ -119,6 +126,14 @@ def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> I
         for name in known
         if name in declared
     }
+
+
+def lora_dtype(inputs: Inputs) -> Dtype | None:
+    """The type that `lora_weights` must have; None where the model takes no adapters."""
+    if not all(logical in inputs for logical in _LORA):
+        return None
+    declared = inputs["lora_weights"].datatype
+    return next((dtype for dtype, wire in LORA_DATATYPES.items() if wire == declared), None)
 
 
 def datatype(data_type: int) -> str:

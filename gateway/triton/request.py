@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError
+from gateway.triton import bytes_tensor
 from gateway.triton.names import Inputs, LogicalInput
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -80,10 +81,8 @@ class RequestBuilder:
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
-        """[1, n] of texts: each is its length in 4 bytes, then UTF-8."""
-        encoded = [value.encode() for value in values]
-        raw = b"".join([struct.pack("<I", len(text)) + text for text in encoded])
-        self.raw(logical, raw, len(values))
+        """[1, n] of texts."""
+        self.raw(logical, bytes_tensor.pack(values), len(values))
 
     def raw(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
         """[1, *dims] of what is packed already, in the declared type."""

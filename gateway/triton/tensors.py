@@ -10,18 +10,17 @@ from array import array
 
 from tritonclient.grpc import service_pb2 as pb
 
-from adapters.adapter import Converted, Dtype
+from adapters.adapter import Converted
 from gateway.errors import EngineError
 from gateway.generation import Generation, Sampling, TokenDelta, TokenLogprob
 from gateway.triton.logits import prompt_logprobs, top_logprobs
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
-from gateway.triton.names import LogicalInput
+from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.request import Request, RequestBuilder, varint
 from gateway.triton.transport import Message
 
 _TINY = 1e-6
 _FINAL = "triton_final_response"
-_LORA_DATATYPES: dict[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
 # What a request must have to be let through to the model, whatever it is.
 _STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
@@ -159,7 +158,7 @@ def with_weights(request: Request, lora: Converted) -> Message:
     tail = pb.ModelInferRequest()
     tail.inputs.add(name="lora_config", datatype="INT32", shape=(1, lora.rows, 3))
     tail.raw_input_contents.append(lora.config)
-    datatype = _LORA_DATATYPES[lora.dtype]
+    datatype = LORA_DATATYPES[lora.dtype]
     tail.inputs.add(name="lora_weights", datatype=datatype, shape=(1, lora.rows, lora.width))
     header = _RAW_INPUT_CONTENTS + varint(lora.nbytes)
     head = request.data + tail.SerializeToString() + header

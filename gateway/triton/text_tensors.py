@@ -9,14 +9,13 @@ time, in which only the end may be incomplete.
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Iterator
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError
 from gateway.generation import Generation, TextPrompt, TokenDelta
+from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import add_common, add_sampling, is_final
@@ -107,17 +106,8 @@ class TextReader:
 def _texts(response: pb.ModelInferResponse) -> list[str]:
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "text_output":
-            return list(_elements(raw))
+            return bytes_tensor.unpack(raw)
     return []
-
-
-def _elements(raw: bytes) -> Iterator[str]:
-    """The elements of a BYTES tensor: each is its length in 4 bytes, then what should be UTF-8."""
-    position = 0
-    while position < len(raw):
-        (length,) = struct.unpack_from("<I", raw, position)
-        position += 4 + length
-        yield raw[position - length : position].decode(errors="replace")
 
 
 def _reused(response: pb.ModelInferResponse) -> int:

@@ -75,12 +75,14 @@ def run(parsed: argparse.Namespace) -> int:
 
 class _Gateway:
     def __init__(self, url: str | None, state_dir: Path) -> None:
+        from ops.local_stack.state import ADMIN_KEY_FILE, State
+
         key = os.environ.get("GATEWAY_ADMIN_KEY")
         try:
             if url is None:
-                url = json.loads((state_dir / "state.json").read_text())["gateway"]
+                url = State.read(state_dir).gateway
             if key is None:
-                key = (state_dir / "admin_key").read_text().strip()
+                key = (state_dir / ADMIN_KEY_FILE).read_text().strip()
         except OSError as error:
             raise SystemExit(
                 f"gateway lora: {error.filename}: {error.strerror}; is `gateway up` running? "

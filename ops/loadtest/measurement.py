@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,6 +22,7 @@ from ops.loadtest.requests import Request, Source
 from ops.loadtest.running import run
 from ops.loadtest.sample import Mode, Run, Sample, append
 from ops.loadtest.targets import GatewayTarget, Target, TritonTarget, first_model
+from ops.local_stack.state import State
 
 _TRITON, _GATEWAY = "localhost:8001", "http://127.0.0.1:9000"
 _WARM_UP_TOKENS = 100
@@ -44,12 +44,16 @@ class Servers:
 
     def completed(self, state_dir: Path) -> Servers:
         """With the addresses of the stack in `state_dir`, or else the usual ports."""
-        file = state_dir / "state.json"
-        state = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        try:
+            state = State.read(state_dir)
+        except FileNotFoundError:
+            triton, gateway = _TRITON, _GATEWAY
+        else:
+            triton, gateway = state.triton_grpc, state.gateway
         return replace(
             self,
-            triton=self.triton or state.get("triton_grpc", _TRITON),
-            gateway=(self.gateway or state.get("gateway", _GATEWAY)).rstrip("/"),
+            triton=self.triton or triton,
+            gateway=(self.gateway or gateway).rstrip("/"),
         )
 
 

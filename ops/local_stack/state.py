@@ -33,6 +33,11 @@ class State:
     redis: str
     pids: dict[str, int]
 
+    @classmethod
+    def read(cls, state_dir: Path) -> State:
+        """That of the stack that runs there. Raises OSError when none does."""
+        return cls(**json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8")))
+
     def write(self, state_dir: Path) -> None:
         """Replaces the file in one step: a reader sees the old or the new one, whole."""
         draft = state_dir / f"{FILE_NAME}.new"

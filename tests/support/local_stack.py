@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from ops.local_stack.state import FILE_NAME
+from ops.local_stack.state import State as Stack
+
 READY_WITHIN = 120.0  # seconds; a few are normal
 STOPPED_WITHIN = 15.0
 SHARED_MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class Stack:
-    """state.json: its keys, no more and no less."""
-
-    gateway: str
-    triton_http: str
-    triton_metrics: str
-    triton_grpc: str
-    redis: str
-    pids: dict[str, int]
 
 
 class Up:
@@ -69,7 +58,7 @@ class Up:
         return self._stderr.read_text(encoding="utf-8")
 
     def state(self) -> Stack:
-        return Stack(**json.loads((self.state_dir / "state.json").read_text(encoding="utf-8")))
+        return Stack.read(self.state_dir)
 
     def wait_for(self, text: str, within: float = READY_WITHIN) -> None:
         """Until `text` is in the command's output."""
@@ -109,7 +98,7 @@ class Up:
         assert self._shm_prefix
         assert not [region.name for region in SHARED_MEMORY.glob(f"{self._shm_prefix}*")]
         assert not [path for path in self.state_dir.rglob("*") if path.is_socket()]
-        assert not (self.state_dir / "state.json").exists()
+        assert not (self.state_dir / FILE_NAME).exists()
 
 
 def _runs(process: psutil.Process) -> bool:

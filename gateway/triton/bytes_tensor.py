@@ -1,0 +1,21 @@
+"""A BYTES tensor of texts: each is its length in 4 bytes, little-endian, then UTF-8."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+
+def pack(texts: Sequence[str]) -> bytes:
+    encoded = [text.encode() for text in texts]
+    return b"".join([struct.pack("<I", len(text)) + text for text in encoded])
+
+
+def unpack(raw: bytes) -> list[str]:
+    """What is not UTF-8, such as half a character, becomes U+FFFD."""
+    texts, position = [], 0
+    while position < len(raw):
+        (length,) = struct.unpack_from("<I", raw, position)
+        position += 4 + length
+        texts.append(raw[position - length : position].decode(errors="replace"))
+    return texts
