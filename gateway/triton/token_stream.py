@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -19,10 +18,8 @@ from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.response_template import ResponseTemplate
+from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
-
-if TYPE_CHECKING:
-    from gateway.triton.engine import Engine
 
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
@@ -38,7 +35,7 @@ class TokenStream:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: StreamOwner,
         capabilities: ModelCapabilities,
         request: Request,
         generation: Generation,

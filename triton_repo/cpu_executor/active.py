@@ -1,52 +1,22 @@
-"""A fetched request, its sequences, and the responses they make."""
+"""A fetched request and the responses that its sequences make."""
 
 from __future__ import annotations
 
 import copy
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.enums import FinishReason
 from triton_repo.cpu_executor.guide import Guide
-from triton_repo.cpu_executor.kv_cache import SequenceCache
 from triton_repo.cpu_executor.lora import CachedAdapter
 from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.result import RequestPerfMetrics, Response, Result
-from triton_repo.cpu_executor.sampling import SamplingState
+from triton_repo.cpu_executor.sequence import NOT_FINISHED, Beams, Sequence
 from triton_repo.cpu_executor.words import StopWords
-
-if TYPE_CHECKING:
-    from triton_repo.cpu_executor.beam import BeamSearch
-
-NOT_FINISHED = FinishReason.NOT_FINISHED
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """The generated tokens of one sequence (one sample, or one beam) of a request."""
-
-    index: int
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    cum_log_prob: float = 0.0
-    finish: FinishReason = NOT_FINISHED
-    logits: list[NDArray[np.float32]] = field(default_factory=list)
-    cache: SequenceCache | None = None
-    sampling: SamplingState | None = None
-    guide: Guide | None = None
-    reported_tokens: int = 0
-    reported_end: bool = False
-
-    def append(self, token: int, log_prob: float) -> None:
-        self.tokens.append(token)
-        self.log_probs.append(log_prob)
-        self.cum_log_prob += log_prob
 
 
 class ActiveRequest:
@@ -79,7 +49,7 @@ class ActiveRequest:
         self.metrics = RequestPerfMetrics() if output.return_perf_metrics else None
         if self.metrics is not None:
             self.metrics.timing_metrics.arrival_time = timedelta(seconds=self.arrival)
-        self.beams: BeamSearch | None = None
+        self.beams: Beams | None = None
         self.stop_words: StopWords | None = None
         self.adapter: CachedAdapter | None = None
         self.guide: Future[Guide] | None = None

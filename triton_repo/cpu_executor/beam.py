@@ -12,16 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.enums import FinishReason
 from triton_repo.cpu_executor.sampling import Row, process
-
-if TYPE_CHECKING:
-    from triton_repo.cpu_executor.active import ActiveRequest, Sequence
+from triton_repo.cpu_executor.sequence import Sequence
 
 Array = NDArray[np.float32]
 

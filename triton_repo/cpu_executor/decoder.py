@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.cpu_executor.active import ActiveRequest, Sequence
+from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.beam import BeamSearch
 from triton_repo.cpu_executor.enums import FinishReason
 from triton_repo.cpu_executor.guide import GuideError
 from triton_repo.cpu_executor.sampling import LOWEST, Row, SamplingState, choose, process
+from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.words import StopWords
 
 Array = NDArray[np.float32]

@@ -7,7 +7,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.cpu_executor.active import ActiveRequest, Sequence
+from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.admission import Limits
 from triton_repo.cpu_executor.decoder import Decoder
 from triton_repo.cpu_executor.engine import EngineConfig
@@ -24,6 +24,7 @@ from triton_repo.cpu_executor.loop import Progress, RequestLoop
 from triton_repo.cpu_executor.lora import LoraCache
 from triton_repo.cpu_executor.mailbox import Mailbox
 from triton_repo.cpu_executor.scheduler import Scheduler, Work
+from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 
 # How long to wait when every active request waits for its LoRA weights to be prepared.

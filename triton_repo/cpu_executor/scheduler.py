@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from triton_repo.cpu_executor.active import ActiveRequest, Sequence
+from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.attention import QUERY_TILE
 from triton_repo.cpu_executor.enums import CapacitySchedulerPolicy
 from triton_repo.cpu_executor.kv_cache import BlockPool
+from triton_repo.cpu_executor.sequence import Sequence
 
 # Prompts are run in pieces of this many tokens per iteration, shared by all prompts, so that a
 # long prompt does not hold up the sequences that are generating. Pieces are cut at multiples of

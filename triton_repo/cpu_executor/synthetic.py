@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from triton_repo.cpu_executor.executor_config import ExecutorConfig
 from triton_repo.cpu_executor.loop import Progress, RequestLoop
 from triton_repo.cpu_executor.lora import LoraCache
 from triton_repo.cpu_executor.mailbox import Mailbox, Queued
+from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.stats import KvCacheStats
 from triton_repo.cpu_executor.words import StopWords
 
@@ -73,7 +74,7 @@ def build(
     vocab_size: int,
     tokens_per_second: float = 50.0,
     first_token_ms: float = 50.0,
-    tokens: Sequence[int] = (),
+    tokens: Seq[int] = (),
     max_batch_size: int = 4096,
     max_seq_len: int = 8192,
 ) -> Path:
@@ -159,14 +160,14 @@ class SyntheticLoop(RequestLoop):
             generation_tokens=emitted,
         )
 
-    def _emit(self, request: active.ActiveRequest, sequence: active.Sequence, due: int) -> int:
+    def _emit(self, request: active.ActiveRequest, sequence: Sequence, due: int) -> int:
         count = 0
         while len(sequence.tokens) < due and sequence.finish is FinishReason.NOT_FINISHED:
             accept(request, sequence, self._token(request, sequence), 0.0)
             count += 1
         return count
 
-    def _token(self, request: active.ActiveRequest, sequence: active.Sequence) -> int:
+    def _token(self, request: active.ActiveRequest, sequence: Sequence) -> int:
         position = len(sequence.tokens)
         if self._pace.tokens:
             return self._pace.tokens[position % len(self._pace.tokens)]

@@ -1,0 +1,28 @@
+"""What the stream of one generation needs of the engine that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.generation import ColdSend, StopReason
+from gateway.triton.request import Request
+from gateway.triton.residency import Residency
+from gateway.triton.transport import Message, Metadata, ResponseStream
+
+
+class StreamOwner(Protocol):
+    """The engine, as its streams see it."""
+
+    residency: Residency
+    on_cold_send: Callable[[ColdSend], None]
+    heard: bool
+    """Set by a stream that has received anything: the server is there, if slow to be asked."""
+    draining: bool
+    """Whether the gateway is ending, so that what is left early is left for that."""
+
+    async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
+        """Sends a request. Raises GatewayError when there is no connection."""
+
+    def stop(self, request: Request, reason: StopReason) -> None:
+        """Sends a stop request, out of reach of the caller's cancellation."""

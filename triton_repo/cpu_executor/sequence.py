@@ -1,0 +1,46 @@
+"""One sequence of a request, and what a step of its beam search is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.enums import FinishReason
+from triton_repo.cpu_executor.guide import Guide
+from triton_repo.cpu_executor.kv_cache import SequenceCache
+from triton_repo.cpu_executor.sampling import SamplingState
+
+NOT_FINISHED = FinishReason.NOT_FINISHED
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The generated tokens of one sequence (one sample, or one beam) of a request."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    cum_log_prob: float = 0.0
+    finish: FinishReason = NOT_FINISHED
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+    cache: SequenceCache | None = None
+    sampling: SamplingState | None = None
+    guide: Guide | None = None
+    reported_tokens: int = 0
+    reported_end: bool = False
+
+    def append(self, token: int, log_prob: float) -> None:
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        self.cum_log_prob += log_prob
+
+
+class Beams(Protocol):
+    """The beam search of one request."""
+
+    def step(self, live: Seq[Sequence], logits: NDArray[np.float32]) -> None:
+        """Continues the live beams by one token; ``logits`` is ``[live, vocab]`` and is changed."""
