@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
-from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from adapters.errors import AdapterError, StoreError
 from gateway.api import adapters, generations, models, openapi, ops, tokens
-from gateway.api.request_log import Handler, RequestLog, context_of
-from gateway.catalog.adapters import from_adapters
+from gateway.api.error_handlers import HANDLERS
+from gateway.api.request_log import Handler, RequestLog
 from gateway.config.settings import Settings
-from gateway.errors import ClientDisconnected, GatewayError, from_http_status
 from gateway.http.workers import Worker
 from gateway.service import running_service
 
@@ -97,7 +91,7 @@ def create_app(settings: Settings, worker: Worker | None = None) -> Gateway:
         title="triton-openai-gateway",
         lifespan=lifespan,
         openapi_url=None,
-        exception_handlers={kind: answer for kind, answer in _ERRORS.items()},  # noqa: C416
+        exception_handlers={kind: handler for kind, handler in HANDLERS.items()},  # noqa: C416
         redirect_slashes=False,
         # Ours is `gateway.observability.tracing`; this one asks the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -142,61 +136,6 @@ def _seldom_collected() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _envelope(request: Request, error: GatewayError) -> Response:
-    context_of(request.scope).error = type(error).__name__
-    return Response(
-        error.json(),
-        status_code=error.status,
-        headers=error.headers(),
-        media_type="application/json",
-    )
-
-
-async def _gateway_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    return _envelope(request, error)
-
-
-async def _adapter_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AdapterError | StoreError)
-    return _envelope(request, from_adapters(error))
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    method, path = request.method, request.url.path
-    texts = {404: f"Unknown URL: {method} {path}.", 405: f"{method} is not allowed on {path}."}
-    text = texts.get(error.status_code, str(error.detail))
-    response = _envelope(request, from_http_status(error.status_code, text))
-    response.headers.update(error.headers or {})
-    if error.status_code == 405:
-        response.headers["allow"] = ", ".join(_methods(request))
-    return response
-
-
-def _methods(request: Request) -> list[str]:
-    """All methods of this path; Starlette names only those of the first route that fits."""
-    fitting = [
-        route.methods or ()
-        for route in request.app.routes
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
-    ]
-    return sorted({method for methods in fitting for method in methods})
-
-
-async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=ClientDisconnected.status)
-
-
-_ERRORS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
-    GatewayError: _gateway_error,
-    AdapterError: _adapter_error,
-    StoreError: _adapter_error,
-    HTTPException: _http_error,
-    ClientDisconnected: _disconnected,
-}
-
-
 def _direct(handler: Handler, outside: Sequence[Middleware]) -> ASGIApp:
     """A handler as an application of its own, with the layers `outside` around it."""
 
@@ -206,9 +145,9 @@ def _direct(handler: Handler, outside: Sequence[Middleware]) -> ASGIApp:
             # Nothing keeps the request while its answer is sent.
             response = await handler(Request(scope, receive))
             await response(scope, receive, send)
-        except tuple(_ERRORS) as error:
-            answer = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
-            await (await answer(Request(scope), error))(scope, receive, send)
+        except tuple(HANDLERS) as error:
+            handle = next(handle for kind, handle in HANDLERS.items() if isinstance(error, kind))
+            await (await handle(Request(scope), error))(scope, receive, send)
 
     app: ASGIApp = answer
     for layer, args, kwargs in reversed(outside):

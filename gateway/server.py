@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.api.failures import answer
 from gateway.app import create_app
 from gateway.config.settings import Settings
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
@@ -64,7 +65,11 @@ class Server(uvicorn.Server):
 
     def _internal_protocol(self) -> asyncio.Protocol:
         return HttpProtocol(
-            self.config, self.server_state, self.lifespan.state, limits=ConnectionLimits()
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            limits=ConnectionLimits(),
+            answer=answer,
         )
 
     async def on_tick(self, counter: int) -> bool:
@@ -128,7 +133,9 @@ def build_server(settings: Settings, worker: Worker | None = None) -> Server:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=cast(Any, partial(HttpProtocol, limits=limits)),  # uvicorn only calls it
+        http=cast(
+            Any, partial(HttpProtocol, limits=limits, answer=answer)
+        ),  # uvicorn only calls it
         ws="none",
         access_log=False,
         log_config=None,

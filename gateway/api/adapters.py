@@ -23,13 +23,8 @@ from adapters import npy, peft
 from adapters.record import Record, Version
 from gateway.api.auth import admin
 from gateway.api.body import media_type, read_json, refuse_encoding
-from gateway.errors import (
-    ClientDisconnected,
-    ContentTooLarge,
-    Forbidden,
-    InvalidRequest,
-    UnsupportedMediaType,
-)
+from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
+from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
@@ -105,7 +100,10 @@ async def load(request: Request) -> Response:
     service = admin(request)
     root = service.settings.adapter_root
     if root is None:
-        raise Forbidden("Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.")
+        raise SwitchedOff(
+            "Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.",
+            setting="GATEWAY_ADAPTER_ROOT",
+        )
     wanted = await read_json(request, LoadLoraAdapter)
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
@@ -158,7 +156,7 @@ async def _upload(request: Request, max_bytes: int) -> FormData:
         message = await request.receive()
         received += len(message.get("body", b""))
         if received > max_bytes + _FORM_OVERHEAD:
-            raise ContentTooLarge(f"The upload is larger than {max_bytes} bytes.")
+            raise ContentTooLarge("upload", max_bytes)
         return message
 
     if (given := media_type(request)) != "multipart/form-data":

@@ -6,12 +6,12 @@ from fastapi import Request
 
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
-from gateway.errors import NotFound
+from gateway.http.errors import UnknownUrl
 from gateway.service import Service
 
 
 def tenant_of(request: Request) -> Tenant | None:
-    """The tenant whose key was sent; None where no key is needed. Raises Unauthorized."""
+    """The tenant whose key was sent; None where no key is needed. Raises InvalidKey."""
     service: Service = request.app.state.service
     tenant = service.access.tenant(request.headers.get("authorization"))
     if tenant is not None:
@@ -22,7 +22,7 @@ def tenant_of(request: Request) -> Tenant | None:
 def admin(request: Request) -> Service:
     """The service, for a caller with an admin key and on the port for admins.
 
-    Raises NotFound on another port, Unauthorized, and Forbidden where there is no admin key.
+    Raises UnknownUrl on another port, InvalidKey, and SwitchedOff where there is no admin key.
     """
     service: Service = request.app.state.service
     _check_port(request)
@@ -46,4 +46,4 @@ def _check_port(request: Request) -> None:
     port = request.app.state.admin_port
     if port is not None and request.scope["server"][1] != port:
         # As for any URL that is unknown.
-        raise NotFound(f"Unknown URL: {request.method} {request.url.path}.")
+        raise UnknownUrl(request.method, request.url.path)

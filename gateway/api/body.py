@@ -9,12 +9,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from gateway.api.strict_json import load_object
-from gateway.errors import (
-    ClientDisconnected,
-    ContentTooLarge,
-    InvalidRequest,
-    UnsupportedMediaType,
-)
+from gateway.errors import ClientDisconnected, InvalidRequest
+from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,7 +35,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
-                raise ContentTooLarge(f"The request body is larger than {limit} bytes.")
+                raise ContentTooLarge("request body", limit)
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientDisconnected from None

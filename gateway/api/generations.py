@@ -12,7 +12,9 @@ from starlette.responses import Response
 from gateway.api.answers import Answer, Collector, Kind
 from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
+from gateway.api.failures import status_of
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
+from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of
 from gateway.api.schemas import (
     ChatCompletionRequest,
@@ -126,9 +128,9 @@ async def _answer(
     # The last thing that may fail or wait: from here on the account is sure to be closed.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
-        context, batch, tenant=tenant, route=route, stated=stated
+        context, batch, tenant=tenant, route=route, stated=stated, status_of=status_of
     )
-    headers = dict(account.headers)
+    headers = rate_headers(account.quotas)
     if route.version:
         headers["x-adapter-version"] = route.version
     if wanted.stream:

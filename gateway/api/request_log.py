@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import EngineError
+from gateway.api.failures import answer, status_of
+from gateway.errors import ClientDisconnected, InternalError
 from gateway.observability.logs import log_request
 from gateway.observability.request_context import RequestContext, current, trace_parent
 from gateway.service import Service
@@ -22,7 +23,8 @@ log = logging.getLogger("gateway.requests")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _CONTEXT = "gateway.request"
-
+# Of a request that nobody waited for an answer to.
+_LEFT = status_of(ClientDisconnected())
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Asked every few seconds by machines.
 _UNTRACED = {"/health/live", "/health/ready", "/metrics"}
@@ -46,7 +48,7 @@ class RequestLog:
         context = _context(dict(scope["headers"]))
         scope[_CONTEXT] = context
         current.set(context)
-        status = 499
+        status = _LEFT
         service: Service = scope["app"].state.service
         if service.tracer is not None and scope["path"] not in _UNTRACED:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
@@ -66,12 +68,12 @@ class RequestLog:
             await self._app(scope, receive, send_with_id)
         except Exception as unexpected:
             context.error = type(unexpected).__name__
-            if status != 499:
+            if status != _LEFT:
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
-            error = EngineError("The server had an unexpected error.")
-            answer = Response(error.json(), error.status, error.headers(), "application/json")
-            await answer(scope, receive, send_with_id)
+            told, headers, body = answer(InternalError("The server had an unexpected error."))
+            response = Response(body, told, headers, "application/json")
+            await response(scope, receive, send_with_id)
         finally:
             # The connection keeps its last scope while it is idle.
             del scope[_CONTEXT]

@@ -11,8 +11,9 @@ from types import TracebackType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.failures import Failure, envelope
 from gateway.api.request_log import context_of
-from gateway.errors import ClientDisconnected, EngineError, GatewayError, ShuttingDown
+from gateway.errors import ClientDisconnected, InternalError, ShuttingDown
 from gateway.http.protocol import CHUNKS, ChunkWriter
 
 log = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ class EventStream(Response):
 
 
 def _failure(error: Exception) -> bytes:
-    if not isinstance(error, GatewayError):
+    if not isinstance(error, Failure):
         log.error("stream failed", exc_info=error)
-        error = EngineError("The server had an error while streaming the answer.")
-    return b"data: " + error.json() + b"\n\n"
+        error = InternalError("The server had an error while streaming the answer.")
+    return b"data: " + envelope(error) + b"\n\n"

@@ -20,24 +20,11 @@ from adapters.errors import (
     BaseMismatch,
     InvalidName,
     StoreError,
-    StoreUnavailable,
-    TooLarge,
-    UnknownAdapter,
-    UnknownVersion,
     UnsupportedEngine,
 )
 from adapters.record import Record, Version, selected_name
 from gateway.config.settings import Settings
-from gateway.errors import (
-    ContentTooLarge,
-    EngineError,
-    EngineUnavailable,
-    GatewayError,
-    InvalidRequest,
-    ModelNotFound,
-    NotFound,
-    UnsupportedParameter,
-)
+from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
 from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
@@ -99,7 +86,7 @@ class Adapters:
         except AdapterError:
             version = None
         if version is None or not self._is_own(version):
-            raise ModelNotFound.named(model)
+            raise ModelNotFound(model)
         served = self._capabilities()
         wanted = served.lora_dtype
         if wanted is None:
@@ -114,13 +101,7 @@ class Adapters:
                 "the adapter again."
             )
         name = selected_name(model)
-        return Lora(name, version.task_id, lambda: self._weights(version)), version
-
-    async def _weights(self, version: Version) -> Converted:
-        try:
-            return await self.store.get(version.digest)
-        except StoreError as error:
-            raise from_adapters(error) from error
+        return Lora(name, version.task_id, lambda: self.store.get(version.digest)), version
 
     async def register_configured(self) -> None:
         """Adds the adapters of the settings, unless their content is known under that name.
@@ -225,17 +206,3 @@ def _read(folder: Path, base: BaseModel, within: Path | None, limit: int) -> Con
     if (folder / npy.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
         return npy.read(folder, base, within=within, max_bytes=limit)
     return convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
-
-
-def from_adapters(error: AdapterError | StoreError) -> GatewayError:
-    """Translates what `adapters` and `lora_store` raise; the message is fit for operators."""
-    message = str(error)
-    if isinstance(error, StoreUnavailable):
-        return EngineUnavailable("The adapter store does not answer; try again.", code=error.code)
-    if isinstance(error, StoreError):
-        return EngineError(f"{message[0].upper()}{message[1:]}.", code=error.code)
-    if isinstance(error, UnknownAdapter | UnknownVersion):
-        return NotFound(message, param=error.field, code=error.code)
-    if isinstance(error, TooLarge):
-        return ContentTooLarge(message, param=error.field, code=error.code)
-    return InvalidRequest(message, param=error.field, code=error.code)

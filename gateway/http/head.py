@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.errors import InvalidRequest
+from gateway.http.errors import MalformedRequest
 
 _VERSIONS = frozenset({"1.0", "1.1"})
 # Of these the first would be taken here and perhaps the last by whoever checked it before.
@@ -20,24 +20,24 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: bool) -> None:
-    """Raises InvalidRequest.
+    """Raises MalformedRequest.
 
     `headers` have lower-case names; `upgrade` says that the parser takes what follows the head for
     another protocol.
     """
     if version not in _VERSIONS:
-        raise InvalidRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
+        raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
     single = [name for name, _ in headers if name in _ONCE]
     if len(single) != len(set(single)):
         twice = next(name for name in single if single.count(name) > 1)
-        raise InvalidRequest(f"The header {twice.decode()} came more than once.")
+        raise MalformedRequest(f"The header {twice.decode()} came more than once.")
     if version == "1.1" and b"host" not in single:
-        raise InvalidRequest("The header host is missing.")
+        raise MalformedRequest("The header host is missing.")
     framing = {name: value for name, value in headers if name in _FRAMING}
     coding = framing.get(b"transfer-encoding")
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
-        raise InvalidRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
+        raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
     has_body = coding is not None or framing.get(b"content-length", b"0").strip(b"0") != b""
     if upgrade and has_body:
         # The parser does not read such a body: it would be taken for the next request.
-        raise InvalidRequest("upgrade: not offered here; send requests with a body without it.")
+        raise MalformedRequest("upgrade: not offered here; send requests with a body without it.")

@@ -18,7 +18,13 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, Overloaded, SlowRequest
+from gateway.errors import GatewayError
+from gateway.http.errors import (
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowRequest,
+    TooManyConnections,
+)
 from gateway.http.head import check_head
 
 MAX_HEAD = 64 * 1024
@@ -124,10 +130,13 @@ class HttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        answer: Callable[[GatewayError], tuple[int, dict[str, str], bytes]],
     ) -> None:
+        """`answer` gives the status, headers and body of what this connection answers itself."""
         super().__init__(config, server_state, app_state, _loop)
         self.pipeline = _NO_PIPELINE
         self._limits = limits
+        self._answer_to = answer
 
     def check(self) -> None:
         """To be called once a second: ends what takes too long.
@@ -167,7 +176,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.connections:
-            self._refuse(Overloaded("The gateway has as many connections as it takes; try again."))
+            self._refuse(TooManyConnections(self._limits.connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -183,7 +192,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._heard += len(data)
         super().data_received(data)
         if self._pending > MAX_HEAD and not self._refused:
-            self._refuse(_too_large())
+            self._refuse(HeadersTooLarge(MAX_HEAD))
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -191,7 +200,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop(InvalidRequest("A second request came before the first was answered."))
+            self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
             self._pending = 0  # empty lines before a request
         else:
@@ -208,11 +217,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._pending = 0
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD:
-            self._stop(_too_large())
+            self._stop(HeadersTooLarge(MAX_HEAD))
         upgrade = self.parser.should_upgrade()
         try:
             check_head(self.parser.get_http_version(), self.headers, upgrade=upgrade)
-        except InvalidRequest as error:
+        except MalformedRequest as error:
             self._stop(error)
         super().on_headers_complete()
         self._enter(Phase.BODY)
@@ -260,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """For what is not HTTP, or must not be read; uvicorn's own answer is plain text."""
-        self._refuse(self._error or InvalidRequest(msg))
+        self._refuse(self._error or MalformedRequest(msg))
 
     def _refuse(self, error: GatewayError) -> None:
         """Reads no more; answers, where that cannot be taken for another request's answer."""
@@ -275,21 +284,17 @@ class HttpProtocol(HttpToolsProtocol):
         elif cycle is not None and not cycle.response_complete:
             cycle.keep_alive = False
             return
-        self._answer(error)
+        self._send(error)
         # A connection that is closed with data unread is reset, and the answer lost with it.
         self.loop.call_later(_LINGER_S, self.transport.close)
 
-    def _answer(self, error: GatewayError) -> None:
-        body = error.json()
+    def _send(self, error: GatewayError) -> None:
+        status, more, body = self._answer_to(error)
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
             "x-request-id": secrets.token_hex(16),
             "connection": "close",
-        } | error.headers()
+        } | more
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-        self.transport.write(STATUS_LINE[error.status] + "".join(lines).encode() + b"\r\n" + body)
-
-
-def _too_large() -> HeadersTooLarge:
-    return HeadersTooLarge(f"The URL and headers are larger than {MAX_HEAD} bytes.")
+        self.transport.write(STATUS_LINE[status] + "".join(lines).encode() + b"\r\n" + body)

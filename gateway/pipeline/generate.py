@@ -218,8 +218,7 @@ async def generate(service: Service, request: RequestContext, batch: Batch, sink
             else:
                 await _several(service, request, batch, sink)
     except TimeoutError:
-        limit = batch.timeout_s
-        raise RequestTimeout(f"The request took longer than {limit:g} seconds.") from None
+        raise RequestTimeout(batch.timeout_s) from None
 
 
 async def _several(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:

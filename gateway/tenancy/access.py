@@ -14,7 +14,7 @@ from gateway.catalog.router import Route, Router
 from gateway.config.file import Configuration, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
-from gateway.errors import Forbidden, ModelNotFound, Unauthorized
+from gateway.errors import InvalidKey, ModelNotAllowed, ModelNotFound, SwitchedOff
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Access:
         return self._keys.tenants is None
 
     def tenant(self, authorization: str | None) -> Tenant | None:
-        """Whose request it is, by its header; None where no key is needed. Raises Unauthorized."""
+        """Whose request it is, by its header; None where no key is needed. Raises InvalidKey."""
         tenants = self._keys.tenants
         if tenants is None:
             return None
@@ -58,20 +58,21 @@ class Access:
         tenant = tenants.get(given)
         # The look-up was by a hash of the key, which tells a guesser nothing of the right one.
         if tenant is None or not any(hmac.compare_digest(given, key) for key in tenant.keys):
-            raise Unauthorized("Incorrect API key provided.")
+            raise InvalidKey("Incorrect API key provided.")
         return tenant
 
     def check_admin(self, authorization: str | None) -> None:
-        """Raises Forbidden where there is no admin at all, and Unauthorized for a wrong key."""
+        """Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key."""
         admins = self._keys.admins
         if not admins:
-            raise Forbidden(
+            raise SwitchedOff(
                 "The endpoints for admins are off; set GATEWAY_ADMIN_KEY, or admin_keys in the "
-                "configuration file."
+                "configuration file.",
+                setting="GATEWAY_ADMIN_KEY",
             )
         given = _presented(authorization)
         if not any(hmac.compare_digest(given, key) for key in admins):
-            raise Unauthorized("Incorrect admin key provided.")
+            raise InvalidKey("Incorrect admin key provided.")
 
     def sees(self, tenant: Tenant | None, name: str) -> bool:
         """Whether a model is in this tenant's list."""
@@ -81,30 +82,28 @@ class Access:
         """What serves `model` to this tenant.
 
         Raises ModelNotFound for what does not exist and, in the same words, for what the tenant
-        must not know of: another's namespace. Raises Forbidden for a model of the common catalogue
-        that it may not use.
+        must not know of: another's namespace. Raises ModelNotAllowed for a model of the common
+        catalogue that it may not use.
         """
         name = selected_name(model)
         if self.sees(tenant, name):
             return router.resolve(model)
         if not is_common(name, self._base):
-            raise ModelNotFound.named(model)
+            raise ModelNotFound(model)
         router.resolve(model)
-        raise Forbidden(
-            f"This key may not use the model `{model}`.", param="model", code="model_not_allowed"
-        )
+        raise ModelNotAllowed(model)
 
 
 def _presented(authorization: str | None) -> str:
-    """The hash of the key in a header. Raises Unauthorized when there is none."""
+    """The hash of the key in a header. Raises InvalidKey when there is none."""
     scheme, _, key = (authorization or "").partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key:
-        raise Unauthorized(
+        raise InvalidKey(
             "You didn't provide an API key; send it in the header `Authorization: Bearer KEY`."
         )
     if len(key) > _MAX_KEY:
-        raise Unauthorized("Incorrect API key provided.")
+        raise InvalidKey("Incorrect API key provided.")
     return key_hash(key)
 
 

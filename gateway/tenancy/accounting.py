@@ -13,7 +13,7 @@ from types import TracebackType
 
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
-from gateway.errors import ClientDisconnected, GatewayError
+from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits, Reservation
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Account:
     """One request's. Enter it when generation may begin, leave it when the answer has ended.
 
-    `headers` are for the answer.
+    `quotas` are the tenant's limits per minute, by name, with this request counted.
     """
 
     def __init__(
@@ -41,14 +41,16 @@ class Account:
         tenant: Tenant | None,
         reservation: Reservation,
         accounting: Accounting,
+        status_of: Callable[[BaseException | None], int],
     ) -> None:
-        self.headers = reservation.headers
+        self.quotas = reservation.quotas
         self._request_id = request.request_id
         self._batch = batch
         self._route = route
         self._tenant = tenant
         self._reservation = reservation
         self._accounting = accounting
+        self._status_of = status_of
         self._started = time.time()
 
     async def __aenter__(self) -> None:
@@ -64,11 +66,11 @@ class Account:
         if self._tenant is None and not self._accounting.logged:
             return
         batch, meter = self._batch, self._batch.meter
-        status = _status(error)
         # An engine that was never asked, or failed before the first token, has given nothing that
         # could be charged.
-        something = meter.began and (meter.tokens or status < 500)
-        prompt = batch.prompt_tokens if something else 0
+        ours = error is not None and not isinstance(error, InvalidRequest | ClientDisconnected)
+        charged = meter.began and (meter.tokens or not ours)
+        prompt = batch.prompt_tokens if charged else 0
         self._reservation.settle(prompt + meter.tokens)
         lora = self._route.lora
         self._accounting.record(
@@ -82,7 +84,7 @@ class Account:
                 prompt_tokens=prompt,
                 cached_tokens=min(prompt, (meter.reused_blocks or 0) * batch.tokens_per_block),
                 completion_tokens=meter.tokens,
-                status=status,
+                status=self._status_of(error),
                 finish=tuple(meter.finished),
                 started=round(self._started, 3),
                 ended=round(time.time(), 3),
@@ -129,8 +131,11 @@ class Accounting:
         tenant: Tenant | None,
         route: Route,
         stated: bool,
+        status_of: Callable[[BaseException | None], int],
     ) -> Account:
         """`stated` says whether the client named a limit of tokens.
+
+        `status_of` is asked for the HTTP status of what the answer ends with, for the usage record.
 
         Raises RateLimited, and LimitsUnavailable.
         """
@@ -140,13 +145,11 @@ class Accounting:
             wanted += (most if stated else min(most, _UNSTATED_TOKENS)) * (generation.beams or 1)
         reservation = await self._limits.reserve(tenant, wanted)
         return Account(
-            request, batch, route=route, tenant=tenant, reservation=reservation, accounting=self
+            request,
+            batch,
+            route=route,
+            tenant=tenant,
+            reservation=reservation,
+            accounting=self,
+            status_of=status_of,
         )
-
-
-def _status(error: BaseException | None) -> int:
-    if error is None:
-        return 200
-    if isinstance(error, GatewayError | ClientDisconnected):
-        return error.status
-    return GatewayError.status

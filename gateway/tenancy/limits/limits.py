@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.config.file import Configuration, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
-from gateway.errors import LimitsUnavailable, RateLimited
+from gateway.errors import LimitsUnavailable, Quota, RateLimited
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest, Settlement
@@ -22,9 +22,9 @@ _WORDS: dict[LimitName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a request holds of its tenant's limits; `headers` tell the client what is left."""
+    """What a request holds of its tenant's limits; `quotas` has those per minute, by name."""
 
-    headers: dict[str, str]
+    quotas: Mapping[str, Quota]
     _wanted: int = 0
     _settle: Callable[[int], None] = lambda difference: None
 
@@ -77,18 +77,18 @@ class Limits:
                 request = self._alone(request)
         if decision is None:
             decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
-        headers = _headers(request, decision)
+        quotas = _quotas(request, decision)
         if decision.refused is not None:
             self._on_refused(tenant.name, decision.refused)
-            raise _refusal(request, decision, headers)
+            raise _refusal(request, decision, decision.refused, quotas)
         if request.tokens is None and request.concurrent is None:
-            return Reservation(headers)
+            return Reservation(quotas)
         name, second, counted = request.tenant, decision.second, request.concurrent is not None
 
         def settled(difference: int) -> None:
             settle(Settlement(name, second, difference, counted))
 
-        return Reservation(headers, tokens, settled)
+        return Reservation(quotas, tokens, settled)
 
     def _alone(self, request: LimitRequest) -> LimitRequest:
         """What is left of a request without Redis."""
@@ -96,7 +96,7 @@ class Limits:
         def kept(limit: int | None, away: RedisUnavailablePolicy, name: LimitName) -> int | None:
             if limit is not None and away == "refuse":
                 raise LimitsUnavailable(
-                    f"The limit of {_WORDS[name]} cannot be counted now; try again."
+                    f"The limit of {_WORDS[name]} cannot be counted now; try again.", limit=name
                 )
             return None if away == "allow" else limit
 
@@ -110,36 +110,35 @@ class Limits:
         )
 
 
-def _headers(request: LimitRequest, decision: Decision) -> dict[str, str]:
-    """OpenAI's headers, of the limits that there are."""
-    headers: dict[str, str] = {}
-    for name, limit, remaining, reset_ms in (
-        ("requests", request.requests, decision.remaining_requests, decision.reset_requests_ms),
-        ("tokens", request.tokens, decision.remaining_tokens, decision.reset_tokens_ms),
-    ):
-        if limit is not None:
-            headers[f"x-ratelimit-limit-{name}"] = str(limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
-            headers[f"x-ratelimit-reset-{name}"] = duration(reset_ms)
-    return headers
+def _quotas(request: LimitRequest, decision: Decision) -> dict[str, Quota]:
+    """Of the limits that there are."""
+    quotas: dict[str, Quota] = {}
+    if request.requests is not None:
+        quotas["requests_per_minute"] = Quota(
+            request.requests, decision.remaining_requests, decision.reset_requests_ms
+        )
+    if request.tokens is not None:
+        quotas["tokens_per_minute"] = Quota(
+            request.tokens, decision.remaining_tokens, decision.reset_tokens_ms
+        )
+    return quotas
 
 
-def _refusal(request: LimitRequest, decision: Decision, headers: dict[str, str]) -> RateLimited:
-    limits: dict[LimitName, tuple[int | None, int, int]] = {
-        "requests_per_minute": (request.requests, decision.remaining_requests, 1),
-        "tokens_per_minute": (request.tokens, decision.remaining_tokens, request.wanted),
-        "concurrent_requests": (request.concurrent, 0, 1),
-    }
-    assert decision.refused is not None
-    words = _WORDS[decision.refused]
-    limit, remaining, requested = limits[decision.refused]
-    facts = f"{words}: limit {limit}, remaining {remaining}, requested {requested}"
-    kind = "tokens" if decision.refused == "tokens_per_minute" else "requests"
+def _refusal(
+    request: LimitRequest, decision: Decision, refused: LimitName, quotas: Mapping[str, Quota]
+) -> RateLimited:
+    if refused == "concurrent_requests":
+        limit, remaining = request.concurrent, 0
+    else:
+        limit, remaining, _ = quotas[refused]
+    requested = request.wanted if refused == "tokens_per_minute" else 1
+    facts = f"{_WORDS[refused]}: limit {limit}, remaining {remaining}, requested {requested}"
     if decision.wait_ms == NEVER:
-        return RateLimited(f"Request too large for the limit of {facts}.", kind, None, headers)
-    wait = duration(decision.wait_ms)
-    message = f"Rate limit reached: {facts}. Please try again in {wait}."
-    return RateLimited(message, kind, decision.wait_ms, headers)
+        message, wait_ms = f"Request too large for the limit of {facts}.", None
+    else:
+        wait_ms = decision.wait_ms
+        message = f"Rate limit reached: {facts}. Please try again in {duration(wait_ms)}."
+    return RateLimited(message, limit=refused, wait_ms=wait_ms, quotas=quotas)
 
 
 def duration(milliseconds: int) -> str:

@@ -1,0 +1,58 @@
+"""Exceptions to answers, for the web framework and for what is put in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from adapters.errors import AdapterError, StoreError
+from gateway.api.failures import Failure, answer
+from gateway.api.request_log import context_of
+from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
+from gateway.http.errors import MethodNotAllowed, UnknownUrl
+
+
+async def _failure(request: Request, error: Failure) -> Response:
+    context_of(request.scope).error = type(error).__name__
+    status, headers, body = answer(error)
+    return Response(body, status, headers, "application/json")
+
+
+async def _refused_by_framework(request: Request, error: HTTPException) -> Response:
+    return await _failure(request, _from_framework(request, error))
+
+
+def _from_framework(request: Request, error: HTTPException) -> GatewayError:
+    method, path = request.method, request.url.path
+    if error.status_code == 404:
+        return UnknownUrl(method, path)
+    if error.status_code == 405:
+        return MethodNotAllowed(method, path, _methods(request))
+    # Otherwise it is a form that cannot be read.
+    kind = InvalidRequest if error.status_code < 500 else InternalError
+    return kind(str(error.detail))
+
+
+def _methods(request: Request) -> list[str]:
+    """All methods of this path; Starlette names only those of the first route that fits."""
+    fitting = [
+        route.methods or ()
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for methods in fitting for method in methods})
+
+
+HANDLERS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    GatewayError: _failure,
+    ClientDisconnected: _failure,
+    AdapterError: _failure,
+    StoreError: _failure,
+    HTTPException: _refused_by_framework,
+}
+"""By base class."""

@@ -1,0 +1,61 @@
+"""Failures of HTTP itself: of what carries a request, before anybody asks what it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.errors import GatewayError
+
+
+class MalformedRequest(GatewayError):
+    """This is not HTTP, or not such that every reader of it would understand the same."""
+
+
+class HeadersTooLarge(GatewayError):
+    """The URL and headers have more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The URL and headers are larger than {limit} bytes.")
+        self.limit = limit
+
+
+class SlowRequest(GatewayError):
+    """The request did not arrive in time."""
+
+
+class TooManyConnections(GatewayError):
+    """This process has `limit` connections and takes no more."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("The gateway has as many connections as it takes; try again.")
+        self.limit = limit
+
+
+class UnknownUrl(GatewayError):
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"Unknown URL: {method} {path}.")
+        self.path = path
+
+
+class MethodNotAllowed(GatewayError):
+    """The URL is known, for the methods `allowed`."""
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{method} is not allowed on {path}.")
+        self.allowed = allowed
+
+
+class ContentTooLarge(GatewayError):
+    """`what` has more than `limit` bytes."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"The {what} is larger than {limit} bytes.")
+        self.limit = limit
+
+
+class UnsupportedMediaType(GatewayError):
+    """The body is not of the kind, or not in the encoding, that the endpoint reads."""
+
+    def __init__(self, header: str, found: str, allowed: str) -> None:
+        super().__init__(f"{header}: found {found or 'none'}; allowed: {allowed}.")
+        self.header = header

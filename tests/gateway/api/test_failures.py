@@ -1,0 +1,121 @@
+"""Every failure has its row, and no row tells what is not for clients."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+import adapters
+import gateway
+import lora_store
+from adapters.errors import AdapterError, ShapeMismatch, StoreError, StoreUnavailable
+from gateway.api.failures import TABLE, Failure, answer, status_of
+from gateway.errors import (
+    ClientDisconnected,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+    Quota,
+    RateLimited,
+)
+from gateway.http.errors import MethodNotAllowed
+
+_PACKAGES = (gateway, adapters, lora_store)
+# Never raised themselves.
+_ABSTRACT = {GatewayError, AdapterError}
+# Caught again below `api`, or raised before there is a server.
+_INTERNAL = {
+    "gateway.config.file.ConfigurationError",
+    "gateway.config.marked_yaml.YamlProblem",
+    "gateway.parsers.tools.parser.NotACall",
+    "gateway.triton.http2.frames.ConnectionFault",
+    "gateway.triton.pbtxt.PbtxtError",
+    "lora_store.codec.CorruptBlob",
+}
+
+
+def _exceptions() -> Iterator[type[Exception]]:
+    """All that are defined in the service and in what it calls."""
+    for package in _PACKAGES:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for found in vars(importlib.import_module(module.name)).values():
+                is_failure = isinstance(found, type) and issubclass(found, Exception)
+                if is_failure and found.__module__ == module.name:
+                    yield found
+
+
+def _name(kind: type[Exception]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def test_every_failure_has_a_row() -> None:
+    kinds = {kind for kind in _exceptions() if _name(kind) not in _INTERNAL} - _ABSTRACT
+    assert {_name(kind) for kind in kinds - TABLE.keys()} == set()
+    assert {_name(kind) for kind in TABLE.keys() - kinds} == set()
+    assert [kind for kind in kinds if not issubclass(kind, Failure)] == []
+
+
+@pytest.mark.parametrize(("kind", "row"), TABLE.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: object) -> None:
+    status, told, code, retry_after_s = TABLE[kind]
+    assert 400 <= status < 600
+    if kind is RateLimited:
+        assert told == "requests"
+    else:
+        assert told == ("server_error" if status >= 500 else "invalid_request_error")
+    # Only what goes away by itself is worth another try.
+    assert (retry_after_s is not None) == (status == 503)
+    assert code is None or code.replace("_", "").isalpha()
+
+
+def test_headers_say_whether_to_try_again() -> None:
+    assert answer(InvalidRequest("No.")).headers == {}
+    assert answer(Overloaded("Full.")).headers == {"x-should-retry": "true", "retry-after": "1"}
+
+
+def test_a_limit_in_openais_headers() -> None:
+    quotas = {"tokens_per_minute": Quota(100, 7, 61_500)}
+    told = answer(RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=1001, quotas=quotas))
+    assert told.status == 429
+    assert orjson.loads(told.body)["error"]["type"] == "tokens"
+    assert told.headers == {
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "7",
+        "x-ratelimit-reset-tokens": "1m1.5s",
+        "x-should-retry": "true",
+        "retry-after": "2",
+        "retry-after-ms": "1001",
+    }
+    never = RateLimited("Never.", limit="requests_per_minute", wait_ms=None, quotas={})
+    assert answer(never).headers == {"x-should-retry": "false"}
+
+
+def test_other_methods_are_named() -> None:
+    told = answer(MethodNotAllowed("PUT", "/v1/models", ["GET", "HEAD"]))
+    assert told.headers == {"allow": "GET, HEAD"}
+
+
+def test_adapters_name_the_field_and_stores_hide_their_addresses() -> None:
+    told = orjson.loads(answer(ShapeMismatch("a.npy", "lora_A", 3, 4)).body)["error"]
+    assert (told["param"], told["code"]) == ("lora_A", "adapter_shape_mismatch")
+    away = orjson.loads(answer(StoreUnavailable("redis://10.0.0.1 is away")).body)["error"]
+    assert "10.0.0.1" not in away["message"]
+    assert away["code"] == "adapter_store_unavailable"
+
+
+def test_what_a_client_sent_comes_back_short_and_as_json() -> None:
+    error = InvalidRequest("\ud800" + "x" * 10_000_000, param="y" * 10_000_000)
+    body = answer(error).body
+    assert len(body) < 4000
+    assert orjson.loads(body)["error"]["message"].startswith("?xx")
+
+
+def test_the_status_that_an_answer_ended_with() -> None:
+    assert status_of(None) == 200
+    assert status_of(ClientDisconnected()) == 499
+    assert status_of(StoreError("broken")) == 500
+    assert status_of(ZeroDivisionError()) == 500
