@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -18,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from ops.deployment.check_engine import DATA_TYPES, engine_findings
 from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
 from triton_repo.parameters import MODELS, Value
@@ -126,19 +126,17 @@ def from_yaml(path: Path, overrides: Mapping[str, Any] | None = None) -> Descrip
     Raises DescriptionError naming file, line and field of everything that is wrong.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        document = MarkedYaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DescriptionError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise DescriptionError(f"{path}{line}: not YAML: {problem}") from error
-    if not isinstance(data, dict) or not isinstance(root, yaml.MappingNode):
+    except UnicodeDecodeError as error:
+        raise DescriptionError(f"{path}: not UTF-8") from error
+    except YamlProblem as problem:
+        raise DescriptionError(f"{path}:{problem.line}: {problem.message}") from problem
+    data = document.data
+    if not isinstance(data, dict):
         raise DescriptionError(f"{path}: found {type(data).__name__}; allowed: names with values")
-    places = _lines(root, path)
+    places = _places(document, path)
     try:
         data, changes = _own_fields(data), _own_fields(overrides or {})
     except ValueError as error:
@@ -189,16 +187,13 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
     )
 
 
-def _lines(root: yaml.MappingNode, path: Path, prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in root.value:
-        name = f"{prefix}{key.value}"
-        if name in found:
-            raise DescriptionError(f"{path}:{key.start_mark.line + 1}: {name}: given twice")
-        found[name] = f"{path}:{key.start_mark.line + 1}: "
-        if isinstance(value, yaml.MappingNode):
-            found |= _lines(value, path, f"{name}.")
-    return found
+def _places(document: MarkedYaml, path: Path) -> dict[str, str]:
+    """Where each field, and each of `parameters`, was written, as `FILE:LINE: `."""
+    names: list[tuple[Any, ...]] = [(name,) for name in document.data]
+    parameters = document.data.get("parameters")
+    if isinstance(parameters, dict):
+        names += [("parameters", name) for name in parameters]
+    return {".".join(map(str, name)): f"{path}:{document.line(name)}: " for name in names}
 
 
 def template_parameters(

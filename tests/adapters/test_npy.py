@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,68 @@ def test_missing_and_oversized_files(tmp_path: Path) -> None:
     _save(tmp_path, weights, config)
     with pytest.raises(errors.TooLarge):
         npy.read(tmp_path, BASE, max_bytes=100)
+
+
+def _header(text: bytes, length: int | None = None, version: bytes = b"\x02\x00") -> bytes:
+    length = len(text) if length is None else length
+    return b"\x93NUMPY" + version + length.to_bytes(4, "little") + text
+
+
+def _fields(descr: bytes = b"'<i4'", shape: bytes = b"(1, 7, 3)") -> bytes:
+    return b"{'descr': " + descr + b", 'fortran_order': False, 'shape': " + shape + b"}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x93NUMPY",
+        _header(_fields(), version=b"\x03\x00"),
+        _header(b""),
+        _header(b"7"),
+        _header(b"{[]: 1}"),
+        _header(b"  x"),
+        _header(b"'\\"),
+        _header(b"(" * 9_900),
+        _header(b"-" * 9_900 + b"1"),
+        _header(_fields(b"[" * 90 + b"]" * 90)),
+        _header(_fields(b"'i4" + b",i4" * 3_000 + b"'")),
+        _header(_fields(b"'V99999999999999999999'")),
+        _header(_fields(b"(('<i4', (999999999, 999999999)))")),
+        _header(_fields(b"[('a', '<i2')]")),
+        _header(_fields(b"'|O8'") + b"cos\nsystem\n"),
+        _header(_fields(shape=b"(-1, 3)")),
+        _header(_fields(shape=b"(" + b"1," * 4_000 + b")")),
+        _header(_fields(shape=b"(" + b"9" * 4_000 + b"," + b"9" * 4_000 + b")")),
+        _header(_fields(shape=b"(7L, 3L)")),
+        _header(b"__import__('os').system('true')"),
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_hostile_headers_cost_little(tmp_path: Path, raw: bytes) -> None:
+    npy.write(_converted(tmp_path), tmp_path)
+    (tmp_path / "model.lora_config.npy").write_bytes(raw)
+    began = time.process_time()
+    with pytest.raises((errors.CorruptFile, errors.UnsupportedFeature)) as refused:
+        npy.read(tmp_path, BASE)
+    assert time.process_time() - began < 0.5
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 40_000_000, 10_001])
+def test_a_header_is_not_read_beyond_its_limit(tmp_path: Path, length: int) -> None:
+    """Neither copied nor decoded: that would be several times the file in memory."""
+    npy.write(_converted(tmp_path), tmp_path)
+    raw = _header(_fields().ljust(40_000_000), length)
+    (tmp_path / "model.lora_config.npy").write_bytes(raw)
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.CorruptFile, match="header"):
+            npy.read(tmp_path, BASE)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < len(raw) + 2 * 1024 * 1024
 
 
 @settings(max_examples=300, deadline=None)

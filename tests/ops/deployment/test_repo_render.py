@@ -264,7 +264,11 @@ def test_problems_name_file_and_line(tmp_path: Path) -> None:
         ("engine_dir: [\n", ":2: not YAML: "),
         ("- a\n", ": found list; allowed: names with values"),
         ("", ": found NoneType; allowed: names with values"),
-        ("engine_dir: a\nengine_dir: b\n", ":2: engine_dir: given twice"),
+        ("engine_dir: a\nengine_dir: b\n", ":2: engine_dir: written twice"),
+        (
+            "engine_dir: a\ntokenizer_dir: b\nparameters:\n  n: 1\n  n: 2\n",
+            ":5: n: written twice",
+        ),
         ("engine_dir: a\n", "tokenizer_dir: not given; it is needed"),
         ("engine_dir: a\ntokenizer_dir: b\nbeams: 2\n", ":3: beams: unknown name; allowed: "),
         (
