@@ -1,65 +1,316 @@
-"""Dependencies point one way. ARCHITECTURE.md says which."""
+"""Dependencies point one way: the table of all rooms, top first, and what keeps the code to it.
+
+`python -m tests.test_arrows [CHECKOUT]` prints the figures of the room graph.
+"""
 
 from __future__ import annotations
 
 import ast
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("adapters", "lora_store", "gateway", "ops", "triton_repo")
+from tests.support.imports import DIVIDED, ROOT, Sources, room_of, sources
 
-FORBIDDEN: dict[str, tuple[str, ...]] = {
-    "adapters": ("lora_store", "gateway", "triton_repo", "redis", "grpc", "fastapi", "httpx"),
-    "lora_store": ("gateway", "triton_repo", "grpc", "fastapi", "httpx"),
-    "triton_repo": ("adapters", "lora_store", "gateway"),
-    "triton_repo/cpu_executor": ("torch", "transformers"),
-    "gateway": ("torch", "demo"),
-    "gateway/errors.py": ("gateway", "fastapi", "starlette", "grpc"),
-    "gateway/config/settings.py": ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
-    **dict.fromkeys(
-        (
-            "gateway/generation.py",
-            "gateway/parsers/message.py",
-            "gateway/parsers/reasoning.py",
-            "gateway/tools",
-        ),
-        ("fastapi", "starlette", "grpc", "redis", "tokenizers"),
-    ),
+# Room -> rooms that it may import. Each of these stands further down in this table.
+ALLOWED: dict[str, str] = {
+    "docs": "ops.commands ops.deployment gateway.api gateway.service gateway.config gateway.triton",
+    "bench": "ops.local_stack gateway.config gateway.triton triton_repo.render"
+    " triton_repo.cpu_executor adapters",
+    "demo": "",
+    "deploy": "",
+    # Operators' tools.
+    "ops.__main__": "ops.cli",
+    "ops.cli": "ops.commands",
+    "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack gateway.__main__"
+    " gateway.config gateway.triton gateway.errors triton_repo.fill_template adapters",
+    # From a checkpoint to a running Triton: it starts processes as the local stack does.
+    "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
+    " triton_repo.parameters triton_repo.cpu_executor adapters",
+    "ops.loadtest": "ops.local_stack ops.errors gateway.tokenization gateway.triton gateway.errors",
+    "ops.client": "ops.errors gateway.tokenization gateway.triton adapters",
+    "ops.local_stack": "triton_repo.render triton_repo.cpu_executor",
+    "ops.errors": "",
+    "ops.__init__": "",
+    # The service. `service` is all that lives as long as the process, so what runs a request
+    # (`pipeline`) takes it as an argument and stands above it.
+    "gateway.__main__": "gateway.server gateway.http gateway.config",
+    "gateway.server": "gateway.app gateway.api gateway.service gateway.tenancy gateway.http"
+    " gateway.config gateway.observability",
+    "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
+    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.http gateway.config"
+    " gateway.observability gateway.tokenization gateway.generation gateway.parsers gateway.errors"
+    " adapters",
+    "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
+    " gateway.tokenization gateway.triton gateway.generation gateway.errors",
+    "gateway.service": "gateway.metrics gateway.tenancy gateway.catalog gateway.config"
+    " gateway.scheduling gateway.observability gateway.tokenization gateway.triton gateway.errors",
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.generation",
+    "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
+    " gateway.errors lora_store adapters",
+    "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"
+    " adapters",
+    "gateway.http": "gateway.config gateway.errors",
+    "gateway.config": "gateway.scheduling gateway.parsers lora_store",
+    "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
+    "gateway.observability": "gateway.generation gateway.errors adapters",
+    "gateway.tokenization": "gateway.generation gateway.parsers gateway.errors",
+    "gateway.triton": "gateway.generation gateway.errors adapters",
+    "gateway.generation": "gateway.parsers adapters",
+    "gateway.parsers": "gateway.errors",
+    "gateway.errors": "",
+    "gateway.__init__": "",
+    "lora_store": "adapters",
+    "adapters": "",
+    # Model repository. Triton loads the five models, each from its own folder; only the core model
+    # has anything behind it, and only on a host without TensorRT-LLM.
+    "triton_repo.tensorrt_llm": "triton_repo.cpu_executor",
+    "triton_repo.tensorrt_llm_bls": "",
+    "triton_repo.preprocessing": "",
+    "triton_repo.postprocessing": "",
+    "triton_repo.cpu_executor": "",
+    "triton_repo.render": "triton_repo.parameters",
+    "triton_repo.parameters": "",
+    "triton_repo.fill_template": "",
+    "triton_repo.__init__": "",
 }
-ONLY_IN: dict[str, tuple[str, ...]] = {
-    "grpc": ("gateway/triton/",),
-    "tritonclient": ("gateway/triton/",),
-    "fastapi": ("gateway/api/", "gateway/app.py", "gateway/server.py"),
-    "starlette": ("gateway/api/", "gateway/app.py"),
-    "redis": ("lora_store/", "gateway/tenancy/limits/redis.py"),
+ORDER = {room: place for place, room in enumerate(ALLOWED)}
+
+# Library -> the places (rooms, or modules in them) that may import it; `tests` may import all.
+LIBRARIES: dict[str, str] = {
+    "fastapi": "gateway.api gateway.app gateway.server bench.ordinary_gateway",
+    "google": "gateway.triton bench",  # protobuf
+    "grpc": "gateway.triton",
+    "hpack": "gateway.triton.http2 bench",
+    "httpx": "ops.commands ops.loadtest gateway.api.worker_metrics bench",
+    "jinja2": "gateway.tokenization demo",
+    "llguidance": "triton_repo.cpu_executor",
+    "numpy": "gateway.triton adapters triton_repo bench",
+    "opentelemetry": "gateway.observability.tracing",
+    "orjson": "gateway ops.loadtest bench",
+    "peft": "demo",
+    "prometheus_client": "gateway.metrics gateway.api docs",
+    "psutil": "bench docs",
+    "pydantic": "gateway.api gateway.config ops.deployment bench.ordinary_gateway",
+    "pydantic_settings": "gateway.config",
+    "redis": "lora_store gateway.tenancy.limits",
+    "safetensors": "demo",
+    "sse_starlette": "bench.ordinary_gateway",
+    "starlette": "gateway.api gateway.app gateway.server",
+    "tensorrt_llm": "triton_repo.tensorrt_llm",
+    "tokenizers": "gateway.tokenization bench demo",
+    "torch": "triton_repo.tensorrt_llm demo",
+    # The gateway reads tokenizers itself, except those that have no tokenizer.json.
+    "transformers": "gateway.tokenization.prompts triton_repo.preprocessing"
+    " triton_repo.postprocessing triton_repo.tensorrt_llm bench demo",
+    "triton_python_backend_utils": "triton_repo",
+    "tritonclient": "gateway.triton bench",
+    "uvicorn": "gateway.http gateway.server bench",
+    "uvloop": "bench",
+    "yaml": "gateway.config ops.deployment docs",
 }
 
+# Names that a library does not document, beside those that begin with an underscore: the dotted
+# name, or the attribute, and the only places that may touch it.
+UNDOCUMENTED: dict[str, str] = {
+    "uvicorn.protocols": "gateway.http bench",
+    "uvicorn.server.ServerState": "gateway.http",
+    "server_state": "gateway.server gateway.http",  # uvicorn.Server
+    "user_middleware": "gateway.app",  # Starlette
+    "sentinel_manager": "lora_store.connect",  # redis-py
+    "get_master_address": "lora_store.connect",  # redis-py
+}
+PRIVATE: dict[str, str] = {
+    # The name is upstream's interface in fact: their own model.py imports it.
+    "tensorrt_llm.llmapi.tokenizer._xgrammar_tokenizer_info": "triton_repo.tensorrt_llm",
+    "_foreach_add_": "demo.muon",
+    "_foreach_mul_": "demo.muon",
+    # An extra in messages that `bench` makes by hand.
+    "_raw_content": "bench.transport",
+    "_labelnames": "docs.generate",
+}
+# Underscored, and documented all the same: os, and logging's HOWTO ("Optimization").
+DOCUMENTED = {"_exit", "_srcfile"}
 
-def _imports(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-    return found
+
+def _within(module: str, places: str) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places.split())
 
 
-FILES = [
-    path.relative_to(ROOT).as_posix()
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-]
+def _told(breaches: list[str], rule: str) -> None:
+    if breaches:
+        pytest.fail("\n".join([rule, *sorted(set(breaches))]), pytrace=False)
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_imports_point_the_right_way(file: str) -> None:
-    roots = {name.split(".")[0] for name in _imports(ROOT / file)}
-    for place, names in FORBIDDEN.items():
-        if file == place or file.startswith(place + "/"):
-            assert not roots & set(names), f"{file} imports {roots & set(names)}"
-    if file.startswith("gateway/"):
-        for name, places in ONLY_IN.items():
-            assert name not in roots or file.startswith(places), f"{file} imports {name}"
+def test_the_table_points_down() -> None:
+    """Then no arrow that it allows can be part of a circle of rooms."""
+    _told(
+        [
+            f"{room} -> {below}"
+            for room, rooms in ALLOWED.items()
+            for below in rooms.split()
+            if ORDER.get(below, -1) <= ORDER[room]
+        ],
+        "An arrow of ALLOWED must point to a room further down in the table:",
+    )
+
+
+def test_every_file_has_a_room() -> None:
+    _told(
+        [file for module, file in sources().files.items() if not _in_table(module)],
+        "These files stand in no room of ALLOWED: give each new room a place and its arrows there:",
+    )
+
+
+def test_arrows_are_in_the_table() -> None:
+    _told(
+        [
+            f"{found}: no arrow from {room_of(found.module)} to {room_of(found.target)}"
+            for found in sources().ours()
+            if _arrow(found.module, found.target)
+            and room_of(found.target) not in ALLOWED[room_of(found.module)].split()
+        ],
+        "New arrows between rooms. Pass the value, or move the type down; if the arrow is right and"
+        " points down, add it to ALLOWED:",
+    )
+
+
+def test_the_table_has_no_arrow_that_nothing_needs() -> None:
+    needed = {
+        (room_of(found.module), room_of(found.target))
+        for found in sources().ours()
+        if _arrow(found.module, found.target)
+    }
+    _told(
+        [
+            f"{room} -> {below}"
+            for room, rooms in ALLOWED.items()
+            for below in rooms.split()
+            if (room, below) not in needed
+        ],
+        "No import needs these arrows any more: delete them from ALLOWED:",
+    )
+
+
+def test_no_circle_between_files() -> None:
+    circle = _circle(_graph(sources()))
+    _told([] if circle is None else [" -> ".join(circle)], "Files that import each other:")
+
+
+def test_no_test_file_imports_another() -> None:
+    _told(
+        [
+            str(found)
+            for found in sources().ours()
+            if found.target.rpartition(".")[2].startswith("test_")
+            and not found.module.startswith("tests.lora_store.")  # until its helpers have moved
+        ],
+        "What tests share stands in tests/support/, and nothing imports a test file:",
+    )
+
+
+def test_only_tests_import_tests() -> None:
+    _told(
+        [
+            str(found)
+            for found in sources().ours()
+            if room_of(found.target) == "tests" != room_of(found.module)
+        ],
+        "Only tests import from tests/:",
+    )
+
+
+def test_libraries_stay_in_their_rooms() -> None:
+    breaches = []
+    for found in sources().libraries():
+        places = LIBRARIES.get(found.target.partition(".")[0], "")
+        if room_of(found.module) != "tests" and not _within(found.module, places):
+            breaches.append(f"{found}: its places are {places or 'none'}")
+    _told(breaches, "Libraries outside their places, which LIBRARIES lists:")
+
+
+def test_private_names_of_libraries_stay_where_they_are_declared() -> None:
+    """An underscored name that none of our files defines can only be a library's."""
+    ours, breaches = sources().own_names() | DOCUMENTED, []
+    declared = PRIVATE | UNDOCUMENTED
+    for found in sources().libraries():
+        private = any(part.startswith("_") for part in found.target.split(".")[1:])
+        listed = next((name for name in declared if _within(found.target, name)), None)
+        if private or listed is not None:
+            breaches += _outside(found.module, listed, declared, f"{found}")
+    for module, nodes in sources().nodes.items():
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                name = node.attr
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value if node.value in declared else ""  # as getattr takes it
+            else:
+                continue
+            private = name.startswith("_") and not name.startswith("__")
+            if name in declared or (private and name not in ours):
+                where = f"{sources().files[module]}:{node.lineno} touches {name}"
+                breaches += _outside(module, name if name in declared else None, declared, where)
+    _told(
+        breaches,
+        "Private names of libraries stand in one place each, which PRIVATE or UNDOCUMENTED lists:",
+    )
+
+
+def _outside(module: str, name: str | None, declared: Mapping[str, str], where: str) -> list[str]:
+    if room_of(module) == "tests" or (name is not None and _within(module, declared[name])):
+        return []
+    return [f"{where}: its place is {'none' if name is None else declared[name]}"]
+
+
+def _in_table(module: str) -> bool:
+    return room_of(module) == "tests" or room_of(module) in ALLOWED
+
+
+def _arrow(module: str, target: str) -> bool:
+    """Whether an import crosses rooms. What tests import is theirs to choose."""
+    return room_of(module) not in ("tests", room_of(target))
+
+
+def _graph(read: Sources) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for found in read.ours():
+        if found.module != found.target:
+            graph[found.module].add(found.target)
+    return graph
+
+
+def _circle(graph: Mapping[str, set[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle[::-1]
+    return None
+
+
+def main(root: Path = ROOT) -> None:
+    """Prints the figures of the checkout in `root`, by the table of this one."""
+    read = Sources(root)
+    rooms = {room_of(module) for module in read.files} - {"tests"}
+    arrows = {
+        (room_of(found.module), room_of(found.target))
+        for found in read.ours()
+        if _arrow(found.module, found.target)
+    }
+    below: dict[str, set[str]] = {room: set() for room in rooms}
+    for room, other in arrows:
+        below[room].add(other)
+    against = [(a, b) for a, b in arrows if a in ORDER and b in ORDER and ORDER[b] <= ORDER[a]]
+    print(f"rooms: {len(rooms)} ({', '.join(DIVIDED)} divided)")
+    print(f"arrows between them: {len(arrows)}")
+    print(f"arrows against the order: {len(against)}")
+    print(f"circle of rooms: {' -> '.join(_circle(below) or ['none'])}")
+    print(f"circle of files: {' -> '.join(_circle(_graph(read)) or ['none'])}")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -24,7 +24,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from adapters.record import selected_name
 from gateway.errors import ClientDisconnected
-from gateway.triton.transport import Metadata
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("gateway")
 
-    def begin(self, method: str, scheme: str, parent: Metadata) -> RequestSpan:
+    def begin(self, method: str, scheme: str, parent: Mapping[str, str]) -> RequestSpan:
         """The span of an HTTP request, below the caller's where that sent one."""
         span = self._tracer.start_span(
             method,
@@ -144,7 +143,7 @@ class AttemptSpan:
         self._span = span
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(span))
-        self.metadata: Metadata = carrier
+        self.metadata: Mapping[str, str] = carrier
 
     def answered(self) -> None:
         self._span.add_event("first token")
