@@ -195,7 +195,7 @@ async def connected(server: Server) -> AsyncIterator[Http2Transport]:
             await transport.close()
 
 
-async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)
