@@ -33,8 +33,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.tokens = tokens
         self.fault = fault
         self.step = step
-        self.reached = False
-        """Whether the fault has happened."""
+        self.reached = 0
+        """How often the fault has happened."""
+        self.released = asyncio.Event()
+        """What the fault `slow` waits for."""
         self.error = "Maximum queue size of 1 has been reached, please try again later"
         self.pause_s = 0.0
         """Before each token."""
@@ -73,9 +75,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             last = len(self.tokens) - 1
             for n, token in enumerate(self.tokens):
                 await asyncio.sleep(self.pause_s)
-                self.reached |= n == self.step
+                self.reached += n == self.step
                 if n == self.step and self.fault == "slow":
-                    await asyncio.sleep(0.5)
+                    await self.released.wait()
                 elif n == self.step and self.fault == "drop":
                     continue
                 elif n == self.step and self.fault == "duplicate":

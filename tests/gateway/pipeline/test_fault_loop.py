@@ -98,18 +98,22 @@ async def test_one_end_whatever_breaks_wherever(
     monkeypatch.setenv("GATEWAY_TRITON_TRANSPORT", transport)
     async with case(tmp_path, fault, choices) as it:
         step, stalled = 0, list[str]()
-        while it.engine.reached or step == 0:
-            it.engine.step, it.engine.reached, before = step, False, len(it.engine.requests)
+        while True:
+            it.engine.step, it.engine.reached, before = step, 0, len(it.engine.requests)
             deadline = {"x-request-timeout": "1"} if fault == "stall" else {}
             answer = await it.client.post(
                 "/v1/completions", json=it.body(stream=stream), headers=deadline
             )
-            reached = it.engine.reached
+            reached = it.engine.reached > 0
             broken = _breaks(fault, step) and reached
             error, texts = _read(answer, choices, whole=not stream)
             assert (error is not None) is broken
             if broken:
                 assert error == ("timeout" if fault == "stall" else _CODES[fault])
+                assert not any(words in answer.text for words in ("reset", "Maximum queue"))
+                if answer.status_code != 200:
+                    retry = "false" if fault == "stall" else "true"
+                    assert answer.headers["x-should-retry"] == retry
                 if stream and choices == 1:
                     assert texts.get(0, "") == TEXT[:step]
             else:
@@ -124,9 +128,12 @@ async def test_one_end_whatever_breaks_wherever(
                 assert record["completion_tokens"] == step
             await it.ask_again()
             await it.wait_settled(2 * step + 2)
-            it.engine.reached = reached
             step += 1
+            if not reached:
+                break
         assert step == len(TEXT) + 1
+        if fault == "stall":
+            assert metric_of(it.service, "gateway_stops_total", reason="timeout") == len(stalled)
         stops = it.engine.stopped
     # Closed, the gateway has nothing left to say. Only who still listens is told, and once.
     if fault == "stall" or choices == 1:
@@ -142,14 +149,16 @@ async def test_a_client_that_leaves_at_every_step(
 ) -> None:
     async with case(tmp_path, "stall", choices) as it:
         for step in range(len(TEXT)):
-            it.engine.step, before = step, len(it.engine.requests)
+            it.engine.step, it.engine.reached = step, 0
             leaver = asyncio.create_task(
                 it.client.post("/v1/completions", json=it.body(stream=stream))
             )
-            # Until the engine has given all that it will give to each choice.
-            while len(it.engine.requests) < before + choices:
+            # Until the engine has given all that it will give to each choice, and the gateway has
+            # read it: the answer to a later question on the same connection has come.
+            while it.engine.reached < choices:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
+            for replica in it.service.replicas:
+                await replica.engine.refresh()
             leaver.cancel()
             await it.wait_settled(2 * step + 1)
             record = it.records()[-1]

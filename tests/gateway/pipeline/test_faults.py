@@ -1,4 +1,4 @@
-"""The fault loop: whatever breaks, at whatever step, there is exactly one clear end."""
+"""Engines that are late, silent, or away: deadlines, shutdown, keep-alives and what is logged."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
 from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate, prepare
-from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
-
-pytestmark = pytest.mark.timed
 
 TEXT = "hello"
 _OF_A_REQUEST = (RequestResponseCycle, RequestContext, Batch, Generation)
@@ -43,48 +41,11 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("fault", ["error", "abort", "truncate", "stall"])
-@pytest.mark.parametrize("step", range(len(TEXT)))
-async def test_one_end_for_every_fault_at_every_step(
-    tokenizer_dir: Path, fault: Fault, step: int, stream: bool
-) -> None:
-    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=fault, step=step)
-    timeout = 0.2 if fault == "stall" else 5.0
-    async with (
-        serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, request_timeout=timeout) as (client, service, _),
-    ):
-        body = {"model": "m", "prompt": "x", "stream": stream}
-        response = await client.post("/v1/completions", json=body)
-        status = {"stall": 504}.get(fault, 503)
-        if stream and step > 0:
-            assert response.status_code == 200
-            *frames, error, done, rest = response.text.split("\n\n")
-            texts = [json.loads(f.removeprefix("data: "))["choices"][0]["text"] for f in frames]
-            assert "".join(texts) == TEXT[:step]
-            body = json.loads(error.removeprefix("data: "))
-            assert (done, rest) == ("data: [DONE]", "")
-        else:
-            assert response.status_code == status
-            assert response.headers["x-should-retry"] == ("false" if status == 504 else "true")
-            body = response.json()
-        assert set(body["error"]) == {"message", "type", "param", "code"}
-        assert "reset" not in body["error"]["message"]
-        assert "Maximum queue" not in body["error"]["message"]
-        assert metric_of(service, "gateway_generations_in_flight") == 0
-        stops = metric_of(service, "gateway_stops_total", reason="timeout")
-        assert stops == (1 if fault == "stall" else 0)
-    # The stop outlives its request: it has arrived by the time the gateway is closed.
-    assert servicer.stopped == [r.id for r in servicer.requests if fault == "stall"]
-
-
-@pytest.mark.usefixtures("transport")
-@pytest.mark.parametrize("stream", [True, False])
 async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream: bool) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, request_timeout=0.3) as (client, service, _),
+        running(tokenizer_dir, endpoint, request_timeout=1) as (client, service, _),
     ):
         body = {"model": "m", "prompt": "x", "stream": stream, "n": 3}
         response = await client.post("/v1/completions", json=body)
@@ -104,7 +65,7 @@ class Slow:
         return False
 
     async def drain(self) -> None:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.7)  # once more, and a deadline of a second has passed
 
     @property
     def text(self) -> str:
@@ -117,7 +78,7 @@ async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -
     sink = Slow()
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, request_timeout=0.3) as (_, service, _),
+        running(tokenizer_dir, endpoint, request_timeout=1) as (_, service, _),
     ):
         batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
         with pytest.raises(RequestTimeout):
@@ -187,7 +148,7 @@ async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
         assert away.headers["retry-after"] == "2"
         assert (await client.get("/health/ready")).status_code == 503
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "m"
-        async with serving(servicer, endpoint), asyncio.timeout(8):
+        async with serving(servicer, endpoint), asyncio.timeout(60):
             while (await client.get("/health/ready")).status_code != 200:
                 await asyncio.sleep(0.05)
             assert (await client.post("/v1/completions", json=body)).status_code == 200
@@ -203,14 +164,14 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
     ):
         body = {"model": "m", "prompt": "x", "stream": stream}
         request = asyncio.create_task(client.post("/v1/completions", json=body))
-        while not servicer.requests:
+        while not servicer.reached:
             await asyncio.sleep(0.01)
         server.should_exit = True
         response = await request
         assert response.status_code == (200 if stream else 503)
         assert '"code":"shutting_down"' in response.text
         assert response.text.endswith("data: [DONE]\n\n") is stream
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
         assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
@@ -265,11 +226,18 @@ async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: 
         running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
     ):
         body = {"model": "m", "prompt": "x", "stream": True}
-        response = await client.post("/v1/completions", json=body)
-        events = response.text.split("\n\n")
-        assert 2 <= events.count(": keep-alive") <= 5
-        assert events[0] == ": keep-alive"
-        assert ": keep-alive" not in events[events.count(": keep-alive") :]
+        data = b""
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for piece in response.aiter_bytes():
+                data += piece
+                if data.count(b": keep-alive") == 3:
+                    servicer.released.set()
+        kept, _, rest = data.decode().partition("data: ")
+        assert set(kept.split("\n\n")) == {": keep-alive", ""}
+        assert TEXT[0] in rest
+        assert ": keep-alive" not in rest
+        servicer.released.clear()
+        asyncio.get_running_loop().call_later(0.3, servicer.released.set)
         api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
         async with api:
             stream = await api.completions.create(model="m", prompt="x", stream=True)
@@ -298,25 +266,13 @@ async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> Non
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=0)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=0.35) as (client, _, _),
+        running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=1) as (client, _, _),
     ):
         body = {"model": "m", "prompt": "x", "stream": True}
         response = await client.post("/v1/completions", json=body)
         assert response.status_code == 200
         assert '"code":"timeout"' in response.text
         assert response.text.endswith("data: [DONE]\n\n")
-
-
-async def test_idle_connections_outlive_those_of_clients(tokenizer_dir: Path) -> None:
-    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
-    async with serving(servicer) as endpoint, running(tokenizer_dir, endpoint) as (client, _, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
-        for pause_s in (6, 0):  # httpx gives a connection up after 5 seconds
-            writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
-            head = await asyncio.wait_for(reader.readuntil(b'"ok"}'), 5)
-            assert head.startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(pause_s)
-        writer.close()
 
 
 @pytest.mark.parametrize("origins", [[], ["https://app.example"]])

@@ -23,8 +23,6 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.metrics import sample
 
-pytestmark = pytest.mark.timed
-
 COUNT = "Count from 1 to 300"  # 1,092 tokens
 LONG = {"messages": [{"role": "user", "content": COUNT}], "stream": True, "temperature": 0}
 QUESTION = "美国的首都在哪里? \n答案:"
@@ -177,11 +175,11 @@ async def test_a_killed_replica_costs_only_what_it_had_begun(pair: Pair) -> None
         victim.freeze()
         try:
             waiting = [asyncio.create_task(_ask(client)) for _ in range(12)]
-            await asyncio.sleep(1)
-            stuck = sum(not task.done() for task in waiting)
+            async with asyncio.timeout(SETTLED_WITHIN_S):
+                while await pair.in_flight(0) <= 4:
+                    await asyncio.sleep(0.02)
         finally:
             victim.kill()
-        assert stuck > 0
         assert all(_right(answer) for answer in await asyncio.gather(*waiting))
         ends = Counter([_end_of(events) for events in await asyncio.gather(*streams)])
         assert ends == {"whole": 4, "engine_unavailable": 4}
@@ -203,20 +201,18 @@ async def test_a_frozen_replica_makes_nobody_wait_past_the_deadline(pair: Pair) 
     async with pair.client() as client:
         frozen.freeze()
         try:
-            started = time.monotonic()
             patient = [asyncio.create_task(_ask(client)) for _ in range(6)]
             hasty = [asyncio.create_task(_ask(client, timeout_s=2)) for _ in range(6)]
             statuses = Counter([(await answer).status_code for answer in hasty])
-            assert time.monotonic() - started < 6
+            # Their deadlines came before the replica was given up.
+            assert not all(task.done() for task in patient)
             assert 504 in statuses
             assert set(statuses) <= {200, 504}
-            # Missed once, it gets nothing new.
-            await asyncio.sleep(3)
-            for _ in range(20):
-                assert _right(await _ask(client, timeout_s=5))
             # Missed again and again, it is given up, and what it had goes to the other.
             assert all(_right(answer) for answer in await asyncio.gather(*patient))
-            assert time.monotonic() - started < 30
+            assert await pair.metric("gateway_replica_ready") == 1
+            for _ in range(20):
+                assert _right(await _ask(client))
         finally:
             frozen.thaw()
         await pair.wait_both()
@@ -273,12 +269,13 @@ async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> N
             assert sum(statuses.values()) < 100
         assert statuses[500] == 3
         assert metric_of(service, failing, replica=second) == 0
-        # Left alone but for one probe at a time, ever more seldom.
+        # Left alone but for one probe at a time, after a second, then after two more.
         asked, began = len(bad.requests), time.monotonic()
-        while time.monotonic() - began < 3.5:
+        while len(bad.requests) < asked + 2:
             statuses[await _status(client)] += 1
             await asyncio.sleep(0.01)
-        assert 1 <= len(bad.requests) - asked <= 3
+        assert time.monotonic() - began > 2.9
+        assert metric_of(service, failing, replica=first) == 1
         bad.fault = None
         deadline = time.monotonic() + 60
         while metric_of(service, failing, replica=first):
@@ -373,6 +370,7 @@ async def test_deadlines_of_clients_do_not_open_the_breaker(tmp_path: Path) -> N
         statuses = [await _status(client, hasty) for _ in range(5)]
         assert statuses == [504] * 5
         assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
+        slow.released.set()
         assert await _status(client) == 200
 
 
