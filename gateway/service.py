@@ -192,7 +192,9 @@ async def _accounting(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
         shared = None
         if settings.config is not None and settings.redis_url is not None:
-            shared = SharedLimits(settings.redis_url, metrics.limits_shared.set)
+            shared = SharedLimits(
+                settings.redis_url, metrics.limits_shared.set, timeout_s=settings.redis_timeout
+            )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal)
         configuration.subscribe(limits.update)

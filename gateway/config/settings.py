@@ -197,6 +197,12 @@ class Settings(BaseSettings):
         "URL: rediss://HOST:PORT/0?ssl_ca_certs=FILE, and ssl_certfile, ssl_keyfile where Redis "
         "wants them.",
     )
+    redis_timeout: float = Field(
+        default=0.25,
+        gt=0,
+        description="Seconds that Redis may take to count a request for its tenant's limits. A "
+        "request waits for twice that at most; then they are counted as when_redis_is_away says.",
+    )
     redis_ttl: int | None = Field(
         None,
         gt=0,

@@ -29,10 +29,7 @@ from lora_store.connect import FAILURES, close, connect, server_of
 log = logging.getLogger(__name__)
 
 # Redis answers in well under a millisecond, but stands still while it forks for a snapshot.
-_TIMEOUT_S = 0.25
-# That bounds each read, not what a request waits behind: others' batches, a cluster's redirections,
-# a proxy that passes bytes on one by one.
-_PATIENCE_S = 0.5
+TIMEOUT_S = 0.25
 _CONNECT_TIMEOUT_S = 1.0
 _RETRY_S = 1.0
 _BATCH = 64
@@ -60,12 +57,23 @@ class _Pending(NamedTuple):
 class SharedLimits:
     """Use as an async context manager on the event loop that asks."""
 
-    def __init__(self, url: str, on_up: Callable[[bool], None] = lambda up: None) -> None:
+    def __init__(
+        self,
+        url: str,
+        on_up: Callable[[bool], None] = lambda up: None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
 
-        `on_up` is told, from a thread, whether Redis answers.
+        `on_up` is told, from a thread, whether Redis answers. `timeout_s` bounds each read.
         """
         self._url = redis_url.parse(url)
+        self._timeout_s = timeout_s
+        # What a request waits behind: others' batches, a cluster's redirections, a proxy that
+        # passes bytes on one by one.
+        self._patience_s = 2 * timeout_s
+        self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
         self._client: Any = None
         self._script = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
         self._on_up = on_up
@@ -88,7 +96,7 @@ class SharedLimits:
         self._thread.start()
         # The first request should find Redis; but a name that does not resolve takes seconds.
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await started.wait()
         except TimeoutError:
             log.warning("Redis does not answer; limits are not shared yet")
@@ -105,7 +113,7 @@ class SharedLimits:
         return self._up
 
     async def take(self, request: LimitRequest) -> Decision | None:
-        """Counts the request if no limit is in its way; None when Redis does not, within 0.5 s."""
+        """Counts the request if no limit is in its way; None when Redis does not in time."""
         answer: _Answer = self._loop.create_future()
         with self._lock:
             if not self._up:
@@ -113,7 +121,7 @@ class SharedLimits:
             self._inbox.put(_Pending(request, answer))
         try:
             # Unlike a timeout around it, this sees an answer that came while the loop was busy.
-            await asyncio.wait([answer], timeout=_PATIENCE_S)
+            await asyncio.wait([answer], timeout=self._patience_s)
         except asyncio.CancelledError:
             if not answer.cancel():  # it came in the same moment
                 self._give_back(request, answer.result())
@@ -161,7 +169,7 @@ class SharedLimits:
         self._disconnect()
         try:
             self._client = connect(
-                self._url, timeout_s=_TIMEOUT_S, connect_timeout_s=_CONNECT_TIMEOUT_S
+                self._url, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s
             )
             self._sha = self._client.script_load(self._script)
         except FAILURES:
