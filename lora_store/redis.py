@@ -223,7 +223,9 @@ class RedisTier:
                 ) as client,
                 client.pubsub() as pubsub,
             ):
-                await pubsub.subscribe(self._channel)
+                # Its own timeout for reading is none, as a listener has nothing to read for long.
+                async with asyncio.timeout(timeout_s):
+                    await pubsub.subscribe(self._channel)
                 asked = False
                 while True:
                     message = await pubsub.get_message(timeout=timeout_s if asked else _QUIET_S)

@@ -12,22 +12,14 @@ from pathlib import Path
 import pytest
 
 from adapters.adapter import Converted
-from adapters.record import Record, Version
+from adapters.record import Record
 from lora_store import names
 from lora_store.codec import CorruptBlob, encode
 from lora_store.disk import Disk
+from tests.support.adapter_store import record, version_file
 from tests.support.lora_files import content
 
 SPAWN = multiprocessing.get_context("spawn")
-
-
-def version_file(root: Path, digest: str) -> Path:
-    return root / "versions" / digest[:2] / f"{digest}.lora"
-
-
-def record(name: str = "zh", number: int = 1) -> Record:
-    version = Version.of(content(number), "demo", 1.0, "test")
-    return Record(name, 1, 1, 1.0, version.digest, (version,))
 
 
 def _same(one: Converted | None, other: Converted) -> bool:

@@ -7,9 +7,8 @@ import contextlib
 import os
 import random
 import signal
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,12 +21,9 @@ from gateway.tenancy.limits.request import LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
-from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier, dump, parse
-from lora_store.tiered import TieredStore
 from ops.commands.up import DEMO_MODEL
-from tests.lora_store.test_disk import record
-from tests.lora_store.test_tiered import Gateway
+from tests.support.adapter_store import StoreGateway, becomes, record, store_gateway
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
 from tests.support.local_stack import Stack
@@ -43,8 +39,6 @@ from tests.support.redis_fleet import (
     until,
 )
 from tests.support.redis_server import running_redis
-
-pytestmark = pytest.mark.timed
 
 ADMIN_KEY = "an-admin-key"
 
@@ -68,24 +62,9 @@ def tier(cluster: Fleet) -> Iterator[RedisTier]:
     tier.close()
 
 
-@contextlib.asynccontextmanager
-async def gateway(root: Path, fleet: Fleet) -> AsyncIterator[Gateway]:
+def gateway(root: Path, fleet: Fleet) -> contextlib.AbstractAsyncContextManager[StoreGateway]:
     """The adapters of one gateway, which keeps its own folder."""
-    tier = RedisTier(RedisSettings(fleet.url, timeout_s=1.0))
-    store = TieredStore(Disk(root), tier, memory_bytes=2**20)
-    made = Gateway(store, root)
-    async with store:
-        await made.registry.load()
-        yield made
-
-
-async def becomes(condition: Callable[[], object], within_s: float = 15.0) -> float:
-    """Seconds until it did."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started + within_s, "it does not come about"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - started
+    return store_gateway(root, RedisSettings(fleet.url, timeout_s=1.0), poll_s=0.5)
 
 
 # A cluster.
@@ -146,7 +125,10 @@ def _listeners(fleet: Fleet, channel: str) -> int:
 async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
     tenants = [f"t{n}" for n in range(10)]
     passed: Counter[str] = Counter()
-    async with SharedLimits(cluster.url) as one, SharedLimits(cluster.url) as two:
+    async with (
+        SharedLimits(cluster.url, timeout_s=30) as one,
+        SharedLimits(cluster.url, timeout_s=30) as two,
+    ):
 
         async def ask(limits: SharedLimits, name: str) -> None:
             decision = await limits.take(LimitRequest(name, 5, 10_000, 100, 10))
@@ -173,7 +155,7 @@ async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet
     """The key is taken from one server to another, which the limits learn of by asking."""
     ask = LimitRequest("moving", 5, None, None, 1)
     slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
-    async with SharedLimits(cluster.url) as limits:
+    async with SharedLimits(cluster.url, timeout_s=30) as limits:
         decisions = [await limits.take(ask) for _ in range(3)]
         source = next(s for s in cluster.servers if s.client().dbsize() and _has(s, slot))
         target = next(s for s in cluster.servers if s is not source)
@@ -214,29 +196,23 @@ async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
                 slot = fleet.servers[0].client().execute_command("CLUSTER KEYSLOT", "lora:names")
                 master = next(s for s in fleet.servers[:3] if _has(s, slot))
                 master.kill()
-                slowest = await _asked(
-                    lambda: limits.take(ask), lambda: not one.store.stats.redis_up
-                )
-                assert slowest < 1.0
+                await _asks_until(lambda: limits.take(ask), lambda: not one.store.stats.redis_up)
                 await one.registry.add("ja", "demo", content(2), "test")
                 assert one.serves("ja")
-                took = await becomes(lambda: two.serves("ja"))
-                print(f"served by the others {took:.1f} s after the change")
+                await becomes(lambda: two.serves("ja"))
                 assert await two.holds(2)
                 await becomes(lambda: limits.up)
                 assert await limits.take(ask) is not None
 
 
-async def _asked(take: Callable[[], Any], until: Callable[[], bool]) -> float:
-    """Asks the limits until then; the longest wait in seconds."""
-    slowest, deadline = 0.0, time.monotonic() + 15
-    while not until():
-        started = time.monotonic()
-        assert started < deadline
-        await take()
-        slowest = max(slowest, time.monotonic() - started)
-        await asyncio.sleep(0.01)
-    return slowest
+async def _asks_until(take: Callable[[], Any], until: Callable[[], bool]) -> list[Any]:
+    """What the limits answer until then."""
+    answers = []
+    async with asyncio.timeout(60):
+        while not until():
+            answers.append(await take())
+            await asyncio.sleep(0.01)
+    return answers
 
 
 # Sentinels.
@@ -257,15 +233,12 @@ async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
                     master.kill()
                 else:
                     os.kill(master.pid, signal.SIGSTOP)
-                started = time.monotonic()
-                slowest = await _asked(
+                answers = await _asks_until(
                     lambda: limits.take(ask), lambda: not one.store.stats.redis_up
                 )
-                assert slowest < 1.0
-                assert not limits.up
+                assert None in answers, "they waited for Redis to come back"
                 await one.registry.add("ja", "demo", content(2), "test")
                 await becomes(lambda: two.serves("ja"))
-                print(f"writes again {time.monotonic() - started:.1f} s after the master's end")
                 await becomes(lambda: limits.up)
                 assert await limits.take(ask) is not None
                 new = await asyncio.to_thread(fleet.master)
@@ -274,7 +247,6 @@ async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
                 assert set(new.client().hkeys("lora:names")) > {b"zh", b"ja"}
 
                 await becomes(lambda: int(new.client().pubsub_numsub("lora:changes")[0][1]) == 2)
-                print(f"notices again {time.monotonic() - started:.1f} s after the master's end")
                 before = two.store.stats.notices
                 await one.registry.add("ko", "demo", content(3), "test")
                 await becomes(lambda: two.serves("ko"))
@@ -297,25 +269,30 @@ async def test_a_promotion_without_a_crash_loses_nothing(tmp_path: Path) -> None
         new = await asyncio.to_thread(sentinels.master)
         assert new is not None
         await one.registry.add("ja", "demo", content(2), "test")
-        took = await becomes(lambda: new.client().hexists("lora:names", "ja"))
-        print(f"at the new master {took:.1f} s after the change")
+        await becomes(lambda: new.client().hexists("lora:names", "ja"))
         await becomes(lambda: two.serves("ja"))
         await becomes(lambda: int(new.client().pubsub_numsub("lora:changes")[0][1]) == 2)
         assert await two.holds(2)
         assert is_master(old)
 
 
-async def test_a_server_that_hangs_is_not_listened_to_for_ever() -> None:
-    with running_redis() as server:
-        tier = server.tier(timeout_s=0.5)
-        listener = asyncio.create_task(anext(tier.listen()))
-        await becomes(lambda: int(server.client().pubsub_numsub("lora:changes")[0][1]) == 1)
-        await asyncio.sleep(3)
-        assert not listener.done(), "an idle server that answers is given up"
+async def test_a_server_that_hangs_is_not_listened_to_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lora_store.redis._QUIET_S", 0.1)
+    with (
+        running_redis() as server,
+        server.client() as client,
+        contextlib.closing(RedisTier(server.settings(timeout_s=0.5))) as tier,
+    ):
+        client.config_resetstat()
+        listener = asyncio.ensure_future(anext(tier.listen()))
+        # An idle server is asked whether it is there, and not given up while it answers.
+        await becomes(lambda: client.info("commandstats").get("cmdstat_ping", {}).get("calls") == 3)
+        assert not listener.done()
         server.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable, match="silent"):
-            await asyncio.wait_for(listener, 15)
-        tier.close()
+            await listener
 
 
 def test_no_sentinel_and_no_cluster_is_away_and_says_no_password() -> None:
@@ -323,12 +300,11 @@ def test_no_sentinel_and_no_cluster_is_away_and_says_no_password() -> None:
         f"redis+sentinel://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=hidden",
         f"redis+cluster://:{PASSWORD}@127.0.0.1:1,127.0.0.1:2",
     ):
-        tier = RedisTier(RedisSettings(url, timeout_s=0.5))
-        with pytest.raises(StoreUnavailable) as caught:
-            tier.position()
+        with contextlib.closing(RedisTier(RedisSettings(url, timeout_s=0.5))) as tier:
+            with pytest.raises(StoreUnavailable) as caught:
+                tier.position()
         for secret in (PASSWORD, "p@ss", "hidden"):
             assert secret not in str(caught.value)
-        tier.close()
 
 
 # The whole gateway.
@@ -344,7 +320,12 @@ def test_a_gateway_shares_adapters_and_limits(
     folder = write_adapter(tmp_path / "peft", DEMO_MODEL, seed=1)
     with (
         GatewayProcess(
-            tmp_path, stack, config=config, redis_url=fleet.url, admin_key=ADMIN_KEY
+            tmp_path,
+            stack,
+            config=config,
+            redis_url=fleet.url,
+            redis_timeout=30,
+            admin_key=ADMIN_KEY,
         ) as process,
         process.client(ADMIN_KEY) as admin,
         process.client("sk-e2e") as client,
@@ -354,9 +335,7 @@ def test_a_gateway_shares_adapters_and_limits(
         assert added.status_code == 201, added.text
         asked = body(model="mine", max_tokens=4)
         answers = [client.post("/v1/completions", json=asked).status_code for _ in range(20)]
-        # Where Redis was too slow in between, some were counted locally, from nothing.
-        assert answers[:6] == [200] * 6
-        assert 429 in answers[6:]
+        assert answers == [200] * 6 + [429] * 14
         keys = {key for server in fleet.servers for key in server.client().keys("*")}
         assert {b"lora:demo:names", b"limits:{%s}" % name.encode()} < keys
         assert [key for key in keys if key.startswith(b"lora:demo:version:")]

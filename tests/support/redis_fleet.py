@@ -35,6 +35,10 @@ class Process:
     sentinel: bool = False
     _process: subprocess.Popen[bytes] | None = None
 
+    def __post_init__(self) -> None:
+        password = None if self.sentinel else _PASSWORD
+        self._client = redis.Redis(LOCALHOST, self.port, password=password, socket_timeout=1)
+
     def start(self, *lines: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "redis.conf"
@@ -45,11 +49,12 @@ class Process:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
 
     def client(self) -> redis.Redis:
-        password = None if self.sentinel else _PASSWORD
-        return redis.Redis(LOCALHOST, self.port, password=password, socket_timeout=1)
+        """The test's own, which ends with this process."""
+        return self._client
 
     def kill(self) -> None:
         """As ``kill -9``."""
+        self._client.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import redis
 
-from lora_store.redis import RedisSettings, RedisTier
+from lora_store.redis import RedisSettings
 
 
 class RedisServer:
@@ -32,20 +33,33 @@ class RedisServer:
         self._process = subprocess.Popen(
             [binary, *options], cwd=self._folder, stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(redis.ConnectionError):
-                if self.client().ping():
-                    return
-            time.sleep(0.01)
+        deadline = time.monotonic() + 60
+        with self.client() as client:
+            while time.monotonic() < deadline:
+                with contextlib.suppress(redis.ConnectionError):
+                    if client.ping():
+                        return
+                time.sleep(0.01)
         raise TimeoutError("redis-server did not start")
 
     def client(self) -> redis.Redis:
-        """A client for the test itself: to look, to damage, to flush."""
+        """A client for the test itself: to look, to damage, to flush. Close it."""
         return redis.Redis.from_url(self.url)
 
-    def tier(self, *, ttl_s: int | None = None, timeout_s: float = 1.0) -> RedisTier:
-        return RedisTier(RedisSettings(self.url, ttl_s=ttl_s, timeout_s=timeout_s))
+    def settings(self, *, ttl_s: int | None = None, timeout_s: float = 30.0) -> RedisSettings:
+        """For a store. The time is so long that a busy machine is not taken for a dead server."""
+        return RedisSettings(self.url, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[socket.socket]:
+        """In place of the killed server, a listening socket of the test's own."""
+        path = self._folder / "redis.sock"
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen()
+            yield listener
+        path.unlink()
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

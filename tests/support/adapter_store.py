@@ -1,0 +1,84 @@
+"""Adapter stores as gateways hold them, and records and versions to put into them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from adapters.errors import UnknownAdapter
+from adapters.record import Record, Version
+from adapters.registry import Registry
+from lora_store.disk import Disk
+from lora_store.redis import RedisSettings, RedisTier
+from lora_store.tiered import TieredStore
+from tests.support.lora_files import content
+
+NEVER_S = 3600.0
+"""A `poll_s` with which nothing arrives but by a notice."""
+
+
+def record(name: str = "zh", number: int = 1) -> Record:
+    """The first record of a name, whose only version is `content(number)`."""
+    version = Version.of(content(number), "demo", 1.0, "test")
+    return Record(name, 1, 1, 1.0, version.digest, (version,))
+
+
+def version_file(root: Path, digest: str) -> Path:
+    """Where a `Disk` in the folder `root` keeps a version."""
+    return root / "versions" / digest[:2] / f"{digest}.lora"
+
+
+def copies(root: Path) -> set[str]:
+    """Digests of the versions that a `Disk` in the folder `root` keeps."""
+    return {path.stem for path in (root / "versions").rglob("*.lora")}
+
+
+class StoreGateway:
+    """A store and the registry over it, as one gateway process has them."""
+
+    def __init__(self, store: TieredStore) -> None:
+        self.store = store
+        self.registry = Registry(store)
+        store.on_change = self.registry.refresh
+
+    async def add(self, name: str, number: int) -> None:
+        """Makes `content(number)` what `name` stands for."""
+        await self.registry.add(name, "demo", content(number), "test")
+
+    def serves(self, name: str) -> str | None:
+        """Digest that the name stands for here."""
+        try:
+            return self.registry.snapshot.resolve(name).digest
+        except UnknownAdapter:
+            return None
+
+    async def holds(self, number: int) -> bool:
+        found = await self.store.get(content(number).digest)
+        return bytes(found.weights) == bytes(content(number).weights)
+
+
+@contextlib.asynccontextmanager
+async def store_gateway(
+    root: Path,
+    redis: RedisSettings | None,
+    *,
+    memory_bytes: int = 2**20,
+    poll_s: float = 0.2,
+) -> AsyncIterator[StoreGateway]:
+    """One that keeps its versions in the folder `root` and shares them through `redis`."""
+    tier = None if redis is None else RedisTier(redis)
+    async with TieredStore(Disk(root), tier, memory_bytes=memory_bytes, poll_s=poll_s) as store:
+        gateway = StoreGateway(store)
+        await gateway.registry.load()
+        yield gateway
+
+
+async def becomes(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    """Waits for it. The time only ends a test that would never end."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        await asyncio.sleep(0.01)
