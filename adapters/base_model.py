@@ -6,17 +6,16 @@ and `build_config`), or from a Hugging Face ``config.json``, which knows the sha
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from adapters.adapter import DTYPES, MODULE_IDS, Dtype
+from adapters.config_json import FILE, ConfigError, ConfigMissing, Section, read_config
+from adapters.engine_config import EngineConfig, engine_config
 from adapters.errors import MissingFile, UnsupportedEngine
 
-_FILE = "config.json"
 _HUB_CACHE = re.compile(r".*models--(?:.+--)?([^/]+)/snapshots/[^/]+$")
 
 
@@ -75,153 +74,107 @@ def read_base_model(
     (then: float16, every module of the architecture, rank 64).
     Raises `MissingFile` and `UnsupportedEngine`.
     """
-    path = folder / _FILE
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise MissingFile(str(path), _FILE, error.strerror, "a readable file") from error
-    except ValueError as error:
-        raise UnsupportedEngine(str(path), _FILE, error, "a JSON object") from error
-    if not isinstance(config, dict):
-        raise UnsupportedEngine(str(path), _FILE, type(config).__name__, "a JSON object")
-    fields = _Fields(str(path), config)
     known = (*names, folder.resolve().name)
-    if "pretrained_config" in config:
-        model = _from_engine(fields, known)
-    elif "architectures" in config:
-        model = _from_hugging_face(fields, known)
-    else:
+    try:
+        top = read_config(folder)
+        if top.is_engine:
+            model = engine_base_model(engine_config(top), known, str(top.path))
+        else:
+            model = _from_hugging_face(top, known)
+    except ConfigMissing as error:
+        raise MissingFile(str(error.path), FILE, error.found, error.allowed) from error
+    except ConfigError as error:
         raise UnsupportedEngine(
-            str(path), "top-level keys", sorted(config), "pretrained_config or architectures"
-        )
+            str(error.path), error.field or FILE, error.found, error.allowed
+        ) from error
     changes: dict[str, Any] = {}
     if dtype is not None:
         changes["dtype"] = dtype
     if lora_target_modules is not None:
-        changes["lora_target_modules"] = _checked_modules(fields, lora_target_modules)
+        changes["lora_target_modules"] = _checked_modules(
+            lora_target_modules, str(top.path), "lora_target_modules"
+        )
     if max_lora_rank is not None:
         changes["max_lora_rank"] = max_lora_rank
-    return _replace(model, changes)
+    return replace(model, **changes)
 
 
-def _from_engine(fields: _Fields, names: tuple[str, ...]) -> BaseModel:
-    shapes = fields.section("pretrained_config")
-    build = fields.section("build_config")
-    plugins = build.section("plugin_config")
-    if not plugins.get("lora_plugin"):
-        raise plugins.refuse("lora_plugin", "auto or a dtype: build the engine with --lora_plugin")
-    lora = build.section("lora_config")
-    modules = lora.get("lora_target_modules")
-    if not isinstance(modules, list) or not modules:
-        raise lora.refuse("lora_target_modules", "a list of LoRA module names")
-    heads = shapes.count("num_attention_heads")
-    hidden = shapes.count("hidden_size")
-    mapping = shapes.section("mapping")
-    moe = shapes.section("moe")
-    architecture = shapes.text("architecture")
+def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -> BaseModel:
+    """An engine as adapters see it. Raises `UnsupportedEngine`, with `file` in it."""
+
+    def refuse(field: str, found: object, allowed: str) -> UnsupportedEngine:
+        return UnsupportedEngine(file, field, found, allowed)
+
+    def needed(name: str) -> int:
+        value: int | None = getattr(engine, name)
+        if not value:
+            raise refuse(f"pretrained_config.{name}", value, "a positive whole number")
+        return value
+
+    if engine.lora_plugin is None:
+        allowed = "auto or a dtype: build the engine with --lora_plugin"
+        raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
+    modules = engine.lora_target_modules
+    if not modules:
+        field = "build_config.lora_config.lora_target_modules"
+        raise refuse(field, [], "a list of LoRA module names")
+    if engine.max_lora_rank == 0:
+        raise refuse("build_config.lora_config.max_lora_rank", 0, "a positive whole number")
+    dtype = next((known for known in DTYPES if known == engine.lora_dtype), None)
+    if dtype is None:
+        raise refuse("pretrained_config.dtype", engine.lora_dtype, " or ".join(DTYPES))
+    architecture = engine.architecture
+    if architecture is None:
+        raise refuse("pretrained_config.architecture", None, "a string")
     if architecture == "QWenForCausalLM":
         # One class of TensorRT-LLM serves all Qwen generations; their projections differ.
-        architecture = f"{architecture}:{shapes.text('qwen_type')}"
+        architecture = f"{architecture}:{engine.qwen_type}"
+    heads, hidden = needed("num_attention_heads"), needed("hidden_size")
     return BaseModel(
         names=names,
         architecture=architecture,
-        dtype=shapes.dtype("dtype"),
-        num_hidden_layers=shapes.count("num_hidden_layers"),
+        dtype=dtype,
+        num_hidden_layers=needed("num_hidden_layers"),
         hidden_size=hidden,
         num_attention_heads=heads,
-        num_key_value_heads=shapes.count("num_key_value_heads", heads),
-        head_size=shapes.count("head_size", hidden // heads),
-        intermediate_size=shapes.count("intermediate_size", 4 * hidden),
-        num_experts=moe.count("num_experts", shapes.count("moe_num_experts", 0)),
-        lora_target_modules=_checked_modules(lora, modules),
-        max_lora_rank=lora.count("max_lora_rank", 64),
-        tp_size=mapping.count("tp_size", 1),
-        pp_size=mapping.count("pp_size", 1),
+        num_key_value_heads=engine.num_key_value_heads or heads,
+        head_size=engine.head_size or hidden // heads,
+        intermediate_size=engine.intermediate_size or 4 * hidden,
+        num_experts=engine.num_experts or 0,
+        lora_target_modules=_checked_modules(
+            modules, file, "build_config.lora_config.lora_target_modules"
+        ),
+        max_lora_rank=engine.max_lora_rank or 64,
+        tp_size=engine.tp_size or 1,
+        pp_size=engine.pp_size or 1,
     )
 
 
-def _from_hugging_face(fields: _Fields, names: tuple[str, ...]) -> BaseModel:
-    architectures = fields.get("architectures")
-    if not isinstance(architectures, list) or len(architectures) != 1:
-        raise fields.refuse("architectures", "a list of one class name")
-    heads = fields.count("num_attention_heads", fields.count("n_head", 0))
-    hidden = fields.count("hidden_size", fields.count("n_embd", 0))
-    if not heads or not hidden:
-        raise fields.refuse("num_attention_heads, hidden_size", "positive numbers")
-    own_name = fields.get("_name_or_path")
+def _from_hugging_face(config: Section, names: tuple[str, ...]) -> BaseModel:
+    architectures = config.names("architectures")
+    if len(architectures) != 1:
+        raise config.refused("architectures", "a list of one class name")
+    heads = config.needed("num_attention_heads", "n_head")
+    hidden = config.needed("hidden_size", "n_embd")
+    own_name = config.values.get("_name_or_path")
     return BaseModel(
         names=(*names, own_name) if isinstance(own_name, str) and own_name else names,
-        architecture=str(architectures[0]),
+        architecture=architectures[0],
         dtype="float16",
-        num_hidden_layers=fields.count("num_hidden_layers", fields.count("n_layer", 0)),
+        num_hidden_layers=config.needed("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         num_attention_heads=heads,
-        num_key_value_heads=fields.count("num_key_value_heads", heads),
-        head_size=fields.count("head_dim", hidden // heads),
-        intermediate_size=fields.count("intermediate_size", fields.count("n_inner", 4 * hidden)),
-        num_experts=fields.count("num_local_experts", 0),
+        num_key_value_heads=config.count("num_key_value_heads", least=1) or heads,
+        head_size=config.count("head_dim", least=1) or hidden // heads,
+        intermediate_size=config.count("intermediate_size", "n_inner", least=1) or 4 * hidden,
+        num_experts=config.count("num_local_experts") or 0,
         lora_target_modules=tuple(MODULE_IDS),
         max_lora_rank=64,
     )
 
 
-def _checked_modules(fields: _Fields, modules: list[Any] | tuple[str, ...]) -> tuple[str, ...]:
+def _checked_modules(modules: tuple[str, ...], file: str, field: str) -> tuple[str, ...]:
     unknown = [name for name in modules if name not in MODULE_IDS]
     if unknown:
-        raise UnsupportedEngine(
-            fields.file, fields.path("lora_target_modules"), unknown, ", ".join(MODULE_IDS)
-        )
-    return tuple(modules)
-
-
-def _replace(model: BaseModel, changes: dict[str, Any]) -> BaseModel:
-    values = {name: getattr(model, name) for name in BaseModel.__dataclass_fields__}
-    return BaseModel(**{**values, **changes})
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """A JSON object that names its fields in errors. A field that is null counts as absent."""
-
-    file: str
-    values: Mapping[str, Any]
-    prefix: str = ""
-
-    def path(self, name: str) -> str:
-        return f"{self.prefix}{name}"
-
-    def get(self, name: str) -> Any:
-        return self.values.get(name)
-
-    def refuse(self, name: str, allowed: object) -> UnsupportedEngine:
-        return UnsupportedEngine(self.file, self.path(name), self.get(name), allowed)
-
-    def section(self, name: str) -> _Fields:
-        value = self.get(name)
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise self.refuse(name, "an object")
-        return _Fields(self.file, value, f"{self.path(name)}.")
-
-    def text(self, name: str) -> str:
-        value = self.get(name)
-        if not isinstance(value, str):
-            raise self.refuse(name, "a string")
-        return value
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            if value == 0 and default == 0:
-                return 0
-            raise self.refuse(name, "a positive whole number")
-        return value
-
-    def dtype(self, name: str) -> Dtype:
-        value = self.get(name)
-        if value not in DTYPES:
-            raise self.refuse(name, " or ".join(DTYPES))
-        return cast(Dtype, value)
+        raise UnsupportedEngine(file, field, unknown, ", ".join(MODULE_IDS))
+    return modules

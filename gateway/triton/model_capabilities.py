@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,12 @@ from typing import Any, Literal
 from tritonclient.grpc import model_config_pb2
 
 from adapters.adapter import Dtype
+from adapters.config_json import ConfigError, ConfigMissing
+from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.errors import EngineUnavailable
 from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, lora_dtype, read_inputs
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["token", "text"]
 
@@ -156,13 +161,9 @@ def _read(
     core = core if core is not None else model_config_pb2.ModelConfig()
     engine_dir = Path(parameter(core, "gpt_model_path"))
     engine = _engine_config(engine_dir)
-    # v0.5 to v0.7 engines have `builder_config` in place of `build_config`.
-    build = _section(engine, "build_config") or _section(engine, "builder_config")
-    plugins = _section(build, "plugin_config")
     digest = hashlib.sha256(config.SerializeToString(deterministic=True))
-    digest.update(json.dumps(engine, sort_keys=True).encode())
-    shapes = _section(engine, "pretrained_config") or build
-    limit = _first_int(build.get("max_seq_len"), _old_max_seq_len(build), max_seq_len)
+    digest.update(json.dumps(engine.whole, sort_keys=True).encode())
+    limit = max_seq_len if engine.max_seq_len is None else engine.max_seq_len
     if limit is None:
         raise EngineUnavailable(
             "The engine's length limit is unknown: its config.json is out of sight, so set "
@@ -171,7 +172,7 @@ def _read(
     host_bytes = parameter(core, "lora_cache_host_memory_bytes")
     guided = "guide" in inputs and "guide_type" in inputs
     restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
-    beams = _beam_width(core, build)
+    beams = _beam_width(core, engine)
     if text is not None and text.accumulates:
         beams = 1
     return ModelCapabilities(
@@ -182,20 +183,19 @@ def _read(
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=restates,
         stop=stop,
-        max_batch_size=_first_int(build.get("max_batch_size")),
+        max_batch_size=engine.max_batch_size,
         max_seq_len=limit,
-        max_input_len=_first_int(build.get("max_input_len")),
+        max_input_len=engine.max_input_len,
         engine_dir=engine_dir,
         lora_dtype=None if _loses_lora(config, text) else lora_dtype(inputs),
         # Out of sight it may be set up, and the engine says so if it is not.
         guided=guided and (not known or bool(parameter(core, "guided_decoding_backend"))),
         max_beam_width=beams if "beam_width" in inputs else 1,
-        context_logits="context_logits" in inputs and build.get("gather_context_logits") is True,
-        generation_logits="generation_logits" in inputs
-        and build.get("gather_generation_logits") is True,
-        tokens_per_block=_first_int(plugins.get("tokens_per_block")) or _DEFAULT_BLOCK,
+        context_logits="context_logits" in inputs and engine.gather_context_logits is True,
+        generation_logits="generation_logits" in inputs and engine.gather_generation_logits is True,
+        tokens_per_block=engine.tokens_per_block or _DEFAULT_BLOCK,
         fingerprint=f"fp_{digest.hexdigest()[:12]}",
-        vocab_size=_first_int(shapes.get("vocab_size")) or vocab_size,
+        vocab_size=engine.vocab_size or vocab_size,
         lora_host_bytes=int(host_bytes) if host_bytes.isdecimal() else _DEFAULT_LORA_HOST_BYTES,
     )
 
@@ -231,11 +231,11 @@ def parameter(config: Any, name: str) -> str:
     return "" if value.startswith("${") else str(value)
 
 
-def _beam_width(config: Any, build: dict[str, Any]) -> int:
+def _beam_width(config: Any, engine: EngineConfig) -> int:
     """The smaller of the engine's limit and the model's; 1 unless both allow more."""
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
-    return min(model, _first_int(build.get("max_beam_width")) or model)
+    return min(model, engine.max_beam_width or model)
 
 
 def _loses_lora(config: Any, text: TextModel | None) -> bool:
@@ -250,27 +250,14 @@ def _loses_lora(config: Any, text: TextModel | None) -> bool:
     return any(t.name == "lora_task_id" and t.HasField("reshape") for t in config.input)
 
 
-def _engine_config(engine_dir: Path) -> dict[str, Any]:
-    """config.json of the engine, {} when the folder is on another host or has none."""
+def _engine_config(engine_dir: Path) -> EngineConfig:
+    """What the engine says of itself; nothing when its folder is on another host."""
     if engine_dir == Path():
-        return {}
+        return EngineConfig()
     try:
-        data = json.loads((engine_dir / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    section = config.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def _old_max_seq_len(build: dict[str, Any]) -> int | None:
-    """Engines before v0.11 limit input and output apart."""
-    parts = (build.get("max_input_len"), build.get("max_output_len"))
-    return sum(parts) if all(isinstance(part, int) for part in parts) else None  # type: ignore[arg-type]
-
-
-def _first_int(*values: Any) -> int | None:
-    return next((value for value in values if isinstance(value, int)), None)
+        return read_engine_config(engine_dir)
+    except ConfigMissing:
+        return EngineConfig()
+    except ConfigError as error:
+        log.warning("the engine's limits are not known from its file: %s", error)
+        return EngineConfig()

@@ -106,7 +106,6 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """The exit code, as the description says."""
-    from ops.deployment.checkpoint import CheckpointError
     from ops.deployment.engine_build import BuildError, build
     from ops.deployment.engine_plan import PlanError
     from ops.deployment.release import ReleaseError, ToolsRemoved
@@ -123,7 +122,7 @@ def run(parsed: argparse.Namespace) -> int:
     except ToolsRemoved as error:
         print(f"gateway engine plan: {error}", file=sys.stderr)
         return 2
-    except (CheckpointError, ReleaseError, PlanError, BuildError, ValueError) as error:
+    except (ReleaseError, PlanError, BuildError, ValueError) as error:
         for line in str(error).splitlines():
             print(f"gateway engine plan: {line}", file=sys.stderr)
         return 1

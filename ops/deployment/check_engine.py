@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from adapters.base_model import engine_base_model
+from adapters.config_json import FILE
+from adapters.engine_config import EngineConfig
+from adapters.errors import UnsupportedEngine
 from adapters.sizes import (
     DEFAULT_HOST_BYTES,
     DEFAULT_MAX_SIZE,
@@ -16,7 +20,6 @@ from adapters.sizes import (
     cache_fit,
 )
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.engine_config import FILE, EngineConfig
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
@@ -162,9 +165,10 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
                     "--lora_target_modules",
                 )
         return
-    base = engine.lora_base()
-    if base is None:
-        return
+    try:
+        base = engine_base_model(engine, (), said)
+    except UnsupportedEngine:
+        return  # how large its cache has to be is not known
     host = int(_number(values, "lora_cache_host_memory_bytes", DEFAULT_HOST_BYTES))
     settings = CacheSettings(
         host_bytes=host,

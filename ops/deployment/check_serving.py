@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.config_json import ConfigError
+from adapters.engine_config import EngineConfig, read_engine_config
 from ops.deployment.check_engine import engine_findings
 from ops.deployment.check_findings import Finding, Severity
 from ops.deployment.check_repository import Model, Repository
-from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
 from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -179,7 +180,7 @@ def _engine(core: Model, places: Places) -> Iterator[Finding]:
     folder = places.engine_dir or Path(declared)
     try:
         engine = read_engine_config(folder)
-    except EngineConfigError as error:
+    except ConfigError as error:
         yield Finding(
             "error",
             core.name,

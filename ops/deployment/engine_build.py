@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ops.deployment.engine_config import FILE
+from adapters.config_json import FILE
 from ops.deployment.engine_plan import Plan, Step
 
 STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL

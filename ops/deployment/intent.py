@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from adapters.adapter import DTYPES, Dtype
 from adapters.base_model import BaseModel
+from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
-from ops.deployment.engine_config import EngineConfig
 from ops.deployment.release import GUIDED_DECODING, UNEVEN_STAGES, Release
 
 # Models promise up to 131,072 tokens, of which few GPUs hold even one request.

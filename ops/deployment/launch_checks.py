@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.config_json import ConfigError
+from adapters.engine_config import read_engine_config
 from gateway.triton.pbtxt import PbtxtError, read_pbtxt
-from ops.deployment.engine_config import EngineConfigError, read_engine_config
 from ops.deployment.launch import Launch, Mode
 
 
@@ -114,7 +115,7 @@ def _read(name: str, path: Path) -> CoreModel:
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
     # It may lie where only the ranks can see it; what is wrong with it, they will say.
-    except EngineConfigError:
+    except ConfigError:
         world_size = None
     return CoreModel(
         name=name,

@@ -17,9 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from adapters.config_json import ConfigError
+from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from ops.deployment.check_engine import DATA_TYPES, engine_findings
-from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
 from triton_repo.parameters import MODELS, Value
 from triton_repo.render import RenderError, filled_values, render
 
@@ -211,7 +212,7 @@ def template_parameters(
     if engine is None:
         try:
             engine = read_engine_config(engine_dir)
-        except EngineConfigError as error:
+        except ConfigError as error:
             raise DescriptionError(
                 f"{description.place('engine_dir')}engine_dir: {error}; where Triton sees the "
                 "engine under another path, say with local_engine_dir where it is here"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from adapters.config_json import read_config
 from ops.local_stack.errors import StackError
 
 REPOSITORY = "repository"
@@ -64,7 +64,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
     for folder in (repository, engine_dir):
         _remove(folder)
     try:
-        if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
+        if read_config(model).is_engine:
             engine_dir, own = model, {}
         else:
             own = BUILT_HERE

@@ -351,3 +351,43 @@ def test_an_engine_folder_that_is_not_named_is_not_the_current_one(
     (tmp_path / "config.json").write_text('{"build_config": {"max_seq_len": 7}}')
     monkeypatch.chdir(tmp_path)
     assert capabilities().max_seq_len == 64
+
+
+@pytest.mark.parametrize(
+    ("file", "length", "block", "warned"),
+    [
+        (
+            '{"pretrained_config": {"vocab_size": 9},'
+            ' "build_config": {"max_seq_len": 7, "plugin_config": {"tokens_per_block": 32}}}',
+            (7, 9),
+            32,
+            "",
+        ),
+        # v0.5 to v0.7: the limits apart, and the plugins beside them.
+        (
+            '{"builder_config": {"max_input_len": 4, "max_output_len": 3, "vocab_size": 9},'
+            ' "plugin_config": {"tokens_per_block": 32}}',
+            (7, 9),
+            32,
+            "",
+        ),
+        ('{"build_config": {"max_seq_len": "7"}}', (64, 256), 64, "build_config.max_seq_len"),
+        ("{", (64, 256), 64, "no JSON"),
+    ],
+)
+def test_the_engine_s_limits_are_read_from_its_file_or_left_open(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    length: tuple[int, int],
+    block: int,
+    warned: str,
+) -> None:
+    (tmp_path / "config.json").write_text(file)
+    config = config_of(CORE)
+    config.parameters["gpt_model_path"].string_value = str(tmp_path)
+    found = read_capabilities("m", config, max_seq_len=64, vocab_size=256)
+    assert (found.max_seq_len, found.vocab_size) == length
+    assert found.tokens_per_block == block
+    assert bool(caplog.text) == bool(warned)
+    assert warned in caplog.text

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.adapter import ModuleRows
+from adapters.config_json import ConfigError
 from adapters.sizes import CacheSettings, cache_fit
-from ops.deployment.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from ops.deployment.checkpoint import Checkpoint, read_checkpoint
 from ops.deployment.gpus import GPUS, find_gpu
 from ops.deployment.intent import Intent, base_model
 from ops.deployment.memory import (
@@ -207,12 +208,12 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
         ({"num_attention_heads": True}, "num_attention_heads: found true"),
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: found "no"; allowed: true or false'),
         ({"torch_dtype": 16}, "torch_dtype: found 16; allowed: a string"),
-        ({"pretrained_config": {}}, "this is an engine already"),
+        ({"pretrained_config": {}}, "found an engine; allowed: a Hugging Face model"),
     ],
 )
 def test_wrong_configurations(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     folder = write_config(tmp_path, "llama-3-8b", **changes)
-    with pytest.raises(CheckpointError) as raised:
+    with pytest.raises(ConfigError) as raised:
         read_checkpoint(folder)
     assert str(folder / "config.json") in str(raised.value)
     assert message in str(raised.value)
@@ -221,7 +222,7 @@ def test_wrong_configurations(tmp_path: Path, changes: dict[str, Any], message: 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
 def test_what_is_no_configuration(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=r"config\.json"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         read_checkpoint(tmp_path)
 
 

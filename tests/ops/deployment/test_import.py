@@ -20,11 +20,11 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
+from adapters.engine_config import read_engine_config
 from gateway.config.settings import Settings
 from ops.cli import main
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from ops.deployment.check import check
-from ops.deployment.engine_config import read_engine_config
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
 

@@ -16,9 +16,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from adapters.engine_config import EngineConfig, read_engine_config
 from ops.commands import repo
 from ops.deployment.check import check
-from ops.deployment.engine_config import EngineConfig, read_engine_config
 from ops.deployment.fields import FIELDS
 from ops.deployment.repository import (
     Description,

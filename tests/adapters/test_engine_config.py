@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.base_model import read_base_model
-from adapters.sizes import CacheSettings, cache_fit
-from ops.deployment.engine_config import EngineConfig, EngineConfigError, read_engine_config
+from adapters.config_json import ConfigError
+from adapters.engine_config import EngineConfig, read_engine_config
 
 V017: dict[str, Any] = {
     "version": "0.17.0",
@@ -154,7 +153,6 @@ def test_nothing_is_known_of_what_is_missing(tmp_path: Path) -> None:
     assert read(tmp_path, {"pretrained_config": {}}) == EngineConfig()
     assert read(tmp_path, {"builder_config": {}}) == EngineConfig()
     assert EngineConfig().can_reuse_kv_cache is None
-    assert EngineConfig().lora_base() is None
 
 
 @pytest.mark.parametrize(
@@ -201,10 +199,13 @@ def test_the_type_of_adapters(tmp_path: Path, plugin: object, dtype: str | None)
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ("{", "not JSON"),
+        ("{", "found no JSON ("),
         ([], "found list; allowed: a JSON object"),
-        ({}, "found the keys none; allowed: those of an engine"),
-        ({"architectures": ["LlamaForCausalLM"]}, "this is a Hugging Face model, not an engine"),
+        ({}, "found the keys none; allowed: what trtllm-build writes"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "found a Hugging Face model, not an engine",
+        ),
         ({"pretrained_config": 3}, "pretrained_config: found 3; allowed: an object"),
         (
             {"pretrained_config": {}, "build_config": {"max_batch_size": "8"}},
@@ -225,23 +226,14 @@ def test_the_type_of_adapters(tmp_path: Path, plugin: object, dtype: str | None)
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, config: object, problem: str) -> None:
-    with pytest.raises(EngineConfigError) as raised:
+    with pytest.raises(ConfigError) as raised:
         read(tmp_path, config)
     assert str(raised.value).startswith(f"{tmp_path / 'config.json'}: {problem}")
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(EngineConfigError, match=r"config\.json: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"config\.json: No such file or directory"):
         read_engine_config(tmp_path)
-
-
-def test_the_lora_cache_needs_what_the_adapters_reader_says(tmp_path: Path) -> None:
-    """Both readers of the same file must agree on what one adapter takes."""
-    base = read(tmp_path, V017).lora_base()
-    assert base is not None
-    settings = CacheSettings()
-    other = read_base_model(tmp_path, ("any",))
-    assert cache_fit(base, (), settings) == cache_fit(other, (), settings)
 
 
 JSON = st.recursive(
@@ -269,6 +261,6 @@ def test_any_value_is_read_or_named(path: tuple[str, ...], value: object) -> Non
     with tempfile.TemporaryDirectory() as folder:
         try:
             read(Path(folder), config)
-        except EngineConfigError as error:
+        except ConfigError as error:
             problem = str(error)
     assert problem is None or ".".join(path) in problem

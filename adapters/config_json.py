@@ -1,0 +1,116 @@
+"""config.json of a model's folder, TensorRT-LLM's or Hugging Face's: what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = "config.json"
+_SHOWN = 80
+
+
+class ConfigError(ValueError):
+    """The file or a field of it is not what it has to be; `field` is "" for the whole file."""
+
+    def __init__(self, path: Path, found: str, allowed: str, field: str = "") -> None:
+        where = f"{path}: {field}" if field else str(path)
+        super().__init__(f"{where}: found {found}; allowed: {allowed}")
+        self.path = path
+        self.field = field
+        self.found = found
+        self.allowed = allowed
+
+
+class ConfigMissing(ConfigError):
+    """The file cannot be read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason, "a readable file")
+        self.args = (f"{path}: {reason}",)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A JSON object that names its fields in errors. A field that is null counts as absent.
+
+    Where several names are given, the first that is there counts. All raise ConfigError for
+    another type.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    @property
+    def is_engine(self) -> bool:
+        """Of the whole file: whether it is that of an engine, and not of a Hugging Face model."""
+        return not self.values.keys().isdisjoint(
+            ("pretrained_config", "build_config", "builder_config")
+        )
+
+    def section(self, name: str) -> Section:
+        value = self._typed(name, dict, "an object")
+        return Section(self.path, value or {}, f"{self.prefix}{name}.")
+
+    def count(self, *names: str, least: int = 0) -> int | None:
+        allowed = "a positive whole number" if least else "a whole number of at least 0"
+        for name in names:
+            value: int | None = self._typed(name, int, allowed)
+            if value is None:
+                continue
+            if isinstance(value, bool) or value < least:
+                raise self.refused(name, allowed)
+            return value
+        return None
+
+    def needed(self, *names: str) -> int:
+        """A positive number that has to be there."""
+        value = self.count(*names, least=1)
+        if value is None:
+            raise self.refused(names[0], "a positive whole number")
+        return value
+
+    def text(self, *names: str) -> str | None:
+        found = (self._typed(name, str, "a string") for name in names)
+        return next((value for value in found if value is not None), None)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self._typed(name, list, "a list of names") or []
+        if not all(isinstance(item, str) for item in value):
+            raise self.refused(name, "a list of names")
+        return tuple(value)
+
+    def flag(self, name: str) -> bool | None:
+        """A boolean, or trtllm-build's `enable` and `disable`."""
+        value = self.values.get(name)
+        if value in ("enable", "disable"):
+            return bool(value == "enable")
+        found: bool | None = self._typed(name, bool, "true or false")
+        return found
+
+    def refused(self, name: str, allowed: str) -> ConfigError:
+        found = json.dumps(self.values.get(name))[:_SHOWN]
+        return ConfigError(self.path, found, allowed, self.prefix + name)
+
+    def _typed(self, name: str, kind: type, allowed: str) -> Any:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise self.refused(name, allowed)
+        return value
+
+
+def read_config(folder: Path) -> Section:
+    """``folder/config.json``. Raises ConfigError, ConfigMissing."""
+    path = folder / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigMissing(path, str(error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(path, f"no JSON ({error})", "a JSON object") from error
+    if not isinstance(data, dict):
+        raise ConfigError(path, type(data).__name__, "a JSON object")
+    return Section(path, data)
