@@ -1,14 +1,13 @@
-"""The FastAPI application: routes, error envelope, request ids, lifespan."""
+"""The application: all endpoints in FastAPI, and those that generate also in front of it."""
 
 from __future__ import annotations
 
 import gc
-import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI, Request
-from starlette.middleware import Middleware
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,9 +18,8 @@ from gateway.config.settings import Settings
 from gateway.http.workers import Worker
 from gateway.service import running_service
 
-log = logging.getLogger(__name__)
-
-# Until the garbage collector looks at them; those of a hundred requests or so.
+# New objects after which the garbage collector looks for cycles. About a hundred requests leave so
+# many; Python's own threshold is reached every few requests.
 _NEW_OBJECTS = 10_000
 _RATES = ("limit", "remaining", "reset")
 
@@ -34,96 +32,96 @@ EXPOSED_HEADERS = [
     *(f"x-ratelimit-{what}-{of}" for what in _RATES for of in ("requests", "tokens")),
 ]
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("POST", "/v1/chat/completions", generations.chat_completions),
-    ("POST", "/v1/completions", generations.completions),
-    ("POST", "/tokenize", tokens.tokenize),
-    ("POST", "/detokenize", tokens.detokenize),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{model:path}", models.retrieve_model),
-    ("POST", "/v1/adapters", adapters.add),
-    ("GET", "/v1/adapters", adapters.list_all),
-    ("POST", "/v1/adapters/{name:path}/rollback", adapters.rollback),
-    ("POST", "/v1/adapters/{name:path}/verify", adapters.verify),
-    ("GET", "/v1/adapters/{name:path}", adapters.show),
-    ("DELETE", "/v1/adapters/{name:path}", adapters.remove),
-    ("POST", "/v1/load_lora_adapter", adapters.load),
-    ("POST", "/v1/unload_lora_adapter", adapters.unload),
-    ("GET", "/health/live", ops.live),
-    ("GET", "/health/ready", ops.ready),
-    ("GET", "/metrics", ops.metrics),
-    ("GET", "/openapi.json", openapi.document),
-)
-
-_GENERATIONS = (generations.chat_completions, generations.completions)
+ROUTES: Sequence[APIRoute] = [
+    route
+    for module in (generations, tokens, models, adapters, ops, openapi)
+    for route in module.router.routes
+    if isinstance(route, APIRoute)
+]
 
 
-class Gateway(FastAPI):
-    """FastAPI, which requests for generations go past.
-
-    Its layers find a route, keep stacks for files and dependencies that there are none of, and wrap
-    `send` several times: a tenth of what such a request costs without its tokens.
-    """
-
-    generations: Mapping[str, ASGIApp]
-    """By path."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            app = self.generations.get(scope["path"])
-            if app is not None:
-                scope["app"] = self
-                await app(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
-
-
-def create_app(settings: Settings, worker: Worker | None = None) -> Gateway:
-    """The application; it connects to Triton when it starts, not before."""
+def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
+    """Every endpoint, with what runs while the server does; connects to Triton when it starts."""
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running_service(settings) as app.state.service:
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        async with running_service(settings) as api.state.service:
             with _seldom_collected():
                 yield
 
-    app = Gateway(
-        title="triton-openai-gateway",
+    api = FastAPI(
         lifespan=lifespan,
-        openapi_url=None,
+        openapi_url=None,  # `openapi` serves it
         exception_handlers={kind: handler for kind, handler in HANDLERS.items()},  # noqa: C416
         redirect_slashes=False,
         # Ours is `gateway.observability.tracing`; this one asks the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    # Set by the server once it listens there.
-    app.state.admin_port = None
-    app.state.worker = worker
-    app.state.openapi = openapi.build(ROUTES)
-    for method, path, handler in ROUTES:
-        app.add_route(path, handler, methods=[method])
-    outside = [Middleware(RequestLog, paths={handler: path for _, path, handler in ROUTES})]
-    if settings.cors_origins:
-        outside.append(
-            Middleware(
-                CORSMiddleware,
+    api.state.admin_port = None  # the server says which, once it listens there
+    api.state.worker = worker
+    api.state.openapi = openapi.build(ROUTES)
+    api.routes.extend(ROUTES)
+    return api
+
+
+def compose(api: FastAPI, settings: Settings) -> ASGIApp:
+    """What the server calls: generations go to their endpoints, everything else to FastAPI.
+
+    FastAPI finds a route, keeps stacks for files and dependencies that a generation has none of,
+    and wraps `send` several times. It knows the two endpoints too: for its document, and to answer
+    methods other than POST.
+    """
+    labels: dict[object, str] = {route.endpoint: route.path for route in ROUTES}
+
+    def around(app: ASGIApp) -> ASGIApp:
+        """The layers that every request passes."""
+        if settings.cors_origins:
+            app = CORSMiddleware(
+                app,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 # The SDKs send X-Stainless-* headers; any that a preflight names is fine.
                 allow_headers=["*"],
                 expose_headers=EXPOSED_HEADERS,
             )
-        )
-    app.user_middleware = outside
-    app.generations = {p: _direct(h, outside) for _, p, h in ROUTES if h in _GENERATIONS}
+        return RequestLog(app, labels)
+
+    # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
+    api.add_middleware(around)
+    hot = {path: around(_endpoint(handler)) for path, handler in generations.HOT.items()}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = api
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        chosen = hot.get(scope["path"], api) if is_post else api
+        await chosen(scope, receive, send)
+
+    return app
+
+
+def _endpoint(handler: Handler) -> ASGIApp:
+    """A handler as an application, whose failures are answered as FastAPI answers them."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["endpoint"] = handler
+        try:
+            # Nothing keeps the request while its answer is sent.
+            response = await handler(Request(scope, receive))
+            await response(scope, receive, send)
+        except tuple(HANDLERS) as error:
+            handle = next(handle for kind, handle in HANDLERS.items() if isinstance(error, kind))
+            await (await handle(Request(scope), error))(scope, receive, send)
+
     return app
 
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """What there is now stays, and an answered request leaves no cycles behind.
+    """Has the garbage collector look rarely, and never at the objects that are there now.
 
-    To look through all of it again and again took a tenth of the CPU, and 90 ms at a time.
+    Those live as long as the process, and an answered request leaves no cycles behind, so there is
+    hardly anything to find. To look through all objects again and again took a tenth of the CPU,
+    and held every request up for 90 ms at a time.
     """
     before = gc.get_threshold()
     gc.collect()
@@ -134,22 +132,3 @@ def _seldom_collected() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-
-
-def _direct(handler: Handler, outside: Sequence[Middleware]) -> ASGIApp:
-    """A handler as an application of its own, with the layers `outside` around it."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["endpoint"] = handler
-        try:
-            # Nothing keeps the request while its answer is sent.
-            response = await handler(Request(scope, receive))
-            await response(scope, receive, send)
-        except tuple(HANDLERS) as error:
-            handle = next(handle for kind, handle in HANDLERS.items() if isinstance(error, kind))
-            await (await handle(Request(scope), error))(scope, receive, send)
-
-    app: ASGIApp = answer
-    for layer, args, kwargs in reversed(outside):
-        app = layer(app, *args, **kwargs)
-    return app

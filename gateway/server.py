@@ -14,7 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.api.failures import answer
-from gateway.app import create_app
+from gateway.app import compose, create_api
 from gateway.config.settings import Settings
 from gateway.http.protocol import ConnectionLimits, HttpProtocol
 from gateway.http.tls import check_tls, uvicorn_options
@@ -38,10 +38,10 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, app: FastAPI, settings: Settings, worker: Worker | None
+        self, config: uvicorn.Config, api: FastAPI, settings: Settings, worker: Worker | None
     ) -> None:
         super().__init__(config)
-        self._app = app
+        self.api = api
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
         self._worker = worker
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
             sockets = sockets or listen(self.config.host, [self.config.port, self._admin_port])
         if self._admin_port is not None:
             assert sockets is not None
-            self._app.state.admin_port = sockets[1].getsockname()[1]
+            self.api.state.admin_port = sockets[1].getsockname()[1]
         await super().startup(sockets)
         if own is not None:
             # The other workers know no certificates.
@@ -78,13 +78,13 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 assert isinstance(connection, HttpProtocol)
                 connection.check()
-        if self._app.state.service.failed.is_set():
+        if self.api.state.service.failed.is_set():
             self.exit_code = 1  # so that whoever started this process starts another
             self.should_exit = True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if (service := getattr(self._app.state, "service", None)) is not None:
+        if (service := getattr(self.api.state, "service", None)) is not None:
             service.replicas.draining = True
             await self._drain()
         await super().shutdown(sockets)
@@ -120,8 +120,8 @@ def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
 
 
 def build_server(settings: Settings, worker: Worker | None = None) -> Server:
-    """A server that has not begun to listen; its application is `config.app`."""
-    app = create_app(settings, worker)
+    """A server that has not begun to listen; `api.state` is its application's."""
+    api = create_api(settings, worker)
     limits = ConnectionLimits(
         head=settings.header_timeout,
         body=settings.body_timeout,
@@ -129,7 +129,7 @@ def build_server(settings: Settings, worker: Worker | None = None) -> Server:
         connections=settings.max_connections,
     )
     config = uvicorn.Config(
-        app,
+        compose(api, settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -145,7 +145,7 @@ def build_server(settings: Settings, worker: Worker | None = None) -> Server:
         timeout_graceful_shutdown=int(settings.shutdown_grace),
         **uvicorn_options(settings),
     )
-    return Server(config, app, settings, worker)
+    return Server(config, api, settings, worker)
 
 
 def serve(settings: Settings) -> int:

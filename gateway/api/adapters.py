@@ -9,20 +9,22 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from fastapi import Request
-from pydantic import BaseModel, ConfigDict
+from fastapi import Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from adapters import npy, peft
 from adapters.record import Record, Version
-from gateway.api.auth import admin
-from gateway.api.body import media_type, read_json, refuse_encoding
+from gateway.api.answer_schemas import Answer, Count
+from gateway.api.auth import Admin
+from gateway.api.body import json_body, media_type, refuse_encoding
+from gateway.api.routing import BODY, Name, Router, Schema, needs, refusals
 from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
@@ -33,9 +35,76 @@ _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024
 
 
-async def add(request: Request) -> Response:
+_SMALL = 64 * 1024  # bytes of a JSON body here
+
+_UPLOAD: Schema = {
+    "type": "object",
+    "required": ["name", "base", "file"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "base": {"type": "string", "minLength": 1, "description": "The base model's name."},
+        "file": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "description": "The adapter's files under their own names: adapter_config.json and "
+            "adapter_model.safetensors, or model.lora_config.npy and model.lora_weights.npy.",
+        },
+    },
+}
+
+router = Router()
+
+
+class AdapterVersion(Answer):
+    version: str
+    digest: str
+    task_id: Annotated[str, Field(description="A string: JavaScript would round the number.")]
+    created: Count
+    dtype: str
+    rank: Count
+    bytes: Count
+    modules: list[str]
+    source: str
+
+
+class Adapter(Answer):
+    object: Literal["adapter"] = "adapter"
+    name: str
+    base: str
+    served: str
+    revision: Count
+    versions: list[AdapterVersion]
+
+
+class Adapters(Answer):
+    object: Literal["list"] = "list"
+    data: list[Adapter]
+
+
+class AdapterAdded(Adapter):
+    warnings: list[str]
+
+
+class AdapterVerified(Adapter):
+    verified: Literal[True] = True
+
+
+class AdapterDeleted(Answer):
+    name: str
+    object: Literal["adapter"] = "adapter"
+    deleted: Literal[True] = True
+
+
+@router.post(
+    "/v1/adapters",
+    summary="Adds an adapter, or a new version of one.",
+    status_code=201,
+    responses=refusals(*BODY, 401, 403, 503),
+    openapi_extra=needs("admin_key", form=_UPLOAD),
+)
+async def add(request: Request, service: Admin) -> AdapterAdded:
     """Multipart upload: fields `name` and `base`, and the adapter's files under their own names."""
-    service = admin(request)
     form = await _upload(request, service.settings.max_adapter_bytes)
     folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
     try:
@@ -45,25 +114,17 @@ async def add(request: Request) -> Response:
     finally:
         await run_in_threadpool(shutil.rmtree, folder)
         await form.close()
-    body = _record(record) | {"warnings": service.adapters.warnings()}
-    return JSONResponse(body, status_code=201)
+    return AdapterAdded(**dict(_adapter(record)), warnings=service.adapters.warnings())
 
 
-async def list_all(request: Request) -> Response:
-    service = admin(request)
-    data = [_record(record) for record in service.adapters.records]
-    return JSONResponse({"object": "list", "data": data})
-
-
-async def show(request: Request) -> Response:
-    service = admin(request)
-    return JSONResponse(_record(service.adapters.record(request.path_params["name"])))
-
-
-async def remove(request: Request) -> Response:
-    service = admin(request)
-    record = await service.adapters.remove(request.path_params["name"])
-    return JSONResponse({"name": record.name, "object": "adapter", "deleted": True})
+@router.get(
+    "/v1/adapters",
+    summary="All adapters with their versions.",
+    responses=refusals(401, 403),
+    openapi_extra=needs("admin_key"),
+)
+async def list_all(service: Admin) -> Adapters:
+    return Adapters(data=[_adapter(record) for record in service.adapters.records])
 
 
 class Rollback(BaseModel):
@@ -73,18 +134,47 @@ class Rollback(BaseModel):
     version: str | None = None
 
 
-async def rollback(request: Request) -> Response:
-    service = admin(request)
-    wanted = await read_json(request, Rollback)
-    record = await service.adapters.rollback(request.path_params["name"], wanted.version)
-    return JSONResponse(_record(record))
+@router.post(
+    "/v1/adapters/{name:path}/rollback",
+    summary="Serves an older version of an adapter.",
+    responses=refusals(*BODY, 401, 403, 404, 503),
+    openapi_extra=needs("admin_key", json=Rollback, empty=True),
+)
+async def rollback(
+    service: Admin, name: Name, wanted: Annotated[Rollback, json_body(Rollback, _SMALL)]
+) -> Adapter:
+    return _adapter(await service.adapters.rollback(name, wanted.version))
 
 
-async def verify(request: Request) -> Response:
-    """Reads every version with its checksums."""
-    service = admin(request)
-    record = await service.adapters.verify(request.path_params["name"])
-    return JSONResponse(_record(record) | {"verified": True})
+@router.post(
+    "/v1/adapters/{name:path}/verify",
+    summary="Reads every version of an adapter with its checksums.",
+    responses=refusals(401, 403, 404, 503),
+    openapi_extra=needs("admin_key"),
+)
+async def verify(service: Admin, name: Name) -> AdapterVerified:
+    return AdapterVerified(**dict(_adapter(await service.adapters.verify(name))))
+
+
+# A name may have slashes: these come after the paths that end in a word of their own.
+@router.get(
+    "/v1/adapters/{name:path}",
+    summary="One adapter with its versions.",
+    responses=refusals(401, 403, 404),
+    openapi_extra=needs("admin_key"),
+)
+async def show(service: Admin, name: Name) -> Adapter:
+    return _adapter(service.adapters.record(name))
+
+
+@router.delete(
+    "/v1/adapters/{name:path}",
+    summary="Stops serving an adapter.",
+    responses=refusals(401, 403, 404, 503),
+    openapi_extra=needs("admin_key"),
+)
+async def remove(service: Admin, name: Name) -> AdapterDeleted:
+    return AdapterDeleted(name=(await service.adapters.remove(name)).name)
 
 
 class LoadLoraAdapter(BaseModel):
@@ -95,16 +185,29 @@ class LoadLoraAdapter(BaseModel):
     load_inplace: bool = False
 
 
-async def load(request: Request) -> Response:
-    """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
-    service = admin(request)
+async def _adapter_root(service: Admin) -> Path:
     root = service.settings.adapter_root
     if root is None:
         raise SwitchedOff(
             "Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.",
             setting="GATEWAY_ADAPTER_ROOT",
         )
-    wanted = await read_json(request, LoadLoraAdapter)
+    return root
+
+
+@router.post(
+    "/v1/load_lora_adapter",
+    summary="Adds an adapter from a folder of the server's host; vLLM's form.",
+    response_class=PlainTextResponse,
+    responses=refusals(*BODY, 401, 403, 503),
+    openapi_extra=needs("admin_key", json=LoadLoraAdapter),
+)
+async def load(
+    service: Admin,
+    root: Annotated[Path, Depends(_adapter_root)],
+    wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, _SMALL)],
+) -> str:
+    """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
         raise InvalidRequest(
@@ -126,7 +229,7 @@ async def load(request: Request) -> Response:
         source="load_lora_adapter",
         within=root,
     )
-    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+    return f"Success: LoRA adapter '{wanted.lora_name}' added successfully."
 
 
 def _is_folder_below(root: Path, folder: Path) -> bool:
@@ -140,11 +243,18 @@ class UnloadLoraAdapter(BaseModel):
     lora_int_id: int | None = None
 
 
-async def unload(request: Request) -> Response:
-    service = admin(request)
-    wanted = await read_json(request, UnloadLoraAdapter)
+@router.post(
+    "/v1/unload_lora_adapter",
+    summary="Stops serving an adapter; vLLM's form.",
+    response_class=PlainTextResponse,
+    responses=refusals(*BODY, 401, 403, 404, 503),
+    openapi_extra=needs("admin_key", json=UnloadLoraAdapter),
+)
+async def unload(
+    service: Admin, wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, _SMALL)]
+) -> str:
     await service.adapters.remove(wanted.lora_name)
-    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+    return f"Success: LoRA adapter '{wanted.lora_name}' removed successfully."
 
 
 async def _upload(request: Request, max_bytes: int) -> FormData:
@@ -187,27 +297,25 @@ def _save(form: FormData, folder: Path) -> None:
             shutil.copyfileobj(part.file, file)
 
 
-def _record(record: Record) -> dict[str, Any]:
-    return {
-        "object": "adapter",
-        "name": record.name,
-        "base": record.version.base,
-        "served": record.version.short_digest,
-        "revision": record.revision,
-        "versions": [_version(version) for version in record.versions],
-    }
+def _adapter(record: Record) -> Adapter:
+    return Adapter(
+        name=record.name,
+        base=record.version.base,
+        served=record.version.short_digest,
+        revision=record.revision,
+        versions=[_version(version) for version in record.versions],
+    )
 
 
-def _version(version: Version) -> dict[str, Any]:
-    return {
-        "version": version.short_digest,
-        "digest": version.digest,
-        # A string: JavaScript would round it.
-        "task_id": str(version.task_id),
-        "created": int(version.created),
-        "dtype": version.dtype,
-        "rank": version.rank,
-        "bytes": version.nbytes,
-        "modules": sorted({rows.module for rows in version.modules}),
-        "source": version.source,
-    }
+def _version(version: Version) -> AdapterVersion:
+    return AdapterVersion(
+        version=version.short_digest,
+        digest=version.digest,
+        task_id=str(version.task_id),
+        created=int(version.created),
+        dtype=version.dtype,
+        rank=version.rank,
+        bytes=version.nbytes,
+        modules=sorted({rows.module for rows in version.modules}),
+        source=version.source,
+    )

@@ -1,132 +1,118 @@
-"""JSON schemas of the answers, for the OpenAPI document.
+"""Models of the answers that we write ourselves, for the OpenAPI document.
 
-They hold what a client may rely on; members that come only sometimes are left open.
+Those of generations are written as bytes (`answers`), errors by the error handlers. They hold what
+a client may rely on; members that come only sometimes have defaults here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-Schema = dict[str, Any]
+from pydantic import BaseModel, ConfigDict, Field
 
-_STRING: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
+Count = Annotated[int, Field(ge=0)]
+_Finish = Literal["stop", "length", "tool_calls"]
 
 
-def _object(**members: Schema) -> Schema:
-    """An object that has at least these members."""
-    return {"type": "object", "required": list(members), "properties": members}
+class Answer(BaseModel):
+    """An answer that is built as a model; the document says that members with defaults come."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
 
-def _array(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+class ErrorDetail(BaseModel):
+    message: Annotated[str, Field(min_length=1)]
+    type: Literal["invalid_request_error", "server_error", "requests", "tokens"]
+    param: Annotated[str | None, Field(description="The parameter that is at fault.")]
+    code: Annotated[str | None, Field(description="A stable word for programs.")]
 
 
-def _list(items: Schema) -> Schema:
-    return _object(object={"const": "list"}, data=_array(items))
+class Error(BaseModel):
+    error: ErrorDetail
 
 
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+class PromptTokensDetails(BaseModel):
+    cached_tokens: Count
 
 
-def _generation(object_name: str, choice: Schema) -> Schema:
-    return _object(
-        id=_STRING,
-        object={"const": object_name},
-        created=_COUNT,
-        model=_STRING,
-        system_fingerprint=_TEXT_OR_NULL,
-        choices=_array(choice),
-    )
+class Usage(BaseModel):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails
 
 
-def _with_usage(answer: Schema) -> Schema:
-    return {"allOf": [answer, _object(usage=_ref("Usage"))]}
+class _Generated(BaseModel):
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str | None
 
 
-def _choice(content: str, schema: Schema, finish: Schema) -> Schema:
-    members = {content: schema, "logprobs": _OBJECT_OR_NULL, "finish_reason": finish}
-    return _object(index=_COUNT, **members)
+class _Choice(BaseModel):
+    index: Count
+    logprobs: dict[str, Any] | None
+    finish_reason: _Finish
 
 
-_FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
-_FINISH_OR_NULL: Schema = {"enum": [*_FINISH["enum"], None]}
+class _ChunkChoice(BaseModel):
+    index: Count
+    logprobs: dict[str, Any] | None
+    finish_reason: _Finish | None
 
-_ASSISTANT_MESSAGE = _object(
-    role={"const": "assistant"}, content=_TEXT_OR_NULL, refusal=_TEXT_OR_NULL
-)
-_ASSISTANT_MESSAGE["properties"] |= {
-    "reasoning_content": _STRING,
-    "tool_calls": {**_array(_ref("ToolCall")), "minItems": 1},
-}
 
-ANSWERS: dict[str, Schema] = {
-    "Error": _object(
-        error=_object(
-            message={"type": "string", "minLength": 1},
-            type={"enum": ["invalid_request_error", "server_error"]},
-            param={**_TEXT_OR_NULL, "description": "The parameter that is at fault."},
-            code={**_TEXT_OR_NULL, "description": "A stable word for programs."},
-        )
-    ),
-    "Usage": _object(
-        prompt_tokens=_COUNT,
-        completion_tokens=_COUNT,
-        total_tokens=_COUNT,
-        prompt_tokens_details=_object(cached_tokens=_COUNT),
-    ),
-    "ChatCompletion": _with_usage(
-        _generation("chat.completion", _choice("message", _ASSISTANT_MESSAGE, _FINISH))
-    ),
-    "ChatCompletionChunk": _generation(
-        "chat.completion.chunk", _choice("delta", {"type": "object"}, _FINISH_OR_NULL)
-    ),
-    "Completion": _with_usage(_generation("text_completion", _choice("text", _STRING, _FINISH))),
-    "CompletionChunk": _generation("text_completion", _choice("text", _STRING, _FINISH_OR_NULL)),
-    "Tokens": _object(
-        count=_COUNT,
-        max_model_len=_COUNT,
-        tokens=_array(_COUNT),
-        token_strs={"type": ["array", "null"], "items": _STRING},
-    ),
-    "Text": _object(prompt=_STRING),
-    "Model": _object(
-        id=_STRING,
-        object={"const": "model"},
-        created=_COUNT,
-        owned_by=_STRING,
-        root=_STRING,
-        parent=_TEXT_OR_NULL,
-        max_model_len={"type": ["integer", "null"]},
-    ),
-    "Models": _list(_ref("Model")),
-    "AdapterVersion": _object(
-        version=_STRING,
-        digest=_STRING,
-        task_id=_STRING,
-        created=_COUNT,
-        dtype=_STRING,
-        rank=_COUNT,
-        bytes=_COUNT,
-        modules=_array(_STRING),
-        source=_STRING,
-    ),
-    "Adapter": _object(
-        object={"const": "adapter"},
-        name=_STRING,
-        base=_STRING,
-        served=_STRING,
-        revision=_COUNT,
-        versions=_array(_ref("AdapterVersion")),
-    ),
-    "Adapters": _list(_ref("Adapter")),
-    "AdapterAdded": {"allOf": [_ref("Adapter"), _object(warnings=_array(_STRING))]},
-    "AdapterVerified": {"allOf": [_ref("Adapter"), _object(verified={"const": True})]},
-    "AdapterDeleted": _object(object={"const": "adapter"}, name=_STRING, deleted={"const": True}),
-    "Health": _object(status=_STRING),
-    "OpenApi": _object(openapi=_STRING, info={"type": "object"}, paths={"type": "object"}),
-}
-"""By name in ``#/components/schemas``."""
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class CalledTool(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+    reasoning_content: str = ""
+    tool_calls: Annotated[list[CalledTool], Field(min_length=1)] = []
+
+
+class ChatChoice(_Choice):
+    message: AssistantMessage
+
+
+class ChatCompletion(_Generated):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunkChoice(_ChunkChoice):
+    delta: dict[str, Any]
+
+
+class ChatCompletionChunk(_Generated):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class TextChoice(_Choice):
+    text: str
+
+
+class Completion(_Generated):
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class TextChunkChoice(_ChunkChoice):
+    text: str
+
+
+class CompletionChunk(_Generated):
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import Request
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
@@ -19,7 +21,20 @@ def tenant_of(request: Request) -> Tenant | None:
     return tenant
 
 
-def admin(request: Request) -> Service:
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _tenant(request: Request) -> Tenant | None:
+    return tenant_of(request)
+
+
+async def _service(request: Request) -> Service:
+    return service_of(request)
+
+
+async def _admin(request: Request) -> Service:
     """The service, for a caller with an admin key and on the port for admins.
 
     Raises UnknownUrl on another port, InvalidKey, and SwitchedOff where there is no admin key.
@@ -40,6 +55,16 @@ def metrics_reader(request: Request) -> Service:
     if request.app.state.admin_port is None and not service.access.open:
         service.access.check_admin(request.headers.get("authorization"))
     return service
+
+
+Running = Annotated[Service, Depends(_service)]
+"""The service, for everybody."""
+
+Caller = Annotated[Tenant | None, Depends(_tenant)]
+"""As `tenant_of`."""
+
+Admin = Annotated[Service, Depends(_admin)]
+"""The service, for admins: see `_admin`."""
 
 
 def _check_port(request: Request) -> None:

@@ -1,10 +1,14 @@
-"""Request bodies: their media type, their size, and JSON into a model."""
+"""Request bodies: their media type, their size, and JSON into a model.
+
+FastAPI would read a body before it asks who sends it, whole, whatever its size, and would take NaN,
+a key twice in one object and any depth. So endpoints declare `json_body`, which reads it here.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
@@ -42,8 +46,23 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def read_json(request: Request, model: type[M], limit: int = 64 * 1024) -> M:
-    """A small JSON body; an empty one is an empty object. Raises InvalidRequest."""
+def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
+    """A dependency of FastAPI: the JSON body as `model`.
+
+    Dependencies are called in the order of the endpoint's parameters, so that one that comes after
+    the caller's key reads nothing from strangers. `limit`, in bytes, is that of the settings if
+    None.
+    """
+
+    async def read(request: Request) -> BaseModel:
+        most = request.app.state.service.settings.max_body_bytes if limit is None else limit
+        return await _read_json(request, model, most)
+
+    return Depends(read)
+
+
+async def _read_json(request: Request, model: type[M], limit: int) -> M:
+    """A JSON body; an empty one is an empty object. Raises InvalidRequest."""
     body = await read_body(request, limit)
     try:
         return model.model_validate(load_object(body or b"{}"))

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from gateway.api.answer_schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Error,
+)
 from gateway.api.answers import Answer, Collector, Kind
 from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
 from gateway.api.failures import status_of
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.api.rate_headers import rate_headers
-from gateway.api.request_log import context_of
+from gateway.api.request_log import Handler, context_of
+from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -30,7 +41,36 @@ from gateway.parsers.reasoning import is_open
 from gateway.pipeline.generate import generate, prepare
 from gateway.service import Service
 
+router = Router()
 
+
+def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+    """How the answers of a generation are described; of a stream, one event.
+
+    After the first one there is no status left to tell of an error.
+    """
+    data: Schema = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(chunk), reference(Error)]},
+    }
+    done = {"const": "[DONE]", "description": "The last event."}
+    event = {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"anyOf": [done, data]}},
+    }
+    streamed = {"content": {"text/event-stream": {"schema": event}}}
+    refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
+    return {"response_model": answer, "responses": {200: streamed, **refused}}
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Answers a conversation.",
+    openapi_extra=needs("api_key", optional=True, json=ChatCompletionRequest),
+    **_answers(ChatCompletion, ChatCompletionChunk),
+)
 async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     tenant = tenant_of(request)
@@ -57,12 +97,25 @@ async def chat_completions(request: Request) -> Response:
     return await _answer("chat", request, tenant, wanted, [prompt], form_of_answer)
 
 
+@router.post(
+    "/v1/completions",
+    summary="Continues a text.",
+    openapi_extra=needs("api_key", optional=True, json=CompletionRequest),
+    **_answers(Completion, CompletionChunk),
+)
 async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     tenant = tenant_of(request)
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(CompletionRequest, body)
     return await _answer("completion", request, tenant, wanted, wanted.prompts)
+
+
+HOT: Mapping[str, Handler] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+}
+"""The endpoints whose POSTs are answered in front of FastAPI, by path."""
 
 
 def _message_form(

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import Request
-from starlette.responses import JSONResponse, Response
+from typing import Literal
 
 from adapters.record import Version, selected_name, selector
-from gateway.api.auth import tenant_of
+from gateway.api.answer_schemas import Answer, Count
+from gateway.api.auth import Caller, Running
+from gateway.api.routing import Name, Router, needs, refusals
 from gateway.service import Service
 
+router = Router()
 
-async def list_models(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
+
+class Model(Answer):
+    """`root` is the exact version, which is a model name as well; `parent` the base model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Count
+    owned_by: str = "gateway"
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class Models(Answer):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+@router.get(
+    "/v1/models",
+    summary="The base model and its adapters.",
+    responses=refusals(401),
+    openapi_extra=needs("api_key", optional=True),
+)
+async def list_models(service: Running, tenant: Caller) -> Models:
     base = service.settings.model_name
     data = [_base(service)] if service.access.sees(tenant, base) else []
     data += [
@@ -22,42 +44,35 @@ async def list_models(request: Request) -> Response:
         for record in service.adapters.records
         if service.access.sees(tenant, record.name)
     ]
-    return JSONResponse({"object": "list", "data": data})
+    return Models(data=data)
 
 
-async def retrieve_model(request: Request) -> Response:
-    service: Service = request.app.state.service
-    model = request.path_params["model"]
-    service.access.route(service.router, tenant_of(request), model)
+@router.get(
+    "/v1/models/{model:path}",
+    summary="One model.",
+    responses=refusals(401, 403, 404, 503),
+    openapi_extra=needs("api_key", optional=True),
+)
+async def retrieve_model(service: Running, tenant: Caller, model: Name) -> Model:
+    service.access.route(service.router, tenant, model)
     if model == service.settings.model_name:
-        return JSONResponse(_base(service))
+        return _base(service)
     _, version = service.adapters.resolve(model)
-    return JSONResponse(_adapter(service, model, version))
+    return _adapter(service, model, version)
 
 
-def _base(service: Service) -> dict[str, Any]:
+def _base(service: Service) -> Model:
     name = service.settings.model_name
     return _model(service, name, service.created, root=name, parent=None)
 
 
-def _adapter(service: Service, model: str, version: Version) -> dict[str, Any]:
-    """`root` is the exact version, which is a model name as well."""
+def _adapter(service: Service, model: str, version: Version) -> Model:
     root = selector(selected_name(model), version.digest)
     return _model(service, model, int(version.created), root=root, parent=version.base)
 
 
-def _model(
-    service: Service, name: str, created: int, *, root: str, parent: str | None
-) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "gateway",
-        "root": root,
-        "parent": parent,
-        # Unknown while Triton is away; the list itself stays up so that clients show the model.
-        "max_model_len": service.replicas.capabilities.max_seq_len
-        if service.replicas.ready
-        else None,
-    }
+def _model(service: Service, name: str, created: int, *, root: str, parent: str | None) -> Model:
+    # Unknown while Triton is away; the list itself stays up so that clients show the model.
+    replicas = service.replicas
+    length = replicas.capabilities.max_seq_len if replicas.ready else None
+    return Model(id=name, created=created, root=root, parent=parent, max_model_len=length)

@@ -2,54 +2,92 @@
 
 from __future__ import annotations
 
-from fastapi import Request
+from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.responses import PlainTextResponse
 
-from gateway.api.auth import metrics_reader
+from gateway.api.auth import Running, metrics_reader
+from gateway.api.routing import Router, needs, refusals
 from gateway.api.worker_metrics import of_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
 
+router = Router()
 
-async def live(request: Request) -> Response:
+
+class Health(BaseModel):
+    status: str
+
+
+class DrivenModel(BaseModel):
+    """The model of Triton that is driven, and why that one."""
+
+    mode: str
+    model: str
+    why: str
+
+
+class Readiness(Health):
+    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is."""
+
+    triton: str | None = None
+    adapters: str | None = None
+    engine: DrivenModel | None = None
+    replicas: dict[str, str] | None = None
+    redis: str | None = None
+    adapters_refused: list[str] | None = None
+
+
+@router.get("/health/live", summary="Whether the process answers.", responses=refusals())
+async def live() -> Health:
     """The process answers."""
-    return JSONResponse({"status": "ok"})
+    return Health(status="ok")
 
 
-async def ready(request: Request) -> Response:
+@router.get(
+    "/health/ready",
+    summary="Whether a request would be served now; 503 says why not.",
+    response_model_exclude_none=True,
+    responses=refusals() | {503: {"model": Readiness, "description": "Not ready."}},
+)
+async def ready(service: Running, response: Response) -> Readiness:
     """200 when requests should come here, else 503 with the reason.
 
     A replica's open breaker does not count: only a request can close it again, and every gateway
     would be out of rotation at once.
     """
-    service: Service = request.app.state.service
+    response.status_code = 503
     if service.replicas.draining:
-        return JSONResponse({"status": "draining"}, status_code=503)
+        return Readiness(status="draining")
     if not service.replicas.ready:
-        return JSONResponse(
-            {"status": "not ready", "triton": service.replicas.why_not_ready}, status_code=503
-        )
+        return Readiness(status="not ready", triton=service.replicas.why_not_ready)
     if not service.started.is_set():
-        return JSONResponse({"status": "not ready", "adapters": "registering"}, status_code=503)
+        return Readiness(status="not ready", adapters="registering")
+    response.status_code = 200
     selection = service.replicas.selection
-    detail: dict[str, object] = {"status": "ready"}
-    detail["engine"] = {
-        "mode": selection.capabilities.mode,
-        "model": selection.capabilities.model,
-        "why": selection.why,
-    }
+    driven = DrivenModel(
+        mode=selection.capabilities.mode, model=selection.capabilities.model, why=selection.why
+    )
+    found = Readiness(status="ready", engine=driven)
     states = {replica.endpoint: replica.state for replica in service.replicas}
     if set(states.values()) != {"ready"} or service.replicas.several:
-        detail["replicas"] = states
+        found.replicas = states
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
-        detail["redis"] = "up" if service.adapters.store.stats.redis_up else "down"
+        found.redis = "up" if service.adapters.store.stats.redis_up else "down"
     if service.adapters.refused:
-        detail["adapters_refused"] = sorted(service.adapters.refused)
-    return JSONResponse(detail)
+        found.adapters_refused = sorted(service.adapters.refused)
+    return found
 
 
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus.",
+    response_class=PlainTextResponse,
+    responses=refusals(401, 403),
+    openapi_extra=needs("admin_key", optional=True),
+)
 async def metrics(request: Request) -> Response:
     """Those of this process, or of all workers of this gateway, each with its number."""
     worker: Worker | None = request.app.state.worker

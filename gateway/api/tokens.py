@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Request
-from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
 
-from gateway.api.auth import tenant_of
-from gateway.api.body import read_json
+from gateway.api.answer_schemas import Count
+from gateway.api.auth import Caller, Running
+from gateway.api.body import json_body
 from gateway.api.messages import Messages, Strict, Tools
+from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
 from gateway.service import Service
+
+router = Router()
 
 
 class TokenizeRequest(Strict):
@@ -35,10 +37,28 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
-async def tokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    wanted = await read_json(request, TokenizeRequest, service.settings.max_body_bytes)
+class Tokens(BaseModel):
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str | None] | None
+
+
+class Text(BaseModel):
+    prompt: str
+
+
+@router.post(
+    "/tokenize",
+    summary="Text, or a conversation, to token ids.",
+    responses=refusals(*BODY, 401, 403, 404, 503),
+    openapi_extra=needs("api_key", optional=True, json=TokenizeRequest, empty=True),
+)
+async def tokenize(
+    service: Running,
+    tenant: Caller,
+    wanted: Annotated[TokenizeRequest, json_body(TokenizeRequest)],
+) -> Tokens:
     if wanted.model is not None:
         service.access.route(service.router, tenant, wanted.model)
     text = _text(service, wanted)
@@ -49,13 +69,11 @@ async def tokenize(request: Request) -> Response:
     strings = None
     if wanted.return_token_strs:
         strings = [service.prompts.tokenizer.id_to_token(token_id) for token_id in ids]
-    return JSONResponse(
-        {
-            "count": len(ids),
-            "max_model_len": service.replicas.capabilities.max_seq_len,
-            "tokens": ids,
-            "token_strs": strings,
-        }
+    return Tokens(
+        count=len(ids),
+        max_model_len=service.replicas.capabilities.max_seq_len,
+        tokens=ids,
+        token_strs=strings,
     )
 
 
@@ -74,14 +92,21 @@ def _text(service: Service, wanted: TokenizeRequest) -> str:
     )
 
 
-async def detokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    wanted = await read_json(request, DetokenizeRequest, service.settings.max_body_bytes)
+@router.post(
+    "/detokenize",
+    summary="Token ids to text.",
+    responses=refusals(*BODY, 401, 403, 404, 503),
+    openapi_extra=needs("api_key", optional=True, json=DetokenizeRequest),
+)
+async def detokenize(
+    service: Running,
+    tenant: Caller,
+    wanted: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)],
+) -> Text:
     if wanted.model is not None:
         service.access.route(service.router, tenant, wanted.model)
     size = service.prompts.vocab_size
     if max(wanted.tokens, default=0) >= size:
         raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
     text = service.prompts.tokenizer.decode(wanted.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    return Text(prompt=text)

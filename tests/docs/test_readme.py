@@ -30,7 +30,8 @@ def test_every_setting_is_in_the_reference() -> None:
 
 
 def test_every_route_is_described() -> None:
-    for _, path, _ in ROUTES:
+    for route in ROUTES:
+        path = route.path
         short = path.replace(":path", "")
         # The actions on an adapter are listed by their last part.
         assert short in TEXT or "/" + short.rsplit("/", 1)[-1] + "`" in TEXT, path

@@ -41,7 +41,7 @@ async def running(
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        yield client, server.config.app.state.service, server  # type: ignore[union-attr]
+        yield client, server.api.state.service, server
     server.should_exit = True
     await task
 

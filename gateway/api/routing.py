@@ -1,0 +1,96 @@
+"""FastAPI's routes, and what the OpenAPI document says that their signatures do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+Key = Literal["api_key", "admin_key"]
+
+BODY = (400, 413, 415)
+"""What any endpoint with a body may refuse it with."""
+_REASONS = {
+    400: "The request is malformed, or a parameter is out of range or not supported.",
+    401: "No key, or a wrong one.",
+    403: "This key may not do this, or nobody may on this server.",
+    404: "No such model or adapter, for this key.",
+    413: "The body is larger than this server takes.",
+    415: "The body is of another media type.",
+    429: "A limit of this key is reached; retry-after says when to try again.",
+    500: "The server or its engine failed; a retry does not help.",
+    503: "The engine is not ready or too busy, or this server is ending; try again.",
+    504: "The request took longer than this server allows.",
+}
+
+
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+
+Name = Annotated[str, Path(json_schema_extra={"minLength": 1})]
+"""A path's parameter. Nothing has an empty name, so that one is unknown and not malformed."""
+
+
+def _operation_id(route: APIRoute) -> str:
+    return f"{route.endpoint.__module__.rpartition('.')[2]}.{route.endpoint.__name__}"
+
+
+class Router(APIRouter):
+    """Whatever answers GET answers HEAD as well (RFC 9110, 9.1); the document lists GET alone."""
+
+    def __init__(self) -> None:
+        super().__init__(generate_unique_id_function=_operation_id)
+
+    def add_api_route(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        methods: Collection[str] | None = None,
+        **options: Any,
+    ) -> None:
+        methods = list(methods or ["GET"])
+        super().add_api_route(path, endpoint, methods=methods, **options)
+        if "GET" in methods:
+            hidden = options | {"include_in_schema": False}
+            super().add_api_route(path, endpoint, methods=["HEAD"], **hidden)
+
+
+def refusals(*statuses: int) -> dict[int | str, Schema]:
+    """The errors of an operation, for its `responses`; any may fail with 500."""
+    return {
+        status: {"description": _REASONS[status], "content": _ERROR}
+        for status in sorted({*statuses, 500})
+    }
+
+
+def needs(
+    key: Key | None = None,
+    *,
+    optional: bool = False,
+    json: type[BaseModel] | None = None,
+    form: Schema | None = None,
+    empty: bool = False,
+) -> Schema:
+    """What we read of a request ourselves, for the `openapi_extra` of its operation.
+
+    `optional` is a key that not every gateway asks for; `empty` a body that may be left out.
+    `openapi.build` puts the schemas of JSON bodies into the document.
+    """
+    described: Schema = {}
+    if key is not None:
+        described["security"] = [*([{}] if optional else []), {key: []}]
+    body = {"multipart/form-data": {"schema": form}} if form is not None else None
+    if json is not None:
+        body = {"application/json": {"schema": reference(json)}}
+    if body is not None:
+        described["requestBody"] = {"required": not empty, "content": body}
+    return described
+
+
+def reference(model: type[BaseModel]) -> Schema:
+    """To its schema in the document."""
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
