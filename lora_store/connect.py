@@ -2,11 +2,14 @@
 
 The redis-py clients differ by kind, but take the same commands on one key each. None of them tries
 again by itself: whoever uses them knows what a lost answer means.
+
+`UNDOCUMENTED` lists what this file uses of redis-py that its documentation does not promise.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -17,9 +20,18 @@ from redis.exceptions import ClusterError, RedisClusterException, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from lora_store.redis_url import RedisUrl
+
+UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
+    redis.Redis: ("connection_pool",),
+    SentinelConnectionPool: ("get_master_address", "sentinel_manager"),
+    Sentinel: ("sentinels",),
+    RedisCluster: ("get_node_from_key", "get_nodes", "get_redis_connection"),
+    ClusterNode: ("host", "port"),
+}
+"""And `parse_url`, which makes a connection's arguments of a URL."""
 
 AWAY = (RedisConnectionError, RedisTimeoutError, OSError, ClusterError, RedisClusterException)
 """Nobody answers, or nobody who may: a part of a cluster waits for its next master."""

@@ -1,11 +1,14 @@
-"""uvicorn's HTTP/1.1 protocol with limits on size and time, and errors in OpenAI's envelope."""
+"""uvicorn's HTTP/1.1 protocol with limits on size and time, and errors in OpenAI's envelope.
+
+`UNDOCUMENTED` lists what this file uses of uvicorn that its documentation does not promise.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn, cast
@@ -15,6 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
+    RequestResponseCycle,
 )
 from uvicorn.server import ServerState
 
@@ -26,6 +30,24 @@ from gateway.http.errors import (
     TooManyConnections,
 )
 from gateway.http.head import check_head
+
+UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
+    HttpToolsProtocol: (
+        *("connection_made", "connection_lost", "data_received", "shutdown"),
+        *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
+        *("on_response_complete", "send_400_response"),
+        *("connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope"),
+        *("transport", "url"),
+    ),
+    RequestResponseCycle: (
+        *("disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
+    ),
+    FlowControl: ("drain", "read_paused", "write_paused"),
+}
+"""And STATUS_LINE, bytes by status."""
+
+Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
+"""Gives the status, headers and body of what a connection answers itself."""
 
 MAX_HEAD = 64 * 1024
 """Bytes of a request's URL and headers, or of a chunked body's trailers."""
@@ -130,7 +152,7 @@ class HttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
-        answer: Callable[[GatewayError], tuple[int, dict[str, str], bytes]],
+        answer: Answer,
     ) -> None:
         """`answer` gives the status, headers and body of what this connection answers itself."""
         super().__init__(config, server_state, app_state, _loop)

@@ -12,7 +12,8 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.config.settings import Settings
-from gateway.server import Server, build_server
+from gateway.http.server import Server
+from gateway.server import Gateway
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -30,18 +31,20 @@ def ids_of(folder: Path, text: str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, endpoint: str, **settings: Any
+    folder: Path, endpoint: str, **changed: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
     """A gateway in this event loop; yields a client, the service and the server."""
-    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | settings
+    fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
-    server = build_server(Settings(port=0, triton_grpc=endpoint, **fields))
+    settings = Settings(port=0, triton_grpc=endpoint, **fields)
+    gateway = Gateway(settings)
+    server = Server(gateway, settings)
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        yield client, server.api.state.service, server
+        yield client, gateway.service, server
     server.should_exit = True
     await task
 

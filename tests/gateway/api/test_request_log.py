@@ -23,7 +23,7 @@ async def test_an_unexpected_error(tmp_path: Path, caplog: pytest.LogCaptureFixt
         serving(FakeTriton(tokens=[], fault=None, step=0)) as endpoint,
         running(tmp_path, endpoint) as (client, service, server),
     ):
-        server.api.add_route("/broken", _broken)
+        server.application.api.add_route("/broken", _broken)
         with caplog.at_level(logging.INFO):
             response = await client.get("/broken", headers={"x-request-id": "mine"})
         assert response.status_code == 500

@@ -1,0 +1,172 @@
+"""uvicorn's server: where it listens, how it looks after its connections, and how it ends.
+
+`UNDOCUMENTED` lists what this file uses of uvicorn that its documentation does not promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol, cast
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from gateway.config.settings import Settings
+from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
+from gateway.http.tls import uvicorn_options
+from gateway.http.workers import Worker
+
+UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
+    uvicorn.Server: (
+        *("startup", "on_tick", "shutdown", "handle_exit"),
+        *("config", "server_state", "lifespan", "servers", "started", "should_exit", "force_exit"),
+    ),
+    ServerState: ("connections",),
+}
+
+# Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
+# closes first must not be the server, or a request that is just being sent is lost.
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+_TICK_S = 0.1
+
+
+class Application(Protocol):
+    """What is served, and what its server tells it and asks it."""
+
+    @property
+    def asgi(self) -> Callable[..., Any]:
+        """The ASGI application."""
+
+    @property
+    def answer(self) -> Answer:
+        """For what a connection answers itself."""
+
+    def listening(self, admin_port: int) -> None:
+        """The port for admins, once it is known."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot go on; asked ten times a second."""
+
+    def drain(self) -> bool:
+        """The server will end: no new requests should be sent here. False if it never began."""
+
+
+class Server(uvicorn.Server):
+    """Ends in steps: readiness off, no new connections, no new requests, then cancellation.
+
+    With a port for admins it listens there too, with the same application. A worker listens on
+    what its parent gave it, and ends with its parent.
+    """
+
+    def __init__(
+        self, application: Application, settings: Settings, worker: Worker | None = None
+    ) -> None:
+        super().__init__(_config(application, settings))
+        self.application = application
+        self._admin_port = settings.admin_port
+        self._drain_s = settings.drain_seconds
+        self._worker = worker
+        self.exit_code = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        own: socket.socket | None = None
+        if self._worker is not None:
+            *sockets, own = self._worker.sockets()
+            asyncio.get_running_loop().add_reader(self._worker.parent, self._orphaned)
+        elif self._admin_port is not None:
+            sockets = sockets or listen(self.config.host, [self.config.port, self._admin_port])
+        if self._admin_port is not None:
+            assert sockets is not None
+            self.application.listening(sockets[1].getsockname()[1])
+        await super().startup(sockets)
+        if own is not None:
+            # The other workers know no certificates.
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(self._internal_protocol, sock=own))
+
+    def _internal_protocol(self) -> asyncio.Protocol:
+        return HttpProtocol(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            limits=ConnectionLimits(),
+            answer=self.application.answer,
+        )
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second until it shuts down."""
+        if counter % 10 == 0:
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, HttpProtocol)
+                connection.check()
+        if self.application.failed:
+            self.exit_code = 1  # so that whoever started this process starts another
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.application.drain():
+            await self._drain()
+        await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        """Still answers, so that no connection is closed on a request that is on its way."""
+        for _ in range(math.ceil(self._drain_s / _TICK_S)):
+            if self.force_exit:
+                return
+            await asyncio.sleep(_TICK_S)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience."""
+        self.force_exit = self.should_exit
+        super().handle_exit(sig, frame)
+
+    def _orphaned(self) -> None:
+        assert self._worker is not None
+        asyncio.get_running_loop().remove_reader(self._worker.parent)
+        self.should_exit = True
+
+
+def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
+    """Raises SystemExit when a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners = []
+    for port in ports:
+        try:
+            listeners.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
+        except OSError as error:
+            raise SystemExit(f"{host}:{port}: {error.strerror}") from error
+    return listeners
+
+
+def _config(application: Application, settings: Settings) -> uvicorn.Config:
+    limits = ConnectionLimits(
+        head=settings.header_timeout,
+        body=settings.body_timeout,
+        write=settings.write_timeout,
+        connections=settings.max_connections,
+    )
+    # Annotated as a class, but only called.
+    protocol = cast(Any, partial(HttpProtocol, limits=limits, answer=application.answer))
+    return uvicorn.Config(
+        application.asgi,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=protocol,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(settings.shutdown_grace),
+        **uvicorn_options(settings),
+    )

@@ -1,0 +1,28 @@
+"""Whether a library still has the undocumented names that we use of it."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+
+
+def missing(names: Mapping[type, tuple[str, ...]]) -> list[str]:
+    """A sentence for each name that its class neither has nor gives to its instances."""
+    return [
+        f"{kind.__module__}.{kind.__qualname__} has no {name!r} in this release"
+        for kind, wanted in names.items()
+        for name in wanted
+        if not hasattr(kind, name) and name not in set(_assigned(kind))
+    ]
+
+
+def _assigned(kind: type) -> Iterator[str]:
+    """What methods of a class, or of those it inherits from, assign to attributes."""
+    for base in kind.__mro__:
+        for member in vars(base).values():
+            if isinstance(member, FunctionType):
+                for step in dis.get_instructions(inspect.unwrap(member)):
+                    if step.opname == "STORE_ATTR":
+                        yield step.argval
