@@ -82,7 +82,7 @@ ORDER = {room: place for place, room in enumerate(ALLOWED)}
 
 # Library -> the places (rooms, or modules in them) that may import it; `tests` may import all.
 LIBRARIES: dict[str, str] = {
-    "fastapi": "gateway.api gateway.app gateway.server bench.ordinary_gateway",
+    "fastapi": "gateway.api gateway.app bench.ordinary_gateway",
     "google": "gateway.triton bench",  # protobuf
     "grpc": "gateway.triton",
     "hpack": "gateway.triton.http2 bench",
@@ -100,7 +100,7 @@ LIBRARIES: dict[str, str] = {
     "redis": "lora_store gateway.tenancy.limits",
     "safetensors": "demo",
     "sse_starlette": "bench.ordinary_gateway",
-    "starlette": "gateway.api gateway.app gateway.server",
+    "starlette": "gateway.api gateway.app",
     "tensorrt_llm": "triton_repo.tensorrt_llm",
     "tokenizers": "gateway.tokenization bench demo",
     "torch": "triton_repo.tensorrt_llm demo",
@@ -109,7 +109,7 @@ LIBRARIES: dict[str, str] = {
     " triton_repo.postprocessing triton_repo.tensorrt_llm bench demo",
     "triton_python_backend_utils": "triton_repo",
     "tritonclient": "gateway.triton bench",
-    "uvicorn": "gateway.http gateway.server bench",
+    "uvicorn": "gateway.http bench",
     "uvloop": "bench",
     "yaml": "gateway.config docs",
 }
@@ -119,8 +119,7 @@ LIBRARIES: dict[str, str] = {
 UNDOCUMENTED: dict[str, str] = {
     "uvicorn.protocols": "gateway.http bench",
     "uvicorn.server.ServerState": "gateway.http",
-    "server_state": "gateway.server gateway.http",  # uvicorn.Server
-    "user_middleware": "gateway.app",  # Starlette
+    "server_state": "gateway.http",  # uvicorn.Server
     "sentinel_manager": "lora_store.connect",  # redis-py
     "get_master_address": "lora_store.connect",  # redis-py
 }
