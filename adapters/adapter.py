@@ -107,7 +107,7 @@ class ModuleRows:
     layers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Converted:
     """One adapter as TensorRT-LLM's inputs `lora_config` and `lora_weights`.
 
@@ -183,4 +183,6 @@ def make_converted(
     """`Converted` with its digest computed."""
     config = pack_config(rows)
     digest = content_digest(dtype, len(rows), width, config, weights)
-    return Converted(dtype, len(rows), width, config, weights, digest)
+    return Converted(
+        dtype=dtype, rows=len(rows), width=width, config=config, weights=weights, digest=digest
+    )

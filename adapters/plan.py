@@ -56,7 +56,7 @@ class Row:
     pieces: tuple[Piece, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
     """A and B of one linear layer."""
 
@@ -132,7 +132,15 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
             raise IncompleteAdapter(WEIGHTS, field, "no tensor", "lora_A and lora_B together")
         settings = adapter.settings
         rank, scale = settings.rank(path), settings.scale(path)
-        yield _Pair(path, inside, layer, expert, projection, rank, scale)
+        yield _Pair(
+            path=path,
+            inside=inside,
+            layer=layer,
+            expert=expert,
+            projection=projection,
+            rank=rank,
+            scale=scale,
+        )
 
 
 def _not_lora(key: str) -> AdapterError:

@@ -57,7 +57,7 @@ def split_selector(model: str) -> tuple[str, str | None]:
     return name, digest if at else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
     """One immutable content of an adapter. `created` is in seconds since 1970.
 
@@ -75,13 +75,13 @@ class Version:
     @classmethod
     def of(cls, converted: Converted, base: str, created: float, source: str) -> Version:
         return cls(
-            converted.digest,
-            base,
-            converted.dtype,
-            created,
-            converted.nbytes,
-            converted.modules,
-            source,
+            digest=converted.digest,
+            base=base,
+            dtype=converted.dtype,
+            created=created,
+            nbytes=converted.nbytes,
+            modules=converted.modules,
+            source=source,
         )
 
     @property
@@ -115,17 +115,17 @@ class Version:
             ModuleRows(module, rank, tuple(layers)) for module, rank, layers in value["modules"]
         )
         return cls(
-            value["digest"],
-            value["base"],
-            value["dtype"],
-            value["created"],
-            value["nbytes"],
-            modules,
-            value["source"],
+            digest=value["digest"],
+            base=value["base"],
+            dtype=value["dtype"],
+            created=value["created"],
+            nbytes=value["nbytes"],
+            modules=modules,
+            source=value["source"],
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One name. `versions` is sorted by `created`; a removed record has none.
 
@@ -170,12 +170,12 @@ class Record:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Record:
         return cls(
-            value["name"],
-            value["life"],
-            value["revision"],
-            value["updated"],
-            value["served"],
-            tuple(Version.from_json(version) for version in value["versions"]),
+            name=value["name"],
+            life=value["life"],
+            revision=value["revision"],
+            updated=value["updated"],
+            served=value["served"],
+            versions=tuple(Version.from_json(version) for version in value["versions"]),
         )
 
 

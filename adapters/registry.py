@@ -96,7 +96,14 @@ class Registry:
         def add(record: Record | None) -> Record:
             if record is None or record.removed:
                 life, revision = (record.life, record.revision) if record else (0, 0)
-                return Record(name, life + 1, revision + 1, now, version.digest, (version,))
+                return Record(
+                    name=name,
+                    life=life + 1,
+                    revision=revision + 1,
+                    updated=now,
+                    served=version.digest,
+                    versions=(version,),
+                )
             _check_base(name, base, record)
             if record.served == version.digest:
                 return record

@@ -48,7 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     clients = Clients(cores.client)
     try:
         with tempfile.TemporaryDirectory(prefix="gateway-bench-") as folder, PortClaims() as claims:
-            bench = Bench(Path(folder), claims, cores, clients, seconds, options.quick)
+            bench = Bench(
+                folder=Path(folder),
+                claims=claims,
+                cores=cores,
+                clients=clients,
+                seconds=seconds,
+                quick=options.quick,
+            )
             for name in options.only or PARTS:
                 started = time.monotonic()
                 try:

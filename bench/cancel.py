@@ -52,7 +52,15 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
         # The clients below take about half of this.
         end = begin + 2.0 + 2 * len(KINDS) * count * (_AFTER_S + _APART_S) / _LANES
         shares = bench.clients.start(
-            Load(server.port, server.path, chat(seed=_BEAT_MS), _BACKGROUND, 0.2, begin, end)
+            Load(
+                port=server.port,
+                path=server.path,
+                body=chat(seed=_BEAT_MS),
+                streams=_BACKGROUND,
+                ramp_s=0.2,
+                begin=begin,
+                end=end,
+            )
         )
         wait_until(begin)
         left = {

@@ -33,7 +33,7 @@ _END_OF_HEADERS = b"\r\n\r\n"
 _CONNECT_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Load:
     """What one or more processes do. Times are of the monotonic clock, which processes share.
 

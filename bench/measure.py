@@ -125,7 +125,15 @@ def window(
     seconds = seconds or bench.seconds
     ramp_s = streams / _STREAMS_PER_SECOND
     begin = time.monotonic() + ramp_s + settle_s
-    load = Load(server.port, server.path, body, streams, ramp_s, begin, begin + seconds)
+    load = Load(
+        port=server.port,
+        path=server.path,
+        body=body,
+        streams=streams,
+        ramp_s=ramp_s,
+        begin=begin,
+        end=begin + seconds,
+    )
     # Before the load: under it, a new connection waits for those that came first.
     nobody: contextlib.AbstractContextManager[list[float]] = contextlib.nullcontext([])
     with canary(server, begin) if watched else nobody as latencies:

@@ -185,7 +185,15 @@ def memory(bench: Bench) -> list[Row]:
         used = server.rss()
         ramp_s = streams / 400
         begin = time.monotonic() + ramp_s + 3.0
-        load = Load(server.port, server.path, chat(seed=IDLE), streams, ramp_s, 0.0, begin + 0.5)
+        load = Load(
+            port=server.port,
+            path=server.path,
+            body=chat(seed=IDLE),
+            streams=streams,
+            ramp_s=ramp_s,
+            begin=0.0,
+            end=begin + 0.5,
+        )
         shares = bench.clients.start(load)
         wait_until(begin)
         idle = server.rss()
@@ -217,7 +225,15 @@ def stall(bench: Bench) -> list[Row]:
                 body = chat(seed=BURST, tokens=1, prompt_tokens=size)
                 end = begin + bench.seconds + 1.0
                 shares = bench.clients.start(
-                    Load(server.port, server.path, body, 1, 0.0, begin, end)
+                    Load(
+                        port=server.port,
+                        path=server.path,
+                        body=body,
+                        streams=1,
+                        ramp_s=0.0,
+                        begin=begin,
+                        end=end,
+                    )
                 )
             seen = window(bench, server, chat(seed=BEAT_MS), TRICKLE_STREAMS, watched=True)
             rows.append(

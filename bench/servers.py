@@ -59,7 +59,7 @@ class Server:
         return sum(process.memory_info().rss for process in self._family())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Bench:
     """What the parts share: a folder, ports, cores, load clients, and how long to look.
 

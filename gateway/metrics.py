@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.catalog.adapters import Adapters
-from gateway.generation import ColdSend, StopReason
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replica
 from gateway.tenancy.usage_log import Usage
+from gateway.triton.events import ColdSend, StopReason
 
 _STATES = {"redis_up", "memory_bytes", "unsent"}
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

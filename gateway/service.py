@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.router import Router
-from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile
+from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
+from gateway.replica_setup import endpoints_of, make_replicas
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
@@ -27,9 +26,6 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.engine import Engine
-from gateway.triton.model_capabilities import ModelCapabilities
-from gateway.triton.transport import ConnectionOptions
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -41,7 +37,7 @@ _ENDING_S = 2.0
 _TICK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     settings: Settings
     prompts: Prompts
@@ -86,7 +82,7 @@ class Service:
         """Makes them what the configuration says, and hands out places that have come free."""
         while True:
             try:
-                endpoints = _endpoints(self.settings, self.configuration.current)
+                endpoints = endpoints_of(self.settings, self.configuration.current)
                 if endpoints != self.replicas.configured:
                     await self.replicas.configure(endpoints)
             except Exception:  # whatever is wrong with one of them, this must go on looking
@@ -110,20 +106,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
-    replicas = Replicas(
-        partial(
-            Engine,
-            model=settings.triton_model,
-            vocab_size=prompts.vocab_size,
-            max_seq_len=settings.max_seq_len,
-            on_stop=metrics.count_stop,
-            on_cold_send=metrics.count_cold_send,
-            connection=_connection_options(settings),
-            mode=settings.triton_mode,
-            text_model=settings.triton_text_model,
-        ),
-        partial(_places, settings),
-    )
+    replicas = make_replicas(settings, prompts, metrics)
     try:
         async with (
             Adapters(settings, lambda: replicas.capabilities) as adapters,
@@ -134,21 +117,21 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
             admission = _admission(settings, configuration, replicas)
             metrics.export_load(admission, replicas)
             service = Service(
-                settings,
-                prompts,
-                replicas,
-                admission,
-                adapters,
-                router,
-                metrics,
-                configuration,
-                access,
-                accounting,
-                created,
-                tracer,
+                settings=settings,
+                prompts=prompts,
+                replicas=replicas,
+                admission=admission,
+                adapters=adapters,
+                router=router,
+                metrics=metrics,
+                configuration=configuration,
+                access=access,
+                accounting=accounting,
+                created=created,
+                tracer=tracer,
             )
             # One look before the port opens: with Triton up, the first request is served.
-            await replicas.configure(_endpoints(settings, configuration.current))
+            await replicas.configure(endpoints_of(settings, configuration.current))
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.ended)
             try:
@@ -217,22 +200,6 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
     return Tracer
 
 
-def _endpoints(settings: Settings, configuration: Configuration) -> list[str]:
-    if configuration.replicas is not None:
-        return list(configuration.replicas)
-    return settings.triton_endpoints
-
-
-def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
-    """How many requests a replica gets at once.
-
-    A few more than it runs: the next ones are at hand when some end.
-    """
-    if settings.replica_in_flight is not None or capabilities.max_batch_size is None:
-        return settings.replica_in_flight
-    return math.ceil(1.25 * capabilities.max_batch_size)
-
-
 def _admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
@@ -245,16 +212,4 @@ def _admission(
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
-    )
-
-
-def _connection_options(settings: Settings) -> ConnectionOptions:
-    return ConnectionOptions(
-        transport=settings.triton_transport,
-        tls_ca=settings.triton_tls_ca,
-        tls_cert=settings.triton_tls_cert,
-        tls_key=settings.triton_tls_key,
-        metadata={
-            name: value.get_secret_value() for name, value in settings.triton_metadata.items()
-        },
     )

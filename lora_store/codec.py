@@ -82,7 +82,9 @@ def decode(blob: memoryview, digest: str, *, verify: bool = True) -> Converted:
             raise CorruptBlob("the padding is not zero")
         if content_digest(DTYPES[kind], rows, width, config, weights) != digest:
             raise CorruptBlob("the content does not match its digest")
-    return Converted(DTYPES[kind], rows, width, config, weights, digest)
+    return Converted(
+        dtype=DTYPES[kind], rows=rows, width=width, config=config, weights=weights, digest=digest
+    )
 
 
 def _weights_offset(rows: int) -> int:

@@ -25,7 +25,7 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "password"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUrl:
     """A URL taken apart. `service` is empty but for a sentinel's, `hosts` is for one server.
 
@@ -69,7 +69,7 @@ def parse(url: str) -> RedisUrl:
     if not kind:
         if len(hosts) > 1:
             raise ValueError("redis:// and rediss:// name one host")
-        return RedisUrl("server", (), _before=url)
+        return RedisUrl(kind="server", hosts=(), _before=url)
     if not all(host for host, _ in hosts):
         raise ValueError("the hosts of a Redis URL are separated by single commas")
     options = dict(parse_qsl(parts.query))
@@ -77,7 +77,7 @@ def parse(url: str) -> RedisUrl:
     if kind == "cluster":
         if parts.path not in ("", "/", "/0") or options.get("db", "0") != "0":
             raise ValueError("a Redis cluster has the database 0 alone")
-        return RedisUrl("cluster", hosts, _before=before, _after=_query(options))
+        return RedisUrl(kind="cluster", hosts=hosts, _before=before, _after=_query(options))
     service, _, database = parts.path.removeprefix("/").partition("/")
     if not service or not (database or "0").isdecimal():
         raise ValueError("a sentinel's URL ends with /SERVICE or /SERVICE/DATABASE, a number")
@@ -85,7 +85,14 @@ def parse(url: str) -> RedisUrl:
         name: options.pop(option) for option, name in _SENTINEL_OPTIONS.items() if option in options
     }
     after = f"/{database or 0}{_query(options)}"
-    return RedisUrl("sentinel", hosts, unquote(service), sentinel_login, before, after)
+    return RedisUrl(
+        kind="sentinel",
+        hosts=hosts,
+        service=unquote(service),
+        sentinel_login=sentinel_login,
+        _before=before,
+        _after=after,
+    )
 
 
 def _host(address: str, default: int) -> tuple[str, int]:

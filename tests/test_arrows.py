@@ -43,13 +43,16 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.observability",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
     "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.http gateway.config"
-    " gateway.observability gateway.tokenization gateway.generation gateway.parsers gateway.errors"
-    " adapters",
+    " gateway.observability gateway.tokenization gateway.generation gateway.deltas gateway.parsers"
+    " gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
-    " gateway.tokenization gateway.triton gateway.generation gateway.errors",
-    "gateway.service": "gateway.metrics gateway.tenancy gateway.catalog gateway.config"
+    " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
+    "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog gateway.config"
     " gateway.scheduling gateway.observability gateway.tokenization gateway.triton gateway.errors",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.generation",
+    "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
+    " gateway.tokenization gateway.triton",
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.triton"
+    " gateway.deltas",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"
@@ -58,9 +61,10 @@ ALLOWED: dict[str, str] = {
     "gateway.config": "gateway.scheduling gateway.parsers lora_store",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation gateway.errors adapters",
-    "gateway.tokenization": "gateway.generation gateway.parsers gateway.errors",
-    "gateway.triton": "gateway.generation gateway.errors adapters",
-    "gateway.generation": "gateway.parsers adapters",
+    "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors",
+    "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters",
+    "gateway.generation": "gateway.deltas gateway.parsers adapters",
+    "gateway.deltas": "gateway.parsers",
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
     "gateway.__init__": "",

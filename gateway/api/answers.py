@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from gateway.generation import Batch, Sink, TextDelta, TokenLogprob
+from gateway.deltas import Sink, TextDelta, TokenLogprob
+from gateway.generation import Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
@@ -24,7 +25,7 @@ Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
 _NO_LOGPROBS = b',"logprobs":null'
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """The bytes in which chat and completion objects differ. `%s` takes a JSON string."""
 
@@ -61,6 +62,7 @@ class _Frames:
 
     def __init__(
         self,
+        *,
         shape: _Shape,
         head: bytes,
         index: int,
@@ -258,7 +260,14 @@ class Answer:
         head = self._head(self._shape.chunk_object)
         usage = b',"usage":null' if include_usage else b""
         choices = [
-            _Frames(self._shape, head, index, usage, self._logprobs, self._prompt(index))
+            _Frames(
+                shape=self._shape,
+                head=head,
+                index=index,
+                usage=usage,
+                logprobs=self._logprobs,
+                prompt_ids=self._prompt(index),
+            )
             for index in range(self._choices)
         ]
 

@@ -36,9 +36,11 @@ from gateway.api.schemas import (
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import Caller
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
-from gateway.pipeline.generate import generate, prepare
+from gateway.pipeline.generate import generate
+from gateway.pipeline.prepare import prepare
 from gateway.service import Service
 
 router = Router()
@@ -139,8 +141,7 @@ def _message_form(
         return None
     return MessageForm(
         tools=tools,
-        required=wanted.forced == "",
-        named=wanted.forced or None,
+        forced=wanted.forced,
         parallel=wanted.parallel_tool_calls is not False,
         reasoning=reasoning,
         reasoning_open=reasoning is not None and is_open(prompt, reasoning),
@@ -157,17 +158,15 @@ async def _answer(
 ) -> Response:
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
-    options = wanted.options(route.lora)
-    options = replace(
-        options,
-        message=message,
-        max_tokens=_output_limit(tenant, wanted),
+    caller = Caller(
         tenant=tenant.name if tenant else "",
         priority=tenant.priority if tenant else 0,
         timeout_s=_timeout(request),
-        # A bill tells of cached tokens even where the answer does not.
-        usage=options.usage or tenant is not None or service.settings.usage_log is not None,
+        billed=tenant is not None or service.settings.usage_log is not None,
     )
+    options = wanted.options(route.lora, message, caller)
+    if (limit := _output_limit(tenant, wanted)) != options.max_tokens:
+        options = replace(options, max_tokens=limit)
     context = context_of(request.scope)
     context.model, context.adapter_version = service.settings.model_name, route.version
     batch = await prepare(service, prompts, options, chat=kind == "chat")

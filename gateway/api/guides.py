@@ -11,7 +11,7 @@ from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
 from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
-from gateway.parsers.tools.forced import named_guide, required_guide
+from gateway.parsers.tools.forced import ForcedCall, named_guide, required_guide
 
 # The guide type `json` alone would allow an array as well.
 _OBJECT = Guide("json_schema", '{"type":"object"}')
@@ -67,10 +67,11 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
     return _OBJECT
 
 
-def tool_guide(tools: list[Tool], name: str, *, parallel: bool) -> Guide:
-    """A call that must happen: to the function `name`, or to any of them when it is empty."""
+def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guide:
+    """What an answer must match that is a call which must happen."""
     functions = {tool.function.name: closed(tool.function.parameters) for tool in tools}
-    if not name:
+    name = forced.name
+    if name is None:
         return Guide("json_schema", required_guide(functions, parallel=parallel))
     if name not in functions:
         known = ", ".join(functions)

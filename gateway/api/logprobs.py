@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.generation import TokenLogprob
+from gateway.deltas import TokenLogprob
 from gateway.tokenization.prompts import Prompts
 
 

@@ -25,7 +25,18 @@ from gateway.api.messages import (
 )
 from gateway.api.strict_json import load_object
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import MAX_CHOICES, Guide, Lora, Options, Sampling
+from gateway.generation import (
+    ANYBODY,
+    MAX_CHOICES,
+    Caller,
+    GenerationParams,
+    Guide,
+    Lora,
+    Options,
+    Sampling,
+)
+from gateway.parsers.message import MessageForm
+from gateway.parsers.tools.forced import ForcedCall
 
 # No effect on the answer's meaning: bookkeeping, routing and caching hints of OpenAI's platform.
 HARMLESS = frozenset(
@@ -125,14 +136,21 @@ class GenerationRequest(Strict):
     def output_limit(self) -> int | None:
         return self.max_tokens
 
-    def options(self, lora: Lora | None) -> Options:
-        """OpenAI's defaults: temperature 1 and top_p 1, a fresh seed unless one is given."""
+    def options(
+        self,
+        lora: Lora | None = None,
+        message: MessageForm | None = None,
+        caller: Caller = ANYBODY,
+    ) -> Options:
+        """What is asked for, with OpenAI's defaults: temperature 1, top_p 1, a fresh seed.
+
+        `lora` serves it, and `message` says how the answer is read.
+        """
         guide, param = self.guide()
         self._check_beams(guide)
         if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
             raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
         sampling = Sampling(
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
@@ -143,26 +161,33 @@ class GenerationRequest(Strict):
             logit_bias=self._bias(),
         )
         stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
-        return Options(
+        params = GenerationParams(
             sampling=sampling,
             stop=tuple(stop),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
             include_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
-            ignore_eos=bool(self.ignore_eos),
-            bad_words=tuple(self.bad_words or ()),
-            usage=not self.stream or self.include_usage,
-            stream=bool(self.stream),
-            token_ids=bool(self.return_token_ids),
+            # A bill tells of cached tokens even where the answer does not.
+            usage=not self.stream or self.include_usage or caller.billed,
             logprobs=self.alternatives,
-            truncate_prompt=self.truncate_prompt_tokens,
-            max_tokens=self.output_limit,
-            n=self.n or 1,
-            beam_search=bool(self.use_beam_search),
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             lora=lora,
+            message=message,
             guide=guide,
+        )
+        return Options(
+            params=params,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            n=self.n or 1,
+            max_tokens=self.output_limit,
+            beam_search=bool(self.use_beam_search),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            bad_words=tuple(self.bad_words or ()),
+            truncate_prompt=self.truncate_prompt_tokens,
+            stream=bool(self.stream),
+            token_ids=bool(self.return_token_ids),
             guide_param=param,
+            caller=caller,
         )
 
     def _check_beams(self, guide: Guide | None) -> None:
@@ -254,11 +279,11 @@ class ChatCompletionRequest(GenerationRequest):
         return None
 
     @property
-    def forced(self) -> str | None:
-        """The name of a function that must be called, "" for any of them, None for no force."""
+    def forced(self) -> ForcedCall | None:
+        """The call that must happen, None where none must."""
         if isinstance(self.tool_choice, NamedChoice):
-            return self.tool_choice.function.name
-        return "" if self.tool_choice == "required" else None
+            return ForcedCall(self.tool_choice.function.name)
+        return ForcedCall() if self.tool_choice == "required" else None
 
 
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]
@@ -293,14 +318,22 @@ class CompletionRequest(GenerationRequest):
     def alternatives(self) -> int | None:
         return self.logprobs
 
-    def options(self, lora: Lora | None) -> Options:
+    def options(
+        self,
+        lora: Lora | None = None,
+        message: MessageForm | None = None,
+        caller: Caller = ANYBODY,
+    ) -> Options:
         """To choose the best, all are generated, with their log probabilities."""
-        options = replace(super().options(lora), echo=bool(self.echo))
+        options = super().options(lora, message, caller)
+        if self.echo:
+            options = replace(options, echo=True)
         if self.best_of is None or self.best_of == options.n:
             return options
         if self.logprobs is None:
             options = replace(options, logprobs_param="best_of")
-        return replace(options, n=self.best_of, logprobs=self.logprobs or 0)
+        params = replace(options.params, logprobs=self.logprobs or 0)
+        return replace(options, params=params, n=self.best_of)
 
     @property
     def keep(self) -> int | None:

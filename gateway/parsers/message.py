@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
 from gateway.parsers.tools.events import CallStart, Content, Event, Reasoning
-from gateway.parsers.tools.forced import NamedToolParser, RequiredToolParser
+from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.ids import new_id
 from gateway.parsers.tools.parser import ToolParser
@@ -18,15 +18,14 @@ MessageEvent = Event | Reasoning
 class MessageForm:
     """How to read the choices of one request.
 
-    `tools` is the form of calls the model was taught, None when no tools were offered. With
-    `required` or `named` the whole text is guided JSON in place of that form. `parallel` False
-    keeps the first call only. `reasoning` are the model's tags, `reasoning_open` whether the
+    `tools` is the form of calls the model was taught, None when no tools were offered. With a
+    `forced` call the whole text is guided JSON in place of that form. `parallel` False keeps the
+    first call only. `reasoning` are the model's tags, `reasoning_open` whether the
     prompt already opened them.
     """
 
     tools: Form | None = None
-    required: bool = False
-    named: str | None = None
+    forced: ForcedCall | None = None
     parallel: bool = True
     reasoning: Tags | None = None
     reasoning_open: bool = False
@@ -37,10 +36,8 @@ class MessageForm:
         return tags + (PARSERS[self.tools].markers if self.tools else ())
 
     def parser(self) -> ToolParser | None:
-        if self.named is not None:
-            return NamedToolParser(self.named)
-        if self.required:
-            return RequiredToolParser()
+        if self.forced is not None:
+            return self.forced.parser()
         return PARSERS[self.tools]() if self.tools else None
 
 
@@ -57,7 +54,9 @@ class MessageReader:
     @property
     def called(self) -> bool:
         """Whether a call ends the turn; a function that was named does not, as at OpenAI."""
-        return self._parser is not None and self._parser.calls > 0 and self._form.named is None
+        if self._form.forced is not None and self._form.forced.name is not None:
+            return False
+        return self._parser is not None and self._parser.calls > 0
 
     def read(self, text: str) -> list[MessageEvent]:
         return self._calls(self._splitter.split(text) if self._splitter else [Content(text)])

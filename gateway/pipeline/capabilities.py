@@ -31,20 +31,22 @@ class _TokenModeOnly:
 
 _INPUT_REQUIREMENTS = (
     _InputRequirement(
-        "frequency_penalty", "frequency_penalty", lambda o: o.sampling.frequency_penalty
+        "frequency_penalty", "frequency_penalty", lambda o: o.params.sampling.frequency_penalty
     ),
     _InputRequirement(
-        "presence_penalty", "presence_penalty", lambda o: o.sampling.presence_penalty
+        "presence_penalty", "presence_penalty", lambda o: o.params.sampling.presence_penalty
     ),
     _InputRequirement(
-        "repetition_penalty", "repetition_penalty", lambda o: o.sampling.repetition_penalty != 1
+        "repetition_penalty",
+        "repetition_penalty",
+        lambda o: o.params.sampling.repetition_penalty != 1,
     ),
-    _InputRequirement("min_tokens", "min_tokens", lambda o: o.sampling.min_tokens),
-    _InputRequirement("logit_bias", "bias", lambda o: o.sampling.logit_bias),
+    _InputRequirement("min_tokens", "min_tokens", lambda o: o.params.sampling.min_tokens),
+    _InputRequirement("logit_bias", "bias", lambda o: o.params.sampling.logit_bias),
     _InputRequirement("bad_words", "bad_words", lambda o: o.bad_words),
     _InputRequirement("stop_token_ids", "stop_words", lambda o: o.stop_token_ids),
     _InputRequirement("ignore_eos", "end_id", lambda o: o.ignore_eos),
-    _InputRequirement("length_penalty", "length_penalty", lambda o: o.length_penalty != 1),
+    _InputRequirement("length_penalty", "length_penalty", lambda o: o.params.length_penalty != 1),
 )
 _TOKEN_MODE_ONLY = (
     _TokenModeOnly(
@@ -56,7 +58,7 @@ _TOKEN_MODE_ONLY = (
     _TokenModeOnly("return_token_ids", lambda o, _: o.token_ids, "it shows no token ids"),
     _TokenModeOnly(
         "skip_special_tokens",
-        lambda o, text: not o.skip_special_tokens and text.skips_special_tokens,
+        lambda o, text: not o.params.skip_special_tokens and text.skips_special_tokens,
         "it leaves special tokens out",
     ),
 )
@@ -89,7 +91,7 @@ def _check_text(text: TextModel, model: str, options: Options) -> None:
                 f"{only.param} is not served through the model {model!r}: {only.why}.",
                 param=only.param,
             )
-    if options.logprobs is not None:
+    if options.params.logprobs is not None:
         raise UnsupportedParameter(
             f"{options.logprobs_param} is not served through the model {model!r}: it does not say "
             "which tokens they belong to.",
@@ -98,19 +100,19 @@ def _check_text(text: TextModel, model: str, options: Options) -> None:
 
 
 def _check_engine(capabilities: ModelCapabilities, options: Options, *, chat: bool) -> None:
-    if options.guide is not None and not capabilities.guided:
+    if options.params.guide is not None and not capabilities.guided:
         raise UnsupportedParameter(
             "Guided decoding is not set up in this engine, so response_format, structured_outputs "
             "and a required tool cannot be enforced.",
             param=options.guide_param,
         )
-    if options.logprobs is not None and "log_probs" not in capabilities.inputs:
+    if options.params.logprobs is not None and "log_probs" not in capabilities.inputs:
         raise UnsupportedParameter(
             f"{options.logprobs_param}: this release of the model {capabilities.model!r} has no "
             "input for it.",
             param=options.logprobs_param,
         )
-    if options.echo and options.logprobs is not None and not capabilities.context_logits:
+    if options.echo and options.params.logprobs is not None and not capabilities.context_logits:
         raise UnsupportedParameter(
             "echo with logprobs needs an engine that is built with gather_context_logits.",
             param="echo",
@@ -121,7 +123,7 @@ def _check_engine(capabilities: ModelCapabilities, options: Options, *, chat: bo
             f"{capabilities.max_beam_width}.",
             param="use_beam_search",
         )
-    if options.logprobs and not capabilities.generation_logits:
+    if options.params.logprobs and not capabilities.generation_logits:
         raise UnsupportedParameter(
             "top_logprobs needs an engine that is built with gather_generation_logits.",
             param="top_logprobs" if chat else "logprobs",

@@ -42,7 +42,7 @@ def text_prompt(
     calls are marked by tokens that the answer would not show.
     """
     _check_markers(prompts, model, options)
-    stop = () if options.sampling.min_tokens else options.stop
+    stop = () if options.params.sampling.min_tokens else options.params.stop
     if not options.ignore_eos:
         stop += tuple(
             word
@@ -55,9 +55,9 @@ def text_prompt(
 
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
-    form = options.message
+    form = options.params.message
     # A forced call is guided JSON and has no marks.
-    if form is None or form.required or form.named or not model.skips_special_tokens:
+    if form is None or form.forced or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
@@ -72,7 +72,7 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
 def _bias(prompts: Prompts, options: Options) -> tuple[tuple[str, float], ...]:
     """Words that are one biased token each; preprocessing encodes them with special tokens."""
     words = []
-    for token_id, bias in options.sampling.logit_bias:
+    for token_id, bias in options.params.sampling.logit_bias:
         word = _word(prompts, token_id, special=True)
         if word is None:
             raise UnsupportedParameter(

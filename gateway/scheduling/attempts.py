@@ -71,7 +71,7 @@ def _left(deadline: float) -> float:
 
 def _home_of(generation: Generation) -> bytes | None:
     """What requests have in common that should meet on one replica."""
-    if generation.lora is not None:
-        return b"lora %d" % generation.lora.task_id
+    if generation.params.lora is not None:
+        return b"lora %d" % generation.params.lora.task_id
     ids = generation.prompt_ids[: _PREFIX_IDS.stop - 1]
     return array("i", ids).tobytes() if len(ids) in _PREFIX_IDS else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta
+from gateway.deltas import FinishReason, TextDelta, TokenDelta
+from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.text_stream import StopStrings, with_events
 
@@ -17,10 +18,11 @@ class PieceStream:
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
         self._tokenizer = tokenizer
-        self._message = MessageReader(generation.message) if generation.message else None
-        self._stop = StopStrings(generation.stop, include=generation.include_stop)
+        params = generation.params
+        self._message = MessageReader(params.message) if params.message else None
+        self._stop = StopStrings(params.stop, include=params.include_stop)
         self._max_tokens = generation.max_tokens
-        self._min_tokens = generation.sampling.min_tokens
+        self._min_tokens = params.sampling.min_tokens
         words = generation.text.stop if generation.text else ()
         self._endless = generation.end_id is None and not words
         self._pieces: list[str] = []

@@ -173,9 +173,9 @@ class Prompts:
         first.
         """
         words: tuple[tuple[int, ...], ...] = ()
-        if not options.sampling.min_tokens:
+        if not options.params.sampling.min_tokens:
             # The engine holds only its end id back until then; the text decides on these.
-            words = self.word_ids(options.stop)
+            words = self.word_ids(options.params.stop)
         words += tuple((token_id,) for token_id in options.stop_token_ids)
         if not options.ignore_eos:
             words += tuple((token_id,) for token_id in self.eos_ids[1:])

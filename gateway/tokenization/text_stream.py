@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.generation import FinishReason, Generation, TextDelta, TokenDelta, TokenLogprob
+from gateway.deltas import FinishReason, TextDelta, TokenDelta, TokenLogprob
+from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.vocabulary import Vocabulary
 
@@ -70,19 +71,20 @@ class TextStream:
     """Turns the token deltas of one request into text deltas, the last with a finish reason."""
 
     def __init__(self, vocabulary: Vocabulary, generation: Generation) -> None:
-        form = generation.message
+        params = generation.params
+        form = params.message
         visible = form.markers() if form else ()
         self._decoder = vocabulary.decoder(
-            generation.prompt_ids, visible, skip_special=generation.skip_special_tokens
+            generation.prompt_ids, visible, skip_special=params.skip_special_tokens
         )
         self._message = MessageReader(form) if form else None
-        self._stop = StopStrings(generation.stop, include=generation.include_stop)
+        self._stop = StopStrings(params.stop, include=params.include_stop)
         self._stop_ids = generation.stop_ids
         self._max_tokens = generation.max_tokens
-        self._min_tokens = generation.sampling.min_tokens
+        self._min_tokens = params.sampling.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
         # Tokens are told apart only where it matters which of them a text came from.
-        self._one_by_one = bool(generation.stop) or generation.logprobs is not None
+        self._one_by_one = bool(params.stop) or params.logprobs is not None
         self._last_ids: list[int] = []
         self._tokens = 0
         self._reused = 0
@@ -102,10 +104,10 @@ class TextStream:
         if not delta.final:
             if self._longest_stop_ids:
                 self._remember(ids)
-            return TextDelta(text, self._tokens, None, self._reused, (), ids)
+            return TextDelta(text, self._tokens, None, self._reused, ids)
         self._remember(ids)
         text += self._decoder.flush()
-        return TextDelta(text, self._tokens, self._finish_reason(), self._reused, (), ids)
+        return TextDelta(text, self._tokens, self._finish_reason(), self._reused, ids)
 
     def _each(self, delta: TokenDelta) -> TextDelta:
         """The text of the new ids up to the one that completes a stop string."""
@@ -140,7 +142,8 @@ class TextStream:
         ids: list[int],
         finish: FinishReason | None,
     ) -> TextDelta:
-        return TextDelta("".join(pieces), self._tokens, finish, self._reused, tuple(logprobs), ids)
+        text = "".join(pieces)
+        return TextDelta(text, self._tokens, finish, self._reused, ids, logprobs=tuple(logprobs))
 
     def _remember(self, ids: list[int]) -> None:
         """Keeps what a sequence of stop ids at the end can be found in."""

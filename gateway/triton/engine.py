@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from gateway.deltas import TokenLogprob
 from gateway.errors import EngineUnavailable, GatewayError
-from gateway.generation import ColdSend, Generation, StopReason, TokenLogprob
+from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
+from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
@@ -164,7 +166,14 @@ class Engine:
             request = tensors.generation_request(capabilities, generation)
         else:
             request = text_tensors.text_request(capabilities, generation, generation.text)
-        return TokenStream(self, capabilities, request, generation, timeout_s, metadata)
+        return TokenStream(
+            engine=self,
+            capabilities=capabilities,
+            request=request,
+            generation=generation,
+            timeout_s=timeout_s,
+            metadata=metadata,
+        )
 
     async def prompt_logprobs(
         self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
@@ -172,7 +181,14 @@ class Engine:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
         capabilities = self.capabilities
         request = tensors.context_request(capabilities, generation)
-        with TokenStream(self, capabilities, request, generation, timeout_s, metadata) as stream:
+        with TokenStream(
+            engine=self,
+            capabilities=capabilities,
+            request=request,
+            generation=generation,
+            timeout_s=timeout_s,
+            metadata=metadata,
+        ) as stream:
             response = await stream.response()
             return await asyncio.to_thread(tensors.context_logprobs, response, generation)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gateway.generation import TokenLogprob
+from gateway.deltas import TokenLogprob
 
 
 def top_logprobs(

@@ -59,7 +59,7 @@ class StopModel:
     inputs: Inputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCapabilities:
     """Facts about one model; `inputs` and `outputs` are what it declares.
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from gateway.generation import ColdCause
+from gateway.triton.events import ColdCause
 
 # Requests for adapters in use pass those that wait for a slot, but not for longer than this.
 _PASS_FOR_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.generation import ColdSend, StopReason
+from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream

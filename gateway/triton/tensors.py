@@ -11,8 +11,9 @@ from array import array
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted
+from gateway.deltas import TokenDelta, TokenLogprob
 from gateway.errors import EngineError
-from gateway.generation import Generation, Sampling, TokenDelta, TokenLogprob
+from gateway.generation import Generation
 from gateway.triton.logits import prompt_logprobs, top_logprobs
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
@@ -29,6 +30,7 @@ _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 def generation_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
     """The request for one generation, streaming where it can."""
+    params = generation.params
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
     if generation.end_id is not None:
         build.scalar("end_id", generation.end_id)
@@ -41,20 +43,20 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
         if sequences:
             ids = word_list(sequences)
             build.numbers(logical, ids, 2, len(ids) // 2)
-    add_sampling(build, generation.sampling, logprobs=generation.logprobs is not None)
-    if generation.sampling.logit_bias:
+    add_sampling(build, generation, logprobs=params.logprobs is not None)
+    if params.sampling.logit_bias:
         bias = array("f", bytes(4 * capabilities.vocab_size))
-        for token_id, value in generation.sampling.logit_bias:
+        for token_id, value in params.sampling.logit_bias:
             bias[token_id] = value
         build.raw("bias", bias.tobytes(), capabilities.vocab_size)
     add_common(build, capabilities, generation)
     build.output("output_ids")
     if "sequence_length" in capabilities.outputs:
         build.output("sequence_length")
-    if generation.logprobs is not None:
+    if params.logprobs is not None:
         build.scalar("log_probs", True)
         build.output("output_log_probs")
-        if generation.logprobs:
+        if params.logprobs:
             build.scalar("generation_logits", True)
             build.output("generation_logits")
     return build.request
@@ -64,22 +66,23 @@ def add_common(
     build: RequestBuilder, capabilities: ModelCapabilities, generation: Generation
 ) -> None:
     """What core and text models take alike: how to answer, the beams, the guide, the adapter."""
+    params = generation.params
     if generation.beams:
         build.scalar("beam_width", generation.beams)
         if build.has("sequences"):  # by default as many as beams
             build.scalar("sequences", generation.beams)
-        build.scalar("length_penalty", generation.length_penalty)
+        build.scalar("length_penalty", params.length_penalty)
     if capabilities.decoupled and not generation.beams:
         build.scalar("streaming", True)
     elif build.has("exclude_prompt"):
         build.scalar("exclude_prompt", True)
-    if generation.guide is not None:
-        build.texts("guide_type", [generation.guide.type])
-        build.texts("guide", [generation.guide.text])
-    if generation.lora is not None:
-        build.scalar("lora_task_id", generation.lora.task_id)
+    if params.guide is not None:
+        build.texts("guide_type", [params.guide.type])
+        build.texts("guide", [params.guide.text])
+    if params.lora is not None:
+        build.scalar("lora_task_id", params.lora.task_id)
     # Another output costs a microsecond for each token.
-    if generation.usage and build.has("cache_stats"):
+    if params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
         build.output("kv_cache_reused_blocks")
 
@@ -106,8 +109,8 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
     """Asks for the logits of the prompt, in one response: streaming would repeat them each time."""
     build = _prompt_request(capabilities, generation, f"{generation.request_id}-context", 1)
     build.scalar("context_logits", True)
-    if generation.lora is not None:
-        build.scalar("lora_task_id", generation.lora.task_id)
+    if generation.params.lora is not None:
+        build.scalar("lora_task_id", generation.params.lora.task_id)
     for name in ("output_ids", "sequence_length", "context_logits"):
         build.output(name)
     return build.request
@@ -117,19 +120,20 @@ def context_logprobs(response: pb.ModelInferResponse, generation: Generation) ->
     """Log probabilities of the prompt's tokens. Takes time: to be called in a thread."""
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "context_logits":
-            count = generation.logprobs or 0
+            count = generation.params.logprobs or 0
             return prompt_logprobs(raw, tensor.datatype, tensor.shape, generation.prompt_ids, count)
     raise EngineError("The engine gave no logits of the prompt.")
 
 
-def add_sampling(build: RequestBuilder, sampling: Sampling, *, logprobs: bool = False) -> None:
+def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:
     """The engine is greedy when neither top-k nor top-p is given, so one of them always is.
 
     Top_p 1 samples over the whole distribution; greedy is top_k 1, since a temperature of 0 alone
     samples at temperature 1 in some releases. Log probabilities are normalised within the top k
     (so 0 for every greedy token) but not within top p: greedy is then a top p of almost nothing.
     """
-    build.scalar("seed", sampling.seed)
+    sampling = generation.params.sampling
+    build.scalar("seed", generation.seed)
     if sampling.greedy and logprobs:
         build.scalar("top_k", 0)
         build.scalar("top_p", _TINY)
@@ -211,9 +215,9 @@ def token_delta(
             reused = array("i", raw)[0]
         elif tensor.name == "output_log_probs":
             values = array("f", raw).tolist()
-        elif tensor.name == "generation_logits" and generation.logprobs:
-            sampling = generation.sampling
-            count, temperature = generation.logprobs, sampling.temperature
+        elif tensor.name == "generation_logits" and generation.params.logprobs:
+            sampling = generation.params.sampling
+            count, temperature = generation.params.logprobs, sampling.temperature
             if sampling.greedy:
                 temperature = 1.0  # none was sent
             top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
@@ -221,7 +225,7 @@ def token_delta(
         ids = ids[:length]
     if not capabilities.decoupled:
         ids = ids[_restated(capabilities, generation) :]
-    if generation.logprobs is None:
+    if generation.params.logprobs is None:
         return TokenDelta(ids, final, reused)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
     new = values[len(values) - len(ids) :]

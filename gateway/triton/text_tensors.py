@@ -13,8 +13,9 @@ from array import array
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.deltas import TokenDelta
 from gateway.errors import EngineError
-from gateway.generation import Generation, TextPrompt, TokenDelta
+from gateway.generation import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.request import Request, RequestBuilder
@@ -41,7 +42,7 @@ def text_request(
     if text.bias:
         build.texts("bias", [word for word, _ in text.bias])
         build.numbers("bias_weights", [weight for _, weight in text.bias], len(text.bias))
-    add_sampling(build, generation.sampling)
+    add_sampling(build, generation)
     add_common(build, capabilities, generation)
     build.output("text_output")
     return build.request

@@ -10,10 +10,12 @@ from types import TracebackType
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable, Overloaded
-from gateway.generation import ColdSend, Generation, Lora, StopReason, TokenDelta
+from gateway.generation import Generation, Lora
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
+from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
@@ -35,6 +37,7 @@ class TokenStream:
 
     def __init__(
         self,
+        *,
         engine: StreamOwner,
         capabilities: ModelCapabilities,
         request: Request,
@@ -48,12 +51,12 @@ class TokenStream:
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        self._lora = generation.lora
+        self._lora = generation.params.lora
         self._reader = None
         if capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # Of plain tokens only the first response is read tensor by tensor.
-        self._plain = self._reader is None and generation.logprobs is None
+        self._plain = self._reader is None and generation.params.logprobs is None
         self._template: ResponseTemplate | None = None
         self._stream: ResponseStream[bytes] | None = None
         self._sent = False

@@ -142,9 +142,19 @@ async def test_a_snapshot_never_changes() -> None:
 
 
 def test_unknown_names_and_versions() -> None:
-    version = Version("ab" * 32, "demo", "float16", 1.0, 4, (ModuleRows("attn_q", 4, (0,)),), "")
+    version = Version(
+        digest="ab" * 32,
+        base="demo",
+        dtype="float16",
+        created=1.0,
+        nbytes=4,
+        modules=(ModuleRows("attn_q", 4, (0,)),),
+        source="",
+    )
     other = replace(version, digest="ab" * 8 + "cd" * 24)
-    record = Record("zh", 1, 1, 1.0, version.digest, (version, other))
+    record = Record(
+        name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version, other)
+    )
     snapshot = Snapshot.of([record])
     assert snapshot.resolve("zh@" + "ab" * 32) == version
     with pytest.raises(errors.UnknownAdapter):
@@ -207,12 +217,12 @@ def _records(draw: st.DrawFn) -> Record:
     ordered = tuple(sorted(versions, key=lambda v: (v.created, v.digest, v.base, v.source)))
     served = draw(st.sampled_from([v.digest for v in versions])) if versions else ""
     return Record(
-        "zh",
-        draw(st.integers(1, 2)),
-        draw(st.integers(1, 3)),
-        float(draw(st.integers(1, 2))),
-        served,
-        ordered,
+        name="zh",
+        life=draw(st.integers(1, 2)),
+        revision=draw(st.integers(1, 3)),
+        updated=float(draw(st.integers(1, 2))),
+        served=served,
+        versions=ordered,
     )
 
 

@@ -22,7 +22,7 @@ Array = NDArray[np.float32]
 QUERY_TILE = 64
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Span:
     """What one decode row needs in every layer, looked up once per iteration."""
 
@@ -56,12 +56,12 @@ class DecodeAttention:
             offset = c.length % block
             self._spans.append(
                 _Span(
-                    c.keys[count - 1, ..., offset],
-                    c.values[count - 1, :, :, offset],
-                    c.keys[:count].swapaxes(0, 1),
-                    c.values[:count].swapaxes(0, 1),
-                    self._scores[row, :count],
-                    self._products[row, :count],
+                    key_column=c.keys[count - 1, ..., offset],
+                    value_row=c.values[count - 1, :, :, offset],
+                    keys=c.keys[:count].swapaxes(0, 1),
+                    values=c.values[:count].swapaxes(0, 1),
+                    scores=self._scores[row, :count],
+                    products=self._products[row, :count],
                 )
             )
 

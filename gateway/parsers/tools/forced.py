@@ -11,6 +11,7 @@ What the output's limit cuts is a call as far as it is known; the guide's JSON i
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ import orjson
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.events import Event
 from gateway.parsers.tools.json_calls import JsonToolParser
+from gateway.parsers.tools.parser import ToolParser
 
 Schema = dict[str, Any]
 
@@ -30,6 +32,17 @@ _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "d
 _DATA = frozenset({"const", "default", "enum", "examples"})
 # Where a schema has one of these, it says elsewhere what the arguments are.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """A call that must happen: of the function `name`, or of any where that is None."""
+
+    name: str | None = None
+
+    def parser(self) -> ToolParser:
+        """Reads what the guide of such a call allows."""
+        return RequiredToolParser() if self.name is None else NamedToolParser(self.name)
 
 
 class RequiredToolParser(JsonToolParser):

@@ -96,13 +96,13 @@ class LocalLimits:
                 tokens += request.wanted
             counts.running += request.concurrent is not None
         return Decision(
-            refused,
-            wait_ms,
-            max(0, (request.requests or 0) - requests),
-            counts.requests.reset_ms(now_ms),
-            max(0, (request.tokens or 0) - tokens),
-            counts.tokens.reset_ms(now_ms),
-            second,
+            refused=refused,
+            wait_ms=wait_ms,
+            remaining_requests=max(0, (request.requests or 0) - requests),
+            reset_requests_ms=counts.requests.reset_ms(now_ms),
+            remaining_tokens=max(0, (request.tokens or 0) - tokens),
+            reset_tokens_ms=counts.tokens.reset_ms(now_ms),
+            second=second,
         )
 
     def settle(self, settlement: Settlement) -> None:

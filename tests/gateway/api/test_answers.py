@@ -11,7 +11,9 @@ from openai._streaming import SSEDecoder
 
 from gateway.api.answers import Answer, Kind
 from gateway.api.sse import COMMENT, DONE
-from gateway.generation import Batch, Generation, Sampling, TextDelta
+from gateway.deltas import TextDelta
+from gateway.generation import ANYBODY, Batch
+from tests.support.generations import generation
 
 # Line ends of every kind, quotes, colons and what looks like the protocol itself.
 pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
@@ -20,9 +22,18 @@ pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled
 
 
 def _batch(choices: int) -> Batch:
-    generation = Generation("r", [1], 99, Sampling(seed=1))
-    generations = [generation] * choices
-    return Batch("r", generations, 1, choices, 1, "fp_0", 64, "", 0, timeout_s=9, deadline=9)
+    return Batch(
+        request_id="r",
+        generations=[generation()] * choices,
+        prompts=1,
+        choices=choices,
+        prompt_tokens=1,
+        fingerprint="fp_0",
+        tokens_per_block=64,
+        caller=ANYBODY,
+        timeout_s=9,
+        deadline=9,
+    )
 
 
 class _Written:

@@ -28,16 +28,17 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def test_defaults_are_openais() -> None:
-    sampling = chat().options(None).sampling
+    options = chat().options()
+    sampling = options.params.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
     assert not sampling.greedy
     assert chat().output_limit is None
-    assert chat().options(None).sampling.seed != sampling.seed
+    assert chat().options().seed != options.seed
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"top_p": 0}, {"top_k": 1}])
 def test_what_is_greedy(fields: dict[str, Any]) -> None:
-    assert chat(**fields).options(None).sampling.greedy
+    assert chat(**fields).options().params.sampling.greedy
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -50,7 +51,7 @@ def test_max_completion_tokens_wins() -> None:
     [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", " "], ("a", " "))],
 )
 def test_stop_strings(stop: Any, meant: tuple[str, ...]) -> None:
-    assert chat(stop=stop).options(None).stop == meant
+    assert chat(stop=stop).options().params.stop == meant
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))

@@ -13,10 +13,11 @@ from adapters.adapter import Converted
 from gateway.catalog.adapters import Adapters
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
-from gateway.generation import Generation, Lora, Sampling
+from gateway.generation import Lora
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from tests.support.fake_triton import FakeTriton, serving
+from tests.support.generations import generation
 from tests.support.lora_files import content
 from tests.support.redis_server import running_redis
 
@@ -107,13 +108,7 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
     async def weights() -> Converted:
         return content(1)
 
-    generation = Generation(
-        request_id="r",
-        prompt_ids=[1],
-        max_tokens=4,
-        sampling=Sampling(seed=1),
-        lora=Lora("zh", 7, weights),
-    )
+    asked = generation(lora=Lora("zh", 7, weights))
     async with serving(servicer) as endpoint:
         engine = Engine(
             endpoint,
@@ -124,7 +119,7 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
             on_cold_send=lambda sent: None,
         )
         await engine.refresh()
-        with pytest.raises(EngineError), engine.generate(generation, timeout_s=5) as tokens:
+        with pytest.raises(EngineError), engine.generate(asked, timeout_s=5) as tokens:
             await tokens.first()
         await engine.close()
     assert len(servicer.requests) == 1

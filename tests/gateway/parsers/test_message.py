@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.parsers.message import MessageForm, MessageReader
 from gateway.parsers.reasoning import THINK
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.tools.forced import ForcedCall
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 
@@ -32,7 +33,7 @@ def test_only_the_first_call_is_kept_where_parallel_ones_are_forbidden() -> None
 
 
 def test_a_named_call_does_not_end_the_turn() -> None:
-    reader, events = _read(MessageForm(named="f"), '{"x":1}')
+    reader, events = _read(MessageForm(forced=ForcedCall("f")), '{"x":1}')
     assert any(isinstance(event, CallStart) for event in events)
     assert not reader.called
 

@@ -14,11 +14,13 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.config.file import Configuration
+from gateway.deltas import TextDelta
 from gateway.errors import RequestTimeout
-from gateway.generation import Batch, Generation, Options, Sampling, TextDelta
+from gateway.generation import Batch, Generation, GenerationParams, Options
 from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
-from gateway.pipeline.generate import generate, prepare
+from gateway.pipeline.generate import generate
+from gateway.pipeline.prepare import prepare
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -80,7 +82,7 @@ async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, request_timeout=1) as (_, service, _),
     ):
-        batch = await prepare(service, ["x"], Options(Sampling(seed=1)), chat=False)
+        batch = await prepare(service, ["x"], Options(seed=1), chat=False)
         with pytest.raises(RequestTimeout):
             await generate(service, RequestContext("test"), batch, sink)
         # What arrived while it was busy has been given to it in one piece.
@@ -95,7 +97,7 @@ async def test_what_comes_with_the_end_of_a_stop_string_is_dropped(tokenizer_dir
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint) as (_, service, _),
     ):
-        options = Options(Sampling(seed=1), stop=("el",))
+        options = Options(seed=1, params=GenerationParams(stop=("el",)))
         batch = await prepare(service, ["x"], options, chat=False)
         await generate(service, RequestContext("test"), batch, sink)
     assert sink.text == "h"

@@ -329,7 +329,21 @@ async def _load(
 
 
 def _usage(number: int) -> Usage:
-    return Usage(str(number), "r", "t", "m", None, None, 1, 0, 2, 200, ("stop",), 1.0, 2.0)
+    return Usage(
+        id=str(number),
+        request_id="r",
+        tenant="t",
+        model="m",
+        adapter=None,
+        adapter_version=None,
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=2,
+        status=200,
+        finish=("stop",),
+        started=1.0,
+        ended=2.0,
+    )
 
 
 def test_a_disk_that_is_full_loses_counted_lines_and_no_others(tmp_path: Path) -> None:

@@ -6,19 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation import Generation, Sampling, TextDelta, TokenDelta
+from gateway.deltas import TextDelta, TokenDelta
+from gateway.generation import Generation
 from gateway.tokenization.text_stream import StopStrings, TextStream
+from tests.support.generations import generation
 from tests.support.small_tokenizers import VOCABULARY, encode
 
 
 def _generation(**fields: object) -> Generation:
-    defaults: dict[str, object] = {
-        "request_id": "r",
-        "prompt_ids": encode("Q:"),
-        "max_tokens": 1000,
-        "sampling": Sampling(seed=1),
-    }
-    return Generation(**(defaults | fields))  # type: ignore[arg-type]
+    return generation(**({"prompt_ids": encode("Q:"), "max_tokens": 1000} | fields))
 
 
 def _expected(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:

@@ -14,9 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.deltas import TokenDelta
 from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
-from gateway.generation import Generation, Options, Sampling, TextPrompt, TokenDelta
+from gateway.generation import GenerationParams, Options, Sampling, TextPrompt
 from gateway.parsers.message import MessageForm
+from gateway.parsers.tools.forced import ForcedCall
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.prompts import Prompts
@@ -25,6 +27,7 @@ from gateway.triton.names import CORE, TEXT, LogicalInput
 from gateway.triton.selection import ModelSelection, Wanted, select_model
 from gateway.triton.tensors import token_delta
 from gateway.triton.text_tensors import TextReader
+from tests.support.generations import generation
 
 
 def llama_like() -> Tokenizer:
@@ -77,10 +80,14 @@ async def test_what_cannot_be_avoided_is_counted(prompts: Prompts) -> None:
 
 
 def test_words_in_place_of_ids(prompts: Prompts) -> None:
-    options = Options(Sampling(seed=1), stop=("a", "b"), bad_words=("c",))
+    options = Options(seed=1, params=GenerationParams(stop=("a", "b")), bad_words=("c",))
     text = text_prompt(prompts, "x", ids_of("<s>x", special=False), TextModel(), options)
     assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c",), (), "x")
-    held = Options(Sampling(seed=1, min_tokens=3), stop=("a",), ignore_eos=True)
+    held = Options(
+        seed=1,
+        params=GenerationParams(sampling=Sampling(min_tokens=3), stop=("a",)),
+        ignore_eos=True,
+    )
     shown = TextModel(skips_special_tokens=False)
     text = text_prompt(prompts, "x", ids_of("<s>x", special=False), shown, held)
     assert text == TextPrompt("x", restated="<s>x")
@@ -88,7 +95,12 @@ def test_words_in_place_of_ids(prompts: Prompts) -> None:
 
 def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
     """Preprocessing encodes each word with special tokens: here <s> would be biased too."""
-    options = Options(Sampling(seed=1, logit_bias=((ids_of("a", special=False)[0], 5.0),)))
+    options = Options(
+        seed=1,
+        params=GenerationParams(
+            sampling=Sampling(logit_bias=((ids_of("a", special=False)[0], 5.0),))
+        ),
+    )
     with pytest.raises(UnsupportedParameter) as caught:
         text_prompt(prompts, "x", [1], TextModel(), options)
     assert caught.value.param == "logit_bias"
@@ -99,7 +111,7 @@ def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
     [
         (MessageForm(tools="mistral"), True, False),
         (MessageForm(tools="mistral"), False, True),
-        (MessageForm(tools="mistral", required=True), True, True),
+        (MessageForm(tools="mistral", forced=ForcedCall()), True, True),
         (MessageForm(tools="hermes"), True, True),
         (MessageForm(), True, True),
     ],
@@ -109,7 +121,7 @@ def test_tools_need_marks_that_are_shown(form: MessageForm, skips: bool, served:
     tokenizer.add_special_tokens(["[TOOL_CALLS]"])
     prompts = Prompts(tokenizer, {"eos_token": "</s>"}, [EOS])
     model = TextModel(skips_special_tokens=skips)
-    options = Options(Sampling(seed=1), message=form)
+    options = Options(seed=1, params=GenerationParams(message=form))
     if served:
         assert text_prompt(prompts, "x", [1], model, options).text == "x"
         return
@@ -201,11 +213,6 @@ def test_a_prompt_that_comes_back_is_taken_off() -> None:
     assert (delta.text, delta.final, delta.tokens) == ("yz", True, None)
     with pytest.raises(EngineError, match="does not begin with the prompt"):
         reader.delta(response(True, "other"))
-
-
-def generation(**fields: Any) -> Generation:
-    defaults = {"request_id": "r", "prompt_ids": [1, 2], "max_tokens": 5}
-    return Generation(**(defaults | {"sampling": Sampling(seed=1)} | fields))
 
 
 @pytest.mark.parametrize(

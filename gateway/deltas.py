@@ -1,0 +1,75 @@
+"""An answer as it comes back up from the engine to the API: deltas, and where they go.
+
+They are named tuples: one of each is made for every token, and a frozen dataclass costs three
+times as much (1.1 against 0.4 us).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from gateway.parsers.message import MessageEvent
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log probability, and likely alternatives as (token id, value).
+
+    The first token of a prompt has no log probability. `text_offset` is where its text begins, in
+    characters of the choice's text.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
+
+
+class TokenDelta(NamedTuple):
+    """New token ids from the engine; `final` marks the last delta of the request.
+
+    `reused_blocks` counts KV-cache blocks of the prompt that were there already, if asked for;
+    `logprobs` are those of `ids`. A model that gives text gives `text` and no ids, and perhaps the
+    number of its tokens.
+    """
+
+    ids: list[int]
+    final: bool
+    reused_blocks: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    text: str | None = None
+    tokens: int | None = None
+
+
+class TextDelta(NamedTuple):
+    """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
+
+    `ids` are those of this delta. `finish` is set on the last delta and only there. Where a message
+    is read for tool calls or reasoning, `events` say what the text is, and lag behind it while that
+    is undecided.
+    """
+
+    text: str
+    tokens: int
+    finish: FinishReason | None = None
+    reused_blocks: int = 0
+    ids: Sequence[int] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    events: tuple[MessageEvent, ...] | None = None
+
+
+class Sink(Protocol):
+    """Where the deltas of a request's choices go."""
+
+    def accept(self, index: int, delta: TextDelta) -> bool:
+        """Takes what is new in a choice. False when `drain` should be awaited before the next.
+
+        It is called from wherever the engine's bytes are received, and must not wait.
+        """
+
+    async def drain(self) -> None:
+        """Returns once more can be taken."""

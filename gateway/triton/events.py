@@ -1,0 +1,22 @@
+"""What happened at an engine that is worth counting: weights sent, requests stopped early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
+StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSend:
+    """Weights that went to the engine: `seconds` from reading them to its first response.
+
+    The cause `refused` means in vain: the engine's cache was full of adapters in use.
+    """
+
+    adapter: str
+    cause: ColdCause
+    nbytes: int
+    seconds: float
