@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from gateway.api.strict_json import load_object
+from gateway.api.validation import location, words
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
@@ -68,8 +69,8 @@ async def _read_json(request: Request, model: type[M], limit: int) -> M:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, problem["loc"]))
-        raise InvalidRequest(f"{param}: {problem['msg']}.", param=param) from None
+        param = ".".join(map(str, location(problem)))
+        raise InvalidRequest(f"{param}: {words(problem)}.", param=param) from None
 
 
 def media_type(request: Request) -> str:

@@ -24,6 +24,7 @@ from gateway.api.messages import (
     Tools,
 )
 from gateway.api.strict_json import load_object
+from gateway.api.validation import location, words
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import (
     ANYBODY,
@@ -394,16 +395,11 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     # Of the branches of a union, the one that got furthest says what was meant; one that is of
     # another type altogether says least.
     problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
-    location = [part for part in problem["loc"] if not _is_union_branch(part)]
-    param = str(location[0]) if location else None
-    where = ".".join(map(str, location))
-    if problem["type"] == "missing" and len(location) == 1:
+    path = location(problem)
+    param = str(path[0]) if path else None
+    where = ".".join(map(str, path))
+    if problem["type"] == "missing" and len(path) == 1:
         return InvalidRequest(f"You must provide the parameter {where}.", param=param)
     if problem["loc"][0] == "messages" and "literal_error" in problem["type"]:
         return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
-    return InvalidRequest(f"{where}: {problem['msg']}.", param=param)
-
-
-def _is_union_branch(part: int | str) -> bool:
-    """Pydantic names the tried branch of a union (`str`, `list[...]`) within the location."""
-    return isinstance(part, str) and (part in {"str", "constrained-str", "int"} or "[" in part)
+    return InvalidRequest(f"{where}: {words(problem)}.", param=param)

@@ -122,14 +122,15 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _question(parsed: argparse.Namespace) -> Question:
-    """Raises ValueError for options that do not fit together."""
+    """Raises OptionError for options that do not fit together."""
     from gateway.triton.names import LogicalInput
     from ops.client.question import Question
+    from ops.errors import OptionError
 
     if parsed.check_output != (parsed.output_tokens_csv is not None):
-        raise ValueError("--check-output and --output-tokens-csv need each other")
+        raise OptionError("--check-output and --output-tokens-csv need each other")
     if (parsed.embedding_bias_words is None) != (parsed.embedding_bias_weights is None):
-        raise ValueError("--embedding-bias-words and --embedding-bias-weights need each other")
+        raise OptionError("--embedding-bias-words and --embedding-bias-weights need each other")
     given: list[tuple[LogicalInput, str, float | None]] = [
         ("temperature", "--temperature", parsed.temperature),
         ("top_k", "--top-k", parsed.top_k),

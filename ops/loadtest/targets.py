@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import httpx
 import orjson
 
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import GatewayError
 from gateway.triton.direct import DirectModel, Reply, replies
 from ops.errors import OptionError
 from ops.loadtest.requests import Request
@@ -192,13 +192,13 @@ def _message(body: bytes) -> str:
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:
-    """The gateway's base model. Raises EngineUnavailable when there is no gateway."""
+    """The gateway's base model. Raises OptionError when there is no gateway."""
     try:
         response = await http.get(f"{url}/v1/models")
         response.raise_for_status()
         name: str = response.json()["data"][0]["id"]
     except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-        raise EngineUnavailable(f"The gateway at {url} does not say its models: {error}") from error
+        raise OptionError(f"--gateway-url: {url} does not say its models: {error}") from error
     return name
 
 

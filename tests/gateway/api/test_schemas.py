@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from gateway.api import messages, schemas
 from gateway.api.schemas import (
     HARMLESS,
     NOT_SERVED,
@@ -186,3 +189,36 @@ def test_messages_for_the_template() -> None:
     assert developer == {"role": "system", "content": "ab"}
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert tool == {"role": "tool", "content": "2", "tool_call_id": "c1"}
+
+
+_WRONG: list[Any] = [
+    1,
+    "x",
+    [1],
+    ["x"],
+    {"a": 1},
+    {"type": "json_schema", "json_schema": 1},
+    {"type": "function", "function": 1},
+    [{"type": "function", "function": 1}],
+    [{"role": "user", "content": {"a": 1}}],
+    [{"role": "user", "content": [1]}],
+    [{"role": "assistant", "tool_calls": [1]}],
+]
+
+
+@pytest.mark.parametrize("wrong", _WRONG, ids=repr)
+def test_no_message_names_a_class_of_ours(wrong: object) -> None:
+    ours = {
+        name
+        for module in (messages, schemas)
+        for name, found in vars(module).items()
+        if isinstance(found, type) and issubclass(found, BaseModel)
+    }
+    told = []
+    for name in ChatCompletionRequest.model_fields:
+        try:
+            chat(**{name: wrong})
+        except InvalidRequest as error:
+            told.append(error.message)
+    assert len(told) > 10
+    assert [message for message in told if ours.intersection(re.findall(r"\w+", message))] == []
