@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from dataclasses import dataclass
@@ -11,9 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.errors import StoreUnavailable
+from gateway.errors import EngineUnavailable
+from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import resolve
+from gateway.scheduling.replicas import Replica, ReplicaLease
+from gateway.triton.engine import Engine
 
 
 @dataclass
@@ -48,6 +54,29 @@ def test_three_failures_in_a_row_open_the_breaker() -> None:
     assert breaker.allows
     _fail(breaker, clock, 1)
     assert not breaker.allows
+
+
+@pytest.mark.parametrize(
+    ("failure", "blamed"), [(EngineUnavailable("away"), True), (StoreUnavailable("away"), False)]
+)
+async def test_a_replica_is_not_blamed_for_the_adapter_store(
+    failure: Exception, blamed: bool
+) -> None:
+    engine = Engine(
+        "127.0.0.1:1",
+        "tensorrt_llm",
+        vocab_size=10,
+        max_seq_len=None,
+        on_stop=lambda _: None,
+        on_cold_send=lambda _: None,
+    )
+    replica = Replica("127.0.0.1:1", engine)
+    for _ in range(3):
+        with contextlib.suppress(type(failure)):
+            with ReplicaLease(replica, RequestContext("id"), lambda _: None):
+                raise failure
+    assert replica.breaker.allows is not blamed
+    await engine.close()
 
 
 def test_a_broken_connection_is_one_failure() -> None:
