@@ -69,7 +69,7 @@ class Prompts:
             if (token := config.get(name)) is not None
         }
         source = _template_source(config.get("chat_template"))
-        self._template = _compile(source) if source is not None else None
+        self._template = compile_template(source) if source is not None else None
         self._reserved = _RESERVED | self._special.keys()
         if self._template is not None:
             self._reserved |= self._template.globals.keys()
@@ -243,7 +243,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
-def _compile(source: str) -> Template:
+def compile_template(source: str) -> Template:
     """Compiles a chat template in the environment that Hugging Face templates are written for.
 
     (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
@@ -254,7 +254,8 @@ def _compile(source: str) -> Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
     template = environment.from_string(source)
-    # Jinja chains mappings here, which it copies at each rendering; a dict is copied 10 us faster.
+    # Jinja chains mappings here, which it copies at each rendering. With a dict a short chat takes
+    # 7 us in place of 17 (python -m bench.packing).
     template.globals = dict(template.globals)
     return template
 
