@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,7 +70,9 @@ def test_the_context_holds_what_is_copied_and_no_more() -> None:
         for source in step.words()[:-1]
     }
     assert let_in == copied
-    assert all((TREE / path).exists() for path in copied)
+    assert {path for path in copied if not (TREE / path).exists()} == set()
+    project = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
+    assert copied >= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 class Image:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,21 +30,35 @@ def test_the_launcher_says_which_rank_this_is(environ: dict[str, str], rank: int
     assert own_rank(environ) == rank
 
 
-def test_a_rank_that_is_not_the_leader_takes_nothing_and_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+FOLLOWER = """
+import sys
+from triton_repo.cpu_executor import bindings as trtllm
+executor = trtllm.Executor(sys.argv[1], trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig())
+assert not executor.can_enqueue_requests()
+try:
+    executor.enqueue_request(trtllm.Request(input_token_ids=[1], max_tokens=1))
+except RuntimeError as error:
+    print(error, flush=True)
+executor.shutdown()
+print("ended", flush=True)
+"""
+
+
+def test_a_rank_that_is_not_the_leader_takes_nothing_and_waits(tmp_path: Path) -> None:
     folder = engine.build(MODEL, tmp_path / "engine")
     (folder / "model.safetensors").unlink()  # the weights are the leader's
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    executor = trtllm.Executor(folder, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig())
-    assert not executor.can_enqueue_requests()
-    request = trtllm.Request(input_token_ids=[1], max_tokens=1)
-    with pytest.raises(RuntimeError, match="cannot enqueue"):
-        executor.enqueue_request(request)
-    waiting = threading.Thread(target=executor.shutdown, daemon=True)
-    waiting.start()
-    waiting.join(0.3)
-    assert waiting.is_alive()
+    with subprocess.Popen(
+        [sys.executable, "-c", FOLLOWER, str(folder)],
+        env=os.environ | {"OMPI_COMM_WORLD_RANK": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        assert follower.stdout is not None
+        assert "cannot enqueue" in follower.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            follower.wait(1)
+        follower.kill()
+        assert follower.stdout.read() == ""
 
 
 def test_every_rank_refuses_what_it_cannot_run(

@@ -47,37 +47,44 @@ def test_a_cycle_may_end_the_sequence_or_stop(tmp_path: Path) -> None:
     assert both.tokens(0) == both.tokens(1) == [7, 8, 9]
 
 
-@pytest.mark.timed
 def test_pace(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=100.0, first_token_ms=60.0)
+    pace = Pace(tokens_per_second=100.0, first_token_ms=60.0)
     with start(engine) as executor:
-        started = time.monotonic()
-        ids = executor.enqueue_requests([request([i], 11) for i in range(50)])
-        (first, *_) = executor.await_responses(ids[49], 5.0)
-        first_after = time.monotonic() - started
-        assert len(first.result.output_token_ids[0]) == 1
-        gather(executor, ids)
-        whole = time.monotonic() - started
-    assert 0.055 <= first_after < 0.4
-    assert 0.155 <= whole < 0.8
+        asked = time.monotonic()
+        (i,) = executor.enqueue_requests([request([1], 50)])
+        tokens, final = 0, False
+        while not final:
+            for response in executor.await_responses(i, 30.0):
+                tokens += len(response.result.output_token_ids[0])
+                final = response.result.is_final
+            # Never early; how late they come is the machine's affair.
+            assert tokens <= pace.due(time.monotonic() - asked)
+    assert tokens == 50
 
 
-@pytest.mark.timed
+def test_a_look_that_is_late_takes_all_that_is_due(tmp_path: Path) -> None:
+    """So requests keep their pace however many there are."""
+    engine = build(tmp_path, vocab_size=100, tokens_per_second=1e6, first_token_ms=0.0)
+    with start(engine) as executor:
+        (output,) = run(executor, request([1], 5000))
+    assert len(output.tokens()) == 5000
+    assert len(output.results) < 100
+
+
 def test_a_late_request_does_not_wait_for_the_others(tmp_path: Path) -> None:
-    engine = build(tmp_path, vocab_size=100, tokens_per_second=1.0, first_token_ms=10.0)
+    engine = build(tmp_path, vocab_size=100, tokens_per_second=0.01, first_token_ms=10.0)
     with start(engine) as executor:
         (slow,) = executor.enqueue_requests([request([1], 10)])
-        assert executor.await_responses(slow, 5.0)
-        started = time.monotonic()
+        assert executor.await_responses(slow, 30.0)
         (late,) = executor.enqueue_requests([request([2], 10)])
-        assert executor.await_responses(late, 5.0)
-        assert time.monotonic() - started < 0.5
+        assert executor.await_responses(late, 30.0)
         for i in (slow, late):
             executor.cancel_request(i)
-        assert [o.last.output_token_ids for o in gather(executor, [slow, late])] == [[[]]] * 2
+        outputs = gather(executor, [slow, late])
+    assert [o.last.finish_reasons for o in outputs] == [[trtllm.FinishReason.CANCELLED]] * 2
 
 
-@pytest.mark.timed
 def test_thousands_of_requests_are_cheap(tmp_path: Path) -> None:
     engine = build(tmp_path, vocab_size=100, tokens_per_second=20.0, first_token_ms=10.0)
     with start(engine) as executor:
@@ -93,8 +100,9 @@ def test_thousands_of_requests_are_cheap(tmp_path: Path) -> None:
 def test_statistics(tmp_path: Path) -> None:
     with start(fast(tmp_path)) as executor:
         run(executor, request([1] * 70, 10))
-        time.sleep(0.05)
         stats = executor.get_latest_iteration_stats()
+        while sum(s.num_completed_requests for s in stats) == 0:  # they come after the response
+            stats += executor.get_latest_iteration_stats()
     assert max(s.kv_cache_stats.used_num_blocks for s in stats) == 2
     assert stats[0].inflight_batching_stats.num_context_requests == 1
     assert stats[-1].num_active_requests == 0
