@@ -92,7 +92,6 @@ def test_text_models(run: Client, model: str) -> None:
     assert "Paris" in bare
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("streaming", [["--streaming"], []])
 @pytest.mark.parametrize("how", [[], ["--stop-via-request-cancel"]])
 def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:
@@ -107,7 +106,7 @@ def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:
         assert "Got cancellation response from server\n" in out
         assert "Got completed request\n" in out
     if streaming:
-        assert 0 < len(_ids(out)) < 1900
+        assert len(_ids(out)) < 1900
     elif not how:
         assert len(_ids(out)) == 0
 

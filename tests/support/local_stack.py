@@ -15,8 +15,9 @@ import psutil
 from ops.local_stack.state import FILE_NAME
 from ops.local_stack.state import State as Stack
 
-READY_WITHIN = 120.0  # seconds; a few are normal
-STOPPED_WITHIN = 15.0
+# Seconds; a few are normal. They only end a test that would never end.
+READY_WITHIN = 240.0
+STOPPED_WITHIN = 120.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -73,13 +74,18 @@ class Up:
         return self.state()
 
     def remember_processes(self) -> list[psutil.Process]:
-        """All processes of the stack now, for `assert_nothing_is_left`."""
-        found = psutil.Process(self._process.pid).children(recursive=True)
-        self._processes.update(found)
-        for process in filter(_runs, found):
-            if prefix := re.search(r"shm-region-prefix-name=(\w+)", " ".join(process.cmdline())):
-                self._shm_prefix = prefix[1]
-        return found
+        """All processes of the stack, Triton among them, for `assert_nothing_is_left`."""
+        deadline = time.monotonic() + READY_WITHIN
+        while True:
+            found = psutil.Process(self._process.pid).children(recursive=True)
+            self._processes.update(found)
+            for process in filter(_runs, found):
+                arguments = " ".join(process.cmdline())
+                if prefix := re.search(r"shm-region-prefix-name=(\w+)", arguments):
+                    self._shm_prefix = prefix[1]
+                    return found
+            assert time.monotonic() < deadline, "Triton does not run"
+            time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -88,7 +94,7 @@ class Up:
         """The exit code."""
         return self._process.wait(within)
 
-    def assert_nothing_is_left(self, within: float = 0.0) -> None:
+    def assert_nothing_is_left(self, within: float = 60.0) -> None:
         """No process that was remembered, no region of theirs, no socket, no state.json."""
         assert self._processes
         deadline = time.monotonic() + within

@@ -25,8 +25,8 @@ from triton_repo.parameters import Value
 from triton_repo.render import render
 
 MODEL = Path(__file__).parents[2] / "demo" / "model"
-READY_WITHIN = 60.0
-ANSWER_WITHIN = 30.0
+READY_WITHIN = 240.0
+ANSWER_WITHIN = 120.0
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -86,14 +86,14 @@ class Server:
         assert len(found) == 1, (family, labels, found)
         return float(found[0].rpartition(" ")[2])
 
-    def wait_metric(self, value: float, family: str, within: float = 5.0, **labels: str) -> None:
+    def wait_metric(self, value: float, family: str, within: float = 60.0, **labels: str) -> None:
         """Until the sample has this value."""
         deadline = time.monotonic() + within
         while (found := self.metric(family, **labels)) != value:
             assert time.monotonic() < deadline, f"{family} {labels}: {found}, not {value}"
             time.sleep(0.01)
 
-    def wait_active(self, count: int, within: float = 5.0) -> None:
+    def wait_active(self, count: int, within: float = 60.0) -> None:
         """Until the engine's own count of active requests is `count`."""
         labels = {"request_type": "active"}
         self.wait_metric(count, "nv_trt_llm_request_metrics", within, **labels)

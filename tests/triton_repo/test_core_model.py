@@ -345,7 +345,7 @@ def test_stop_ends_the_request_of_that_id(
     # What was generated is dropped from the last response.
     assert new_ids(replies[-1:]) == ([] if streaming else prompt)
     assert len(replies) < LONG
-    triton.wait_active(0, within=1.0)
+    triton.wait_active(0)
 
 
 def test_stop_on_the_same_stream_is_answered_on_its_own(triton: Server, prompt: list[int]) -> None:
@@ -389,22 +389,23 @@ def test_stop_reaches_the_ensemble_by_its_id(triton: Server) -> None:
     assert reply.outputs["text_output"].tolist() == [b"a"]
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("model", ["tensorrt_llm", "tensorrt_llm_bls"])
 def test_a_cancelled_call_stops_the_engine(
     triton: Server, prompt: list[int], model: str, streaming: bool
 ) -> None:
+    triton.wait_active(0)
+    ended = triton.metric("nv_llm_output_token_len_count")
+    generated = triton.metric("nv_llm_output_token_len_sum")
     with triton.stream() as stream:
         if model == "tensorrt_llm":
             stream.send(core_inputs(prompt, LONG, streaming=streaming))
         else:
             stream.send(text_inputs("a", LONG, end_id=-1, stream=streaming), model)
         triton.wait_active(1)
-    left = time.monotonic()
-    triton.wait_active(0, within=1.0)
-    # A period of 100 ms each for BLS and for the statistics, and an iteration of the engine.
-    assert time.monotonic() - left < 0.5
+    # In the engine's own steps, which a busy machine slows as much as what stops it.
+    triton.wait_metric(ended + 1, "nv_llm_output_token_len_count")
+    assert triton.metric("nv_llm_output_token_len_sum") - generated < LONG / 4
 
 
 def test_polling_for_cancelled_calls_meets_their_end(triton: Server, prompt: list[int]) -> None:
@@ -435,7 +436,7 @@ def test_a_full_queue_refuses_only_what_does_not_fit(triton: Server, prompt: lis
             triton.ask(stop_inputs(), request_id=f"{number}")
         ended = {stream.next().request_id for _ in range(SLOTS + QUEUE)}
     assert ended == {f"{number}" for number in range(SLOTS + QUEUE)}
-    triton.wait_active(0, within=1.0)
+    triton.wait_active(0)
 
 
 def test_metrics_have_the_families_and_labels_of_upstream(

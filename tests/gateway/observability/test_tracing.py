@@ -180,8 +180,8 @@ async def test_a_client_that_leaves_is_no_error(
         running(folder, endpoint, otlp_endpoint=collector.url) as (client, _, _),
     ):
         with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json=BODY | {"stream": stream}, timeout=0.5)
-        deadline = time.monotonic() + 10
+            await client.post("/v1/completions", json=BODY | {"stream": stream}, timeout=1)
+        deadline = time.monotonic() + 60
         while not servicer.stopped:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.02)
@@ -293,7 +293,6 @@ def _traced_triton(folder: Path, collector: Collector) -> Iterator[str]:
             remove_regions(prefix)
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
 async def test_triton_goes_on_with_the_trace(
     folder: Path, collector: Collector, transport: str
@@ -301,11 +300,12 @@ async def test_triton_goes_on_with_the_trace(
     settings = {"otlp_endpoint": collector.url, "triton_transport": transport}
     with _traced_triton(folder, collector) as endpoint:
         async with running(folder, endpoint, **settings) as (client, _, _):
-            for _ in range(5):  # Triton 2.51 loses the spans of some
-                answer = await client.post("/v1/completions", json=BODY, headers=HEADERS)
-                assert answer.status_code == 200, answer.text
-        found = await asyncio.to_thread(collector.wait_for, 1, "triton", 30)
-    infer, *_ = [span for span in found if span.name == "InferRequest"]
+            async with asyncio.timeout(120):
+                while not collector.of("triton"):  # Triton 2.51 loses the spans of some
+                    answer = await client.post("/v1/completions", json=BODY, headers=HEADERS)
+                    assert answer.status_code == 200, answer.text
+                    await asyncio.sleep(0.2)
+    infer, *_ = [span for span in collector.of("triton") if span.name == "InferRequest"]
     attempts = {span.span_id for span in collector.of() if span.kind == CLIENT}
     assert infer.trace_id == TRACE
     assert infer.parent_id in attempts

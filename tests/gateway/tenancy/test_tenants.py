@@ -18,8 +18,6 @@ from ops.commands.up import DEMO_ADAPTERS
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 
-pytestmark = pytest.mark.timed
-
 ACME, OTHER, NARROW, ADMIN = "sk-acme-0001", "sk-other-0002", "sk-narrow-0003", "sk-admin-0004"
 SECRETS = (ACME, OTHER, NARROW, ADMIN, "sk-guessed-0005")
 
@@ -217,7 +215,6 @@ def test_a_wrong_file_ends_the_start(stack: Stack, tmp_path: Path) -> None:
 async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> None:
     """Keys come and go while requests run; those of the tenant that stays never fail."""
     config = write_config(tmp_path / "gateway.yaml", tenant("stays", ACME))
-    applied = "is in force"
     with GatewayProcess(tmp_path, stack, config=config, host="0.0.0.0") as gateway:
         done = asyncio.Event()
         statuses: list[int] = []
@@ -231,13 +228,12 @@ async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> N
         workers = [asyncio.create_task(work()) for _ in range(8)]
         for number in range(4):
             extra = [tenant("comes", OTHER)] if number % 2 == 0 else []
-            before = gateway.text.count(applied)
             write_config(config, tenant("stays", ACME), *extra)
             gateway.process.send_signal(signal.SIGHUP)
-            await asyncio.to_thread(gateway.wait_for, applied, before + 1)
-            async with gateway.async_client(OTHER) as other:
-                answer = await other.get("/v1/models")
-                assert answer.status_code == (200 if extra else 401)
+            # Not by the log: the file is also looked at, and may be put in force twice.
+            async with gateway.async_client(OTHER) as other, asyncio.timeout(60):
+                while (await other.get("/v1/models")).status_code != (200 if extra else 401):
+                    await asyncio.sleep(0.02)
         # Wrong in itself, and wrong for an address that everybody reaches.
         for number, (text, reason) in enumerate(
             (("tenants: [3]", ":1: "), ("", "without tenants"))
@@ -258,5 +254,5 @@ def test_a_port_that_is_taken_is_named(stack: Stack, tmp_path: Path) -> None:
         second = GatewayProcess(tmp_path / "2", stack, admin_port=first.port)
         with pytest.raises(AssertionError, match="Address already in use"):
             second.__enter__()
-        assert second.process.wait(20) != 0
+        assert second.process.wait(60) != 0
         assert isinstance(second.process, subprocess.Popen)
