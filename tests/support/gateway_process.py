@@ -48,11 +48,12 @@ class GatewayProcess:
         command = [sys.executable, "-m", "gateway"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
-        deadline = time.monotonic() + READY_WITHIN_S
-        while not self._is_ready():
-            assert self.process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.05)
+        try:
+            self._wait_ready()
+        except BaseException:  # nobody calls __exit__ after this
+            self.process.kill()
+            self.process.wait()
+            raise
         return self
 
     def __exit__(
@@ -90,6 +91,13 @@ class GatewayProcess:
         limits = httpx.Limits(max_connections=None)
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, limits=limits)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not self._is_ready():
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.05)
 
     def _is_ready(self) -> bool:
         try:

@@ -14,93 +14,75 @@ import httpx
 import psutil
 import pytest
 
-from ops.commands.up import DEMO_MODEL
-from ops.local_stack.ports import PortClaims
+from tests.support.gateway_process import GatewayProcess, body
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 
-pytestmark = pytest.mark.timed
+HANGS_AFTER_S = 120
 
 
-class _Gateway:
-    def __init__(self, stack: Stack, folder: Path, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = folder / "gateway.log"
-        settings = {
-            "GATEWAY_PORT": str(port),
-            "GATEWAY_WORKERS": "2",
-            "GATEWAY_REDIS_URL": stack.redis,
-            "GATEWAY_TRITON_GRPC": stack.triton_grpc,
-            "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
-            "GATEWAY_STORE_DIR": str(folder / "store"),
-        }
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway"], env=os.environ | settings, stderr=log
-            )
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                if httpx.get(self.url + "/health/ready").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise AssertionError(self.log.read_text())
-
-    def workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
-
-    def ask(self) -> None:
-        body = {"model": "demo", "prompt": "Once", "max_tokens": 4, "ignore_eos": True}
-        assert httpx.post(self.url + "/v1/completions", json=body).status_code == 200
+def _gateway(stack: Stack, folder: Path) -> GatewayProcess:
+    return GatewayProcess(folder, stack, workers=2, redis_url=stack.redis)
 
 
-@pytest.fixture
-def gateway(stack: Stack, tmp_path: Path) -> Iterator[_Gateway]:
-    with PortClaims() as claims:
-        port = claims.take_free()
-    gateway = _Gateway(stack, tmp_path, port)
-    try:
-        gateway.wait_ready()
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with _gateway(stack, tmp_path_factory.mktemp("workers")) as gateway:
         yield gateway
-    finally:
-        gateway.process.kill()
-        gateway.process.wait()
 
 
-def test_metrics_are_those_of_all_workers(gateway: _Gateway) -> None:
+def _workers(gateway: GatewayProcess) -> list[psutil.Process]:
+    return psutil.Process(gateway.process.pid).children()
+
+
+def _wait_both_ready(gateway: GatewayProcess) -> None:
+    """Any one of them answers for the gateway as soon as it is ready."""
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while metric(gateway.url + "/metrics", "gateway_engine_ready") < 2:
+        assert time.monotonic() < deadline, gateway.text
+        time.sleep(0.05)
+
+
+def _ask(gateway: GatewayProcess) -> None:
+    with gateway.client() as client:
+        wanted = body(max_tokens=4, ignore_eos=True)
+        assert client.post("/v1/completions", json=wanted).status_code == 200
+
+
+def test_metrics_are_those_of_all_workers(gateway: GatewayProcess) -> None:
+    _wait_both_ready(gateway)
     for _ in range(40):
-        gateway.ask()
+        _ask(gateway)
     url, name = gateway.url + "/metrics", "gateway_completion_tokens_total"
     counted = [metric(url, name, worker=str(worker)) for worker in range(2)]
     assert sum(counted) == 160
     assert 'worker="1"' in httpx.get(url).text
 
 
-def test_a_worker_that_dies_is_replaced(gateway: _Gateway) -> None:
-    time.sleep(1.1)
-    before = {worker.pid for worker in gateway.workers()}
+def test_a_worker_that_dies_is_replaced(gateway: GatewayProcess) -> None:
+    _wait_both_ready(gateway)
+    before = {worker.pid for worker in _workers(gateway)}
     assert len(before) == 2
     os.kill(min(before), signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while {w.pid for w in gateway.workers() if w.status() != "zombie"} <= before:
-        assert time.monotonic() < deadline, gateway.log.read_text()
+    deadline = time.monotonic() + HANGS_AFTER_S
+    while {worker.pid for worker in _workers(gateway)} <= before:
+        assert time.monotonic() < deadline, gateway.text
         time.sleep(0.05)
-    gateway.wait_ready()
-    gateway.ask()
+    _wait_both_ready(gateway)
+    _ask(gateway)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_its_parent(gateway: _Gateway, number: signal.Signals) -> None:
-    workers = gateway.workers()
-    gateway.process.send_signal(number)
-    assert gateway.process.wait(20) == (0 if number is signal.SIGTERM else -number)
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert not alive
+def test_no_worker_outlives_its_parent(
+    stack: Stack, tmp_path: Path, number: signal.Signals
+) -> None:
+    with _gateway(stack, tmp_path) as gateway:
+        workers = _workers(gateway)
+        gateway.process.send_signal(number)
+        code = gateway.process.wait(HANGS_AFTER_S)
+        assert code == (0 if number is signal.SIGTERM else -number)
+        _, alive = psutil.wait_procs(workers, timeout=HANGS_AFTER_S)
+        assert not alive
 
 
 def test_workers_without_redis_are_refused(tmp_path: Path) -> None:
