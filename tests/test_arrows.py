@@ -26,8 +26,9 @@ ALLOWED: dict[str, str] = {
     # Operators' tools.
     "ops.__main__": "ops.cli",
     "ops.cli": "ops.commands",
-    "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack gateway.__main__"
-    " gateway.config gateway.triton gateway.errors triton_repo.fill_template adapters",
+    "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack ops.errors"
+    " gateway.__main__ gateway.config gateway.triton gateway.errors triton_repo.fill_template"
+    " adapters",
     # From a checkpoint to a running Triton: it starts processes as the local stack does.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
     " triton_repo.parameters triton_repo.cpu_executor adapters",
@@ -47,12 +48,11 @@ ALLOWED: dict[str, str] = {
     " gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
-    "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog gateway.config"
-    " gateway.scheduling gateway.observability gateway.tokenization gateway.triton gateway.errors",
+    "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
+    " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.triton"
-    " gateway.deltas",
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.triton",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"
@@ -100,6 +100,7 @@ LIBRARIES: dict[str, str] = {
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config ops.deployment bench.ordinary_gateway",
+    "pydantic_core": "gateway.api",
     "pydantic_settings": "gateway.config",
     "redis": "lora_store gateway.tenancy.limits",
     "safetensors": "demo",
