@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
 COMMENT = b": keep-alive\n\n"
-# Of every stream, so not made for each.
+# The same for every stream, so they are encoded once and not for each response.
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 # A pod's address is known a second after it is ready; name servers are asked no more often.
 _LOOKUP_PERIOD_S = 2.0
-# A deadline that nobody could have met, or that others' requests were served before, says nothing.
+# A request that timed out counts against a replica only if that gave nobody a first token for so
+# long: a client may set a deadline that no engine could meet.
 _SILENCE_S = 10.0
 
 
@@ -99,7 +100,8 @@ class ReplicaLease:
     def answered(self) -> None:
         """The engine has given a token: it works."""
         self._answered = True
-        self._probe = False  # it has told; there may be another one by the end of this
+        # The breaker has its answer; by the end of this request it may have sent another probe.
+        self._probe = False
         self.replica.answered_at = time.monotonic()
         self.replica.breaker.succeeded()
         if self._span is not None:

@@ -14,10 +14,12 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-# Characters, whose ids take about as many bytes, and what a turn takes besides.
+# The cache's size is counted in characters: four of them make a token on average, and an id takes
+# four bytes. `_EACH` is the overhead of an entry, whatever its length.
 _ROOM = 4 * 2**20
 _EACH = 256
-# Turns of one chat; a text of end tokens alone would keep everybody waiting.
+# Above so many turns a chat is tokenized whole: cutting it runs on the event loop, and a text made
+# of end tokens alone would hold up every other request.
 _MOST = 1024
 
 Encode = Callable[[list[str]], Awaitable[list[list[int]]]]

@@ -119,7 +119,7 @@ def _head(model: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-# Prompts have many lengths.
+# The shape is part of the key, and prompts have many lengths: hence the larger cache.
 @lru_cache(maxsize=4096)
 def _input(name: str, datatype: str, dims: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()

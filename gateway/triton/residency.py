@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 from gateway.triton.events import ColdCause
 
-# Requests for adapters in use pass those that wait for a slot, but not for longer than this.
+# A request for an adapter that is in use needs no slot, so it goes ahead of requests that wait for
+# one; after this time it no longer does, or those could wait for ever.
 _PASS_FOR_S = 1.0
-# One large adapter may have caused an overflow, so what it taught is forgotten again.
+# After an overflow fewer adapters may be in flight at once. One very large adapter may have been
+# the reason, so the limit is lifted again after this time.
 _LIMIT_FOR_S = 30.0
 
 

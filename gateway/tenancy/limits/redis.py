@@ -174,7 +174,7 @@ class SharedLimits:
             self._sha = self._client.script_load(self._script)
         except FAILURES:
             return False
-        # What was counted before this is gone or wrong; the leases are told anew.
+        # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
         self._renewed = 0.0
         with self._lock:
             self._up = True
