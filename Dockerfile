@@ -1,27 +1,28 @@
-# syntax=docker/dockerfile:1
-#
 # docker build --target gateway .   the gateway, for production (also the default)
 # docker build --target demo .      `gateway up`: Redis, Triton on the CPU, a small model, the gateway
 
 # Debian's release is named, so that a rebuild does not move to the next one.
 FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/venv
+RUN python -m venv /opt/venv \
+    && python -m venv /opt/tools
 WORKDIR /src
 # Dependencies change less often than code and have a layer of their own.
-COPY pyproject.toml ./
+COPY requirements requirements
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt \
-    && /opt/venv/bin/pip install --requirement requirements.txt
-COPY README.md LICENSE ./
+    /opt/tools/bin/pip install --require-hashes --requirement requirements/tools.txt \
+    && /opt/venv/bin/pip install --require-hashes --requirement requirements/gateway.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway
 COPY lora_store lora_store
 COPY ops ops
 COPY triton_repo triton_repo
-RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --no-deps .
+RUN /opt/tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+    && /opt/venv/bin/pip install --no-deps dist/*.whl
 
 FROM build AS build-demo
-RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install '.[local]'
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/venv/bin/pip install --require-hashes --requirement requirements/local.txt
 
 FROM python:3.11-slim-bookworm AS runtime
 # A number, not a name: Kubernetes' runAsNonRoot cannot look a name up.

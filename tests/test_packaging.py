@@ -1,0 +1,119 @@
+"""What is installed: the lock files against pyproject.toml, and what the wheel holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+TOOLS: list[str] = PYPROJECT["dependency-groups"]["tools"]
+# What each lock file has to have.
+LOCKS: dict[str, list[str]] = {
+    "gateway": PROJECT["dependencies"],
+    "local": PROJECT["dependencies"] + EXTRAS["local"],
+    "dev": PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra],
+    "tools": TOOLS,
+}
+# The extra `local` needs an older numpy than the gateway alone does, and what fits that one.
+MAY_DIFFER = {"numpy", "ml-dtypes"}
+
+
+@cache
+def locked(name: str) -> dict[str, list[tuple[Requirement, int]]]:
+    """Package -> its pins (one for each set of environments) with the count of their hashes."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    pins: dict[str, list[tuple[Requirement, int]]] = {}
+    lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines():
+        pin, *hashes = line.split("--hash=sha256:")
+        assert all(re.fullmatch(r"[0-9a-f]{64}", found.strip()) for found in hashes), pin
+        requirement = Requirement(pin.strip())
+        pins.setdefault(canonicalize_name(requirement.name), []).append((requirement, len(hashes)))
+    return pins
+
+
+def version(requirement: Requirement) -> Version:
+    """Of a pin. Fails for anything that is none."""
+    [only] = requirement.specifier
+    assert only.operator == "==", f"{requirement} is not pinned"
+    return Version(only.version)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_the_lock_has_what_pyproject_asks_for(name: str) -> None:
+    for line in LOCKS[name]:
+        asked = Requirement(line)
+        pins = locked(name).get(canonicalize_name(asked.name), [])
+        assert pins, f"`make lock`: requirements/{name}.txt has no {asked.name}"
+        for pin, _ in pins:
+            assert version(pin) in asked.specifier, f"`make lock`: {pin} is not {asked}"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_pin_has_hashes_and_no_lock_names_a_registry(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    assert not re.findall(r"^.*://.*$|^\s*--(?!hash).*$", text, re.MULTILINE)
+    for pins in locked(name).values():
+        for pin, hashes in pins:
+            version(pin)
+            assert hashes, f"{pin} has no hash"
+
+
+def test_the_locks_agree() -> None:
+    everything = locked("dev")
+    for name in ("gateway", "local", "tools"):
+        for package, pins in locked(name).items():
+            if package in everything and package not in MAY_DIFFER:
+                assert {version(pin) for pin, _ in pins} == {
+                    version(pin) for pin, _ in everything[package]
+                }, f"`make lock`: {package} differs between {name}.txt and dev.txt"
+
+
+def test_every_dependency_has_an_upper_bound() -> None:
+    unbounded = [
+        line
+        for line in LOCKS["dev"] + TOOLS + PYPROJECT["build-system"]["requires"]
+        if not any(bound.operator in ("<", "<=", "==") for bound in Requirement(line).specifier)
+    ]
+    assert unbounded == []
+
+
+def test_what_builds_the_project_is_locked() -> None:
+    assert set(PYPROJECT["build-system"]["requires"]) <= set(TOOLS)
+
+
+def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:
+    subprocess.run(
+        [Path(sys.executable).parent / "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    packages = ("adapters", "gateway", "lora_store", "ops", "triton_repo")
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *packages],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    # Scripts for Redis, templates and whatever else lies beside the code, and nothing besides.
+    assert names == set(tracked.stdout.splitlines())
+    assert "gateway/tenancy/limits/script.lua" in names
+    # An extra cannot bring files, so the stand-in is in every wheel: under a name that says so.
+    assert "triton_repo/cpu_executor/__init__.py" in names
