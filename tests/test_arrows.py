@@ -211,7 +211,6 @@ def test_no_test_file_imports_another() -> None:
             str(found)
             for found in sources().ours()
             if found.target.rpartition(".")[2].startswith("test_")
-            and not found.module.startswith("tests.lora_store.")  # until its helpers have moved
         ],
         "What tests share stands in tests/support/, and nothing imports a test file:",
     )
