@@ -29,6 +29,8 @@ _PACKAGES = (gateway, adapters, lora_store)
 _ABSTRACT = {GatewayError, AdapterError}
 # Caught again below `api`, or raised before there is a server.
 _INTERNAL = {
+    "adapters.config_json.ConfigError",
+    "adapters.config_json.ConfigMissing",
     "gateway.config.file.ConfigurationError",
     "gateway.config.marked_yaml.YamlProblem",
     "gateway.parsers.tools.parser.NotACall",
