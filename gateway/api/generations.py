@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,6 +45,9 @@ from gateway.service import Service
 
 router = Router()
 
+_Prompts = tuple[list[str] | list[list[int]], MessageForm | None]
+"""The prompts of a request, and how to read the answer; None when it is plain text."""
+
 
 def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     """How the answers of a generation are described; of a stream, one event.
@@ -78,25 +81,12 @@ async def chat_completions(request: Request) -> Response:
     tenant = tenant_of(request)
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(ChatCompletionRequest, body)
-    form = service.prompts.tool_form
-    messages = [message.for_template(form) for message in wanted.messages]
-    extra = dict(wanted.chat_template_kwargs or {})
-    if wanted.reasoning_effort is not None:
-        extra["reasoning_effort"] = wanted.reasoning_effort
     if wanted.continue_final_message and wanted.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message excludes add_generation_prompt.",
             param="continue_final_message",
         )
-    prompt = service.prompts.render(
-        messages,
-        wanted.offered_tools,
-        extra,
-        open_turn=wanted.add_generation_prompt is not False,
-        go_on=bool(wanted.continue_final_message),
-    )
-    form_of_answer = _message_form(service, wanted, prompt)
-    return await _answer("chat", request, tenant, wanted, [prompt], form_of_answer)
+    return await _answer("chat", request, tenant, wanted, 1, partial(_rendered, service, wanted))
 
 
 @router.post(
@@ -110,7 +100,10 @@ async def completions(request: Request) -> Response:
     tenant = tenant_of(request)
     body = await read_body(request, service.settings.max_body_bytes)
     wanted = parse(CompletionRequest, body)
-    return await _answer("completion", request, tenant, wanted, wanted.prompts)
+    prompts = wanted.prompts
+    return await _answer(
+        "completion", request, tenant, wanted, len(prompts), lambda: (prompts, None)
+    )
 
 
 HOT: Mapping[str, Handler] = {
@@ -118,6 +111,22 @@ HOT: Mapping[str, Handler] = {
     "/v1/completions": completions,
 }
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
+
+
+def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
+    form = service.prompts.tool_form
+    messages = [message.for_template(form) for message in wanted.messages]
+    extra = dict(wanted.chat_template_kwargs or {})
+    if wanted.reasoning_effort is not None:
+        extra["reasoning_effort"] = wanted.reasoning_effort
+    prompt = service.prompts.render(
+        messages,
+        wanted.offered_tools,
+        extra,
+        open_turn=wanted.add_generation_prompt is not False,
+        go_on=bool(wanted.continue_final_message),
+    )
+    return [prompt], _message_form(service, wanted, prompt)
 
 
 def _message_form(
@@ -153,35 +162,46 @@ async def _answer(
     request: Request,
     tenant: Tenant | None,
     wanted: GenerationRequest,
-    prompts: list[str] | list[list[int]],
-    message: MessageForm | None = None,
+    several: int,
+    prompts: Callable[[], _Prompts],
 ) -> Response:
+    """`prompts` works out the prompts, `several` is how many there are."""
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
-    caller = Caller(
-        tenant=tenant.name if tenant else "",
-        priority=tenant.priority if tenant else 0,
-        timeout_s=_timeout(request),
-        billed=tenant is not None or service.settings.usage_log is not None,
-    )
-    options = wanted.options(route.lora, message, caller)
-    if (limit := _output_limit(tenant, wanted)) != options.max_tokens:
-        options = replace(options, max_tokens=limit)
-    context = context_of(request.scope)
-    context.model, context.adapter_version = service.settings.model_name, route.version
-    batch = await prepare(service, prompts, options, chat=kind == "chat")
-    context.batch = batch
-    logprobs = None
-    if wanted.alternatives is not None:
-        form = chat_logprobs if kind == "chat" else completion_logprobs
-        logprobs = partial(form, prompts=service.prompts)
-    token_ids = bool(wanted.return_token_ids)
-    answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
-    # The last thing that may fail or wait: from here on the account is sure to be closed.
-    stated = wanted.output_limit is not None
-    account = await service.accounting.open(
-        context, batch, tenant=tenant, route=route, stated=stated, status_of=status_of
-    )
+    places = _places(tenant, wanted, several)
+    # A request that may not be is refused before anything is worked out for it.
+    with await service.accounting.count(tenant, places) as reservation:
+        given, message = prompts()
+        caller = Caller(
+            tenant=tenant.name if tenant else "",
+            priority=tenant.priority if tenant else 0,
+            timeout_s=_timeout(request),
+            billed=tenant is not None or service.settings.usage_log is not None,
+        )
+        options = wanted.options(route.lora, message, caller)
+        if (limit := _output_limit(tenant, wanted)) != options.max_tokens:
+            options = replace(options, max_tokens=limit)
+        context = context_of(request.scope)
+        context.model, context.adapter_version = service.settings.model_name, route.version
+        batch = await prepare(service, given, options, chat=kind == "chat")
+        context.batch = batch
+        logprobs = None
+        if wanted.alternatives is not None:
+            form = chat_logprobs if kind == "chat" else completion_logprobs
+            logprobs = partial(form, prompts=service.prompts)
+        token_ids = bool(wanted.return_token_ids)
+        answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
+        # The last thing that may fail or wait: from here on the account is sure to be closed.
+        stated = wanted.output_limit is not None
+        account = await service.accounting.open(
+            context,
+            batch,
+            reservation,
+            tenant=tenant,
+            route=route,
+            stated=stated,
+            status_of=status_of,
+        )
     headers = rate_headers(account.quotas)
     if route.version:
         headers["x-adapter-version"] = route.version
@@ -198,6 +218,25 @@ async def _answer(
         await generate(service, context, batch, collector)
         body = answer.collected(collector.received, keep=wanted.keep)
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _places(tenant: Tenant | None, wanted: GenerationRequest, prompts: int) -> int:
+    """What a request takes of `concurrent_requests`: one for each sequence that is generated.
+
+    Raises InvalidRequest for more than the tenant may have at once.
+    """
+    sequences = wanted.sequences
+    places = prompts * sequences
+    allowed = tenant.concurrent_requests if tenant else None
+    if allowed is not None and places > allowed:
+        what = (
+            f"{prompts} prompts of {sequences} choices" if prompts > 1 else f"{sequences} choices"
+        )
+        raise InvalidRequest(
+            f"{what} asked for; this key may have {allowed} at once.",
+            param="prompt" if prompts > 1 else "n",
+        )
+    return places
 
 
 def _timeout(request: Request) -> float | None:

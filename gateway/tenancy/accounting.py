@@ -1,4 +1,4 @@
-"""What a request costs: reserved before it starts, and settled, counted and logged once at its end.
+"""What a request costs: counted, reserved before it starts, settled and logged once at its end.
 
 With neither tenants nor a usage log nothing of this happens.
 """
@@ -16,7 +16,8 @@ from gateway.config.tenants import Tenant
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
-from gateway.tenancy.limits.limits import Limits, Reservation
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.reservation import Reservation
 from gateway.tenancy.usage_log import Usage
 
 # Of a choice whose request names no max_tokens: reserving all that the context has room for would
@@ -71,7 +72,7 @@ class Account:
         ours = error is not None and not isinstance(error, InvalidRequest | ClientDisconnected)
         charged = meter.began and (meter.tokens or not ours)
         prompt = batch.prompt_tokens if charged else 0
-        self._reservation.settle(prompt + meter.tokens)
+        self._reservation.close(prompt + meter.tokens)
         lora = self._route.lora
         self._accounting.record(
             Usage(
@@ -123,19 +124,29 @@ class Accounting:
         except TimeoutError:
             log.error("%d requests have not ended; their usage is not recorded", self._running)
 
+    async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
+        """Counts a request before any work is done for it.
+
+        `places` are those of `concurrent_requests` that it takes, which the reservation holds until
+        it is closed; to be used in a `with`. Raises RateLimited, and LimitsUnavailable.
+        """
+        return await self._limits.count(tenant, places)
+
     async def open(
         self,
         request: RequestContext,
         batch: Batch,
+        reservation: Reservation,
         *,
         tenant: Tenant | None,
         route: Route,
         stated: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> Account:
-        """`stated` says whether the client named a limit of tokens.
+        """Reserves the tokens of a request that was counted; its account closes the reservation.
 
-        `status_of` is asked for the HTTP status of what the answer ends with, for the usage record.
+        `stated` says whether the client named a limit of tokens. `status_of` is asked for the HTTP
+        status of what the answer ends with, for the usage record.
 
         Raises RateLimited, and LimitsUnavailable.
         """
@@ -143,7 +154,8 @@ class Accounting:
         for generation in batch.generations:
             most = generation.max_tokens
             wanted += (most if stated else min(most, _UNSTATED_TOKENS)) * (generation.beams or 1)
-        reservation = await self._limits.reserve(tenant, wanted)
+        await reservation.reserve(wanted)
+        reservation.keep()
         return Account(
             request,
             batch,

@@ -1,4 +1,4 @@
-"""Limits counted in Redis, together with all workers and gateways: one round trip for a request.
+"""Limits counted in Redis, together with all workers and gateways: a round trip for what is asked.
 
 A thread of its own talks to Redis, one pipeline at a time with all that came in meanwhile: many
 requests share a round trip, and a busy event loop is never taken for a slow Redis. A tenant has one
@@ -83,7 +83,7 @@ class SharedLimits:
         self._up = False
         self._closing = threading.Event()
         self._running: Counter[str] = Counter()
-        """By tenant, what this gateway has in Redis; the thread's own."""
+        """By tenant, the places that this gateway has in Redis; the thread's own."""
         self._renewed = 0.0
         self._sha = ""
 
@@ -130,7 +130,7 @@ class SharedLimits:
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. A settlement that Redis fails on is not told twice: the reservation then
-        counts for its minute, and the next renewal puts the running requests right."""
+        counts for its minute, and the next renewal puts the places right."""
         self._inbox.put(settlement)
 
     # In the thread:
@@ -212,23 +212,23 @@ class SharedLimits:
                     refused, *numbers = result
                     decision = Decision(_NAMES[refused], *numbers)
                     if decision.refused is None and item.request.concurrent is not None:
-                        self._running[item.request.tenant] += 1
+                        self._running[item.request.tenant] += item.request.places
                 decided.append((item.answer, decision, item.request))
             else:
-                self._running[item.tenant] -= item.concurrent
+                self._running[item.tenant] -= item.places
         if decided:
             self._tell(decided)
 
     def _arguments(self, item: _Pending | Settlement) -> tuple[str, tuple[object, ...]]:
         """The tenant and the script's arguments."""
         if isinstance(item, Settlement):
-            rest = item.second, item.difference, int(item.concurrent)
-            return item.tenant, ("settle", *rest)
+            tenant, *rest = item
+            return tenant, ("settle", *rest)
         request = item.request
         limits = [
             -1 if n is None else n for n in (request.requests, request.tokens, request.concurrent)
         ]
-        return request.tenant, ("take", *limits, request.wanted)
+        return request.tenant, ("take", *limits, request.wanted, request.places)
 
     def _call(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
         """The script's answers, in one round trip; in place of one, what is wrong with its key.
@@ -291,7 +291,7 @@ class SharedLimits:
         """Redis is away: whoever waits is told, what is settled from now on is kept."""
         for item in batch:
             if isinstance(item, Settlement):
-                self._running[item.tenant] -= item.concurrent
+                self._running[item.tenant] -= item.places
         with self._lock:
             self._up = False
             waiting = [self._inbox.get() for _ in range(self._inbox.qsize())]
@@ -320,5 +320,7 @@ class SharedLimits:
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
         """Whoever asked has been cancelled meanwhile."""
         if decision is not None and decision.refused is None:
-            concurrent = request.concurrent is not None
-            self.settle(Settlement(request.tenant, decision.second, -request.wanted, concurrent))
+            second = decision.now_ms // 1000
+            wanted = 0 if request.tokens is None else request.wanted
+            places = 0 if request.concurrent is None else request.places
+            self.settle(Settlement(request.tenant, second, wanted, second, 0, places))
