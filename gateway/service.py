@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
@@ -92,10 +93,15 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open. Raises ConfigurationError."""
+async def running_service(
+    settings: Settings, workers: Path | None = None
+) -> AsyncIterator[Service]:
+    """A service that is at work while the context is open. Raises ConfigurationError.
+
+    `workers` is the folder that all workers of a gateway share.
+    """
     metrics = Metrics()
-    configuration = configuration_file(settings)
+    configuration = configuration_file(settings, workers)
     configuration.on_reload = metrics.count_reload
     access = Access(settings)
     configuration.subscribe(access.update)

@@ -167,7 +167,8 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False,
         description="Whether a gateway without tenants may listen on other addresses than "
-        "loopback, where anybody may use it.",
+        "loopback, where anybody may use it; and whether the file of GATEWAY_CONFIG may say "
+        "`anonymous: true`. It never turns keys off.",
     )
     admin_key: AdminKey | None = Field(
         None,

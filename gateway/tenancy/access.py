@@ -7,6 +7,7 @@ import ipaddress
 import logging
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from adapters.record import selected_name
@@ -107,9 +108,46 @@ def _presented(authorization: str | None) -> str:
     return key_hash(key)
 
 
-def exposure(settings: Settings, configuration: Configuration) -> str | None:
-    """Why this gateway must not be reached from other machines; None when all is well."""
-    if configuration.tenants is not None or settings.allow_anonymous or _is_loopback(settings.host):
+class KeysLatch:
+    """Whether keys have been on since the gateway was started, and therefore stay on.
+
+    All workers of a gateway know it by a file in the folder that they share, so that one which is
+    started in the place of another is not open while the others ask for keys.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._mark = None if folder is None else folder / "keys-are-on"
+        self._on = False
+
+    @property
+    def on(self) -> bool:
+        return self._on or (self._mark is not None and self._mark.exists())
+
+    def update(self, configuration: Configuration) -> None:
+        """To be told of every configuration that comes into force."""
+        if configuration.tenants is not None and not self.on:
+            self._on = True
+            try:
+                if self._mark is not None:
+                    self._mark.touch()
+            except OSError as error:
+                log.error("other workers cannot be told that keys are on: %s", error)
+
+
+def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
+    """Why nobody may be let in without a key here; None when all is well."""
+    if configuration.tenants is not None:
+        return None
+    if latch.on:
+        return (
+            "KEYS STAY ON: they were when this gateway was started or since; to turn them off, "
+            "start it again with GATEWAY_ALLOW_ANONYMOUS=true"
+        )
+    if settings.allow_anonymous:
+        return None
+    if settings.config is not None:
+        return "anonymous: true needs GATEWAY_ALLOW_ANONYMOUS=true as well"
+    if _is_loopback(settings.host):
         return None
     return (
         f"without tenants everybody may come in, so GATEWAY_HOST must be a loopback address and "
@@ -127,9 +165,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def configuration_file(settings: Settings) -> ConfigurationFile:
-    """The file of these settings. Raises ConfigurationError."""
-    return ConfigurationFile(settings.config, partial(exposure, settings))
+def configuration_file(settings: Settings, workers: Path | None = None) -> ConfigurationFile:
+    """The file of these settings; `workers` is the folder that all workers of a gateway share.
+
+    Raises ConfigurationError.
+    """
+    latch = KeysLatch(workers)
+    file = ConfigurationFile(settings.config, partial(exposure, settings, latch))
+    file.subscribe(latch.update)
+    return file
 
 
 def warn_if_open(settings: Settings, configuration: Configuration) -> None:

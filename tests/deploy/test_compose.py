@@ -66,6 +66,11 @@ def test_settings_of_the_gateway_exist() -> None:
     assert set(SERVICES["gateway"]["environment"]) <= known
 
 
+def test_nobody_is_let_in_without_a_key_until_somebody_says_so() -> None:
+    assert _variables()["GATEWAY_ALLOW_ANONYMOUS"] == ""
+    assert SERVICES["gateway"]["environment"]["GATEWAY_ALLOW_ANONYMOUS"] is None
+
+
 def test_nothing_secret_is_in_it() -> None:
     assert _variables()["GATEWAY_ADMIN_KEY"] == ""
     assert not re.search(r"(?i)password|secret", "".join(_variables()))

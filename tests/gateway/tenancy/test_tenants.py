@@ -236,7 +236,7 @@ async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> N
                     await asyncio.sleep(0.02)
         # Wrong in itself, and wrong for an address that everybody reaches.
         for number, (text, reason) in enumerate(
-            (("tenants: [3]", ":1: "), ("", "without tenants"))
+            (("tenants: [3]", ":1: "), ("", "DOES NOT TURN KEYS OFF"))
         ):
             config.write_text(text)
             await asyncio.to_thread(gateway.wait_for, "the old one stays in force", number + 1)
