@@ -167,10 +167,9 @@ def content_digest(
 
 
 def task_id(digest: str) -> int:
-    """`lora_task_id` of a content digest: its first 63 bits, in 1 .. 2**63 - 1.
+    """A `lora_task_id` for who registers nothing: the digest's first 63 bits, 1 to 2**63 - 1.
 
-    TensorRT-LLM ignores new weights under an id that it still holds, so other content must have
-    another id. 63 bits make a clash improbable; the registry refuses one if it ever occurs.
+    Versions of a registry have one that nobody can aim at, see `adapters.record.draw_task_id`.
     """
     return (int(digest[:16], 16) >> 1) or 1
 

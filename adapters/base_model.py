@@ -16,7 +16,6 @@ from adapters.engine_config import EngineConfig, engine_config
 from adapters.errors import MissingFile, UnsupportedEngine
 
 
-
 @dataclass(frozen=True, slots=True)
 class BaseModel:
     """One served base model, as far as adapters are concerned.

@@ -89,7 +89,6 @@ TABLE: Mapping[type[Exception], Row] = {
         adapter_errors.PathEscape,
         adapter_errors.PickleRefused,
         adapter_errors.ShapeMismatch,
-        adapter_errors.TaskIdClash,
         adapter_errors.UnsupportedEngine,
         adapter_errors.UnsupportedFeature,
         adapter_errors.UnsupportedModule,

@@ -21,7 +21,8 @@ from gateway.tenancy.limits.request import LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
-from lora_store.redis import RedisSettings, RedisTier, dump, parse
+from lora_store.redis import RedisSettings, RedisTier
+from lora_store.redis_values import StoredRecord, dump
 from ops.commands.up import DEMO_MODEL
 from tests.support.adapter_store import StoreGateway, becomes, record, store_gateway
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
@@ -87,10 +88,11 @@ def test_versions_and_records_live_in_a_cluster(cluster: Fleet, tier: RedisTier)
 
     assert tier.swap(None, record())
     assert not tier.swap(None, record(number=2))
-    assert tier.swap(dump(record()), record(number=2))
-    assert parse(tier.record("zh")) == record(number=2)
+    new = StoredRecord(dump(record(number=2)), record(number=2))
+    assert tier.swap(StoredRecord(dump(record()), record()), record(number=2))
+    assert tier.record("zh") == new
     assert tier.position()[1] == b"2"
-    assert tier.records()[1] == {"zh": dump(record(number=2))}
+    assert tier.records()[1] == {"zh": new}
     assert tier.claim("d")
     assert not tier.claim("d")
     tier.release("d")
