@@ -1,4 +1,4 @@
-"""Settings of one gateway process, read once at the entry from ``GATEWAY_*`` variables."""
+"""Settings of one gateway process, read once at the entry: ``GATEWAY_*`` variables, and files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from lora_store import redis_url
 
 AdminKey = Annotated[SecretStr, Field(min_length=8)]
 Seconds = Annotated[float, Field(gt=0)]
+_SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
     """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GATEWAY_",
+        env_ignore_empty=True,
+        frozen=True,
+        # Where containers find secrets: the file gateway_foo, if the variable is not set.
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
