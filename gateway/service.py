@@ -182,7 +182,10 @@ async def _accounting(
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(
-                settings.redis_url, metrics.limits_shared.set, timeout_s=settings.redis_timeout
+                settings.redis_url,
+                metrics.limits_shared.set,
+                timeout_s=settings.redis_timeout,
+                on_refused=metrics.limits_refused.inc,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal)

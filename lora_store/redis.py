@@ -36,12 +36,12 @@ from lora_store.codec import CorruptBlob, encode, encoded_bytes
 from lora_store.connect import AWAY, channel_url, close, connect
 from lora_store.redis_values import (
     Description,
-    Refusals,
     StoredRecord,
     dump,
     read_description,
     read_record,
 )
+from lora_store.refusals import Refusals
 
 # The client copies each value while it holds the interpreter lock; at 8 MiB that alone stalls the
 # event loop for 10 ms.

@@ -2,46 +2,22 @@
 
 One tenant's gateway is not the only one that writes to a Redis: a newer release, an operator's
 script or whoever has broken into a neighbour does, too. What does not fit is never used, never
-written over by itself and never deleted; it is counted, and told of once.
+written over by itself and never deleted; `lora_store.refusals` counts it.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-import threading
 from dataclasses import dataclass
 
 from adapters.record import Record
 from adapters.record_json import as_json, from_json
 
-_LOG = logging.getLogger(__name__)
-
 _MAX_RECORD_BYTES = 16 * 1024 * 1024
 _MAX_VERSION_BYTES = 4 * 1024**3
 _CHUNK_BYTES = range(64 * 1024, 512 * 1024**2 + 1)  # that is as much as Redis keeps under a key
 _DESCRIPTION = re.compile(rb"([0-9]{1,10}) ([0-9]{1,9}) ([0-9]{1,11})")
-_REMEMBERED = 1024
-
-
-class Refusals:
-    """Counts what did not fit, by where it stood, and logs each place once. For any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._told: dict[str, None] = {}
-        self.count = 0
-
-    def add(self, place: str, reason: object) -> None:
-        with self._lock:
-            if place in self._told:
-                return
-            if len(self._told) == _REMEMBERED:
-                del self._told[next(iter(self._told))]
-            self._told[place] = None
-            self.count += 1
-        _LOG.error("left alone in Redis: %.200r: %.200s", place, reason)
 
 
 @dataclass(frozen=True, slots=True)

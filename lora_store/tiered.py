@@ -34,7 +34,7 @@ from lora_store.disk import Disk
 from lora_store.link import Link
 from lora_store.memory import Memory
 from lora_store.redis import Position, RedisTier
-from lora_store.redis_values import Refusals
+from lora_store.refusals import Refusals
 from lora_store.stats import Stats
 from lora_store.versions import Versions
 

@@ -393,6 +393,47 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
     assert ups == [True]
 
 
+WILD: dict[str, str | bytes] = {
+    "r:99999999999": "1",  # the script would walk to that second
+    "t:99999999999999999999": "1",
+    "r:": "1",
+    "r:1e9": "1",
+    "t:-1": "1",
+    "c:other": "9" * 40 + " " + "9" * 40,
+    "c:another": "nan inf",
+    "x": "y",
+    "": "",
+    b"\xff": b"\xff",  # type: ignore[dict-item]
+}
+
+
+async def test_what_others_write_into_a_tenants_key_is_left_alone(
+    redis: RedisServer, at_redis: Redis
+) -> None:
+    key = "limits:{wild}"
+    second = at_redis.time()[0]
+    wild = {**WILD, f"t:{second + 30}": "nan", f"r:{second - 1}": "-5"}
+    at_redis.hset(key, mapping=wild)
+    refused: list[None] = []
+    async with SharedLimits(
+        redis.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
+    ) as limits:
+        for _ in range(2):
+            decisions = [
+                await limits.take(
+                    LimitRequest(tenant="wild", requests=2, tokens=100, concurrent=3, wanted=10)
+                )
+                for _ in range(2)
+            ]
+        numbers = [d for d in decisions if d is not None]
+        assert [d.refused for d in numbers] == ["requests_per_minute"] * 2
+        assert all(0 < d.wait_ms <= 62_000 and d.remaining_tokens == 80 for d in numbers)
+    kept = at_redis.hgetall(key)
+    names = [name if isinstance(name, bytes) else name.encode() for name in wild]
+    assert all(name in kept for name in names), "left alone"
+    assert len(refused) == 1, "counted once"
+
+
 async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
     """Each byte comes in time, so no read of the connection ever times out."""
     trickles = asyncio.Event()
