@@ -75,6 +75,7 @@ async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
     server: RedisServer, client: redis.Redis, tmp_path: Path
 ) -> None:
     root = tmp_path / "gateway" / "store"
+    root.mkdir(parents=True)
     # versions/../../../victim/x.lora, as the digest's first two characters are a folder.
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -185,7 +185,8 @@ def test_redis_counts_as_python_does(
                 settlement = run.settlement(now)
                 run.local.settle(settlement)
                 assert call("settle", *settlement[1:]) == 1
-            refused, *numbers = call("take", *limits, wanted, places)
+            refused, *numbers, unfit = call("take", *limits, wanted, places)
+            assert unfit == 0
             assert (NAMES[refused], *numbers) == run.take(now, wanted, used, places)
 
 
