@@ -137,7 +137,7 @@ async def test_no_place_is_lost_whenever_a_request_is_cancelled(chance: random.R
             await asyncio.sleep(chance.random() * 0.003)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (admission.in_flight, admission.waiting) == (0, 0)
-    assert not admission._lines
+    assert not admission._queues
     async with asyncio.timeout(1), admission.permit("a"), admission.permit("b"):
         pass
 

@@ -33,6 +33,7 @@ from triton_repo.cpu_executor import engine
 from triton_repo.parameters import PARAMETERS
 
 ENGINE = EngineConfig(
+    architecture="LlamaForCausalLM",
     dtype="bfloat16",
     logits_dtype="float16",
     num_hidden_layers=32,
