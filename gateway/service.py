@@ -63,6 +63,7 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
+            tasks.create_task(self.accounting.keep_books())
             await self.replicas.wait_ready()
             while not self.started.is_set():
                 try:
@@ -212,13 +213,13 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
 def _admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
-    def limit() -> int:
-        places = replicas.places
+    def at_most(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     return Admission(
-        limit,
+        lambda: at_most(replicas.places),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
+        capacity=lambda: at_most(replicas.capacity),
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

@@ -18,6 +18,7 @@ from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import LimitRequest, Settlement
+from tests.support.cluster import paced_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
@@ -270,6 +271,41 @@ def _counted(redis: RedisServer, name: str) -> set[int]:
     with redis.client() as client:
         fields: Any = client.hgetall(f"limits:{{{name}}}")
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
+
+
+def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_is_full(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
+    engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
+    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["large"], tokens_per_minute=1300))
+    with (
+        tritons(tmp_path, engine, 1) as one,
+        GatewayProcess(
+            tmp_path / "g", one, config=config, redis_url=redis.url, redis_timeout=PATIENT_S
+        ) as gateway,
+        gateway.client(KEYS["large"]) as client,
+    ):
+        endless = _count(max_tokens=None, stream=True)
+        with client.stream("POST", "/v1/completions", json=endless) as running:
+            assert running.status_code == 200
+            lines = running.iter_lines()
+            assert next(lines)
+            _until(lambda: len(_seconds(redis, "t")) >= 3)
+            assert sum(_seconds(redis, "t").values()) <= 1300
+            last = [line for line in lines if '"finish_reason":"' in line]
+        assert '"finish_reason":"length"' in last[0]
+        used = sum(_seconds(redis, "t").values())
+        assert 1000 < used < 1300 + 150
+        refused = client.post("/v1/completions", json=_count(max_tokens=300))
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+
+
+def _seconds(redis: RedisServer, name: str) -> dict[str, int]:
+    """The seconds in which tokens of a tenant are counted."""
+    with redis.client() as client:
+        fields: Any = client.hgetall(f"limits:{{{name}}}")
+    return {k.decode(): int(v) for k, v in fields.items() if k.startswith(b"t:") and int(v)}
 
 
 def test_a_gateway_that_dies_gives_its_requests_back(
