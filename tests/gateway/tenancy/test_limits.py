@@ -308,6 +308,7 @@ def _seconds(redis: RedisServer, name: str) -> dict[str, int]:
     return {k.decode(): int(v) for k, v in fields.items() if k.startswith(b"t:") and int(v)}
 
 
+@pytest.mark.slow
 def test_a_gateway_that_dies_gives_its_requests_back(
     stack: Stack, redis: RedisServer, tmp_path: Path
 ) -> None:
