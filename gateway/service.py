@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 # For requests that outlived the grace of a shutdown and were cancelled a moment ago.
 _ENDING_S = 2.0
 _TICK_S = 0.5
+_LARGEST_BODIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class Service:
     prompts: Prompts
     replicas: Replicas
     admission: Admission
+    bodies: Admission
+    """Whose turn it is to have a large body here; a place is a byte."""
     adapters: Adapters
     router: Router
     metrics: Metrics
@@ -128,6 +131,7 @@ async def running_service(
                 prompts=prompts,
                 replicas=replicas,
                 admission=admission,
+                bodies=_bodies(settings, configuration),
                 adapters=adapters,
                 router=router,
                 metrics=metrics,
@@ -220,6 +224,16 @@ def _admission(
         lambda: at_most(replicas.places),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
         capacity=lambda: at_most(replicas.capacity),
+        queue=settings.queue_size,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
+    """Room for some of the largest bodies that are allowed; a tenant has that of one."""
+    return Admission(
+        lambda: _LARGEST_BODIES * settings.max_body_bytes,
+        lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

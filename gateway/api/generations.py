@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,8 @@ from gateway.api.answer_schemas import (
 )
 from gateway.api.answers import Answer, Collector, Kind
 from gateway.api.auth import tenant_of
-from gateway.api.body import read_body
 from gateway.api.failures import status_of
+from gateway.api.intake import Intake
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import Handler, context_of
@@ -36,12 +36,13 @@ from gateway.api.schemas import (
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Caller
+from gateway.generation import Batch, Caller
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
 from gateway.service import Service
+from gateway.tenancy.accounting import Account
 
 router = Router()
 
@@ -77,16 +78,7 @@ def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     **_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    body = await read_body(request, service.settings.max_body_bytes)
-    wanted = parse(ChatCompletionRequest, body)
-    if wanted.continue_final_message and wanted.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message excludes add_generation_prompt.",
-            param="continue_final_message",
-        )
-    return await _answer("chat", request, tenant, wanted, 1, partial(_rendered, service, wanted))
+    return await _answer(request, await _prepared_chat(request))
 
 
 @router.post(
@@ -96,14 +88,7 @@ async def chat_completions(request: Request) -> Response:
     **_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    body = await read_body(request, service.settings.max_body_bytes)
-    wanted = parse(CompletionRequest, body)
-    prompts = wanted.prompts
-    return await _answer(
-        "completion", request, tenant, wanted, len(prompts), lambda: (prompts, None)
-    )
+    return await _answer(request, await _prepared_completion(request))
 
 
 HOT: Mapping[str, Handler] = {
@@ -111,6 +96,43 @@ HOT: Mapping[str, Handler] = {
     "/v1/completions": completions,
 }
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What is left of a request that may run: of a body of megabytes, the token ids."""
+
+    batch: Batch
+    account: Account
+    adapter_version: str | None
+    answer: Answer
+    keep: int | None
+    stream: bool
+    include_usage: bool
+
+
+async def _prepared_chat(request: Request) -> _Prepared:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    async with Intake(request, tenant) as intake:
+        wanted = await intake.read(partial(parse, ChatCompletionRequest))
+        if wanted.continue_final_message and wanted.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message excludes add_generation_prompt.",
+                param="continue_final_message",
+            )
+        prompts = partial(_rendered, service, wanted)
+        return await _prepare("chat", request, tenant, intake, wanted, 1, prompts)
+
+
+async def _prepared_completion(request: Request) -> _Prepared:
+    tenant = tenant_of(request)
+    async with Intake(request, tenant) as intake:
+        wanted = await intake.read(partial(parse, CompletionRequest))
+        prompts = wanted.prompts
+        return await _prepare(
+            "completion", request, tenant, intake, wanted, len(prompts), lambda: (prompts, None)
+        )
 
 
 def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
@@ -157,21 +179,22 @@ def _message_form(
     )
 
 
-async def _answer(
+async def _prepare(
     kind: Kind,
     request: Request,
     tenant: Tenant | None,
+    intake: Intake,
     wanted: GenerationRequest,
     several: int,
     prompts: Callable[[], _Prompts],
-) -> Response:
+) -> _Prepared:
     """`prompts` works out the prompts, `several` is how many there are."""
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
     places = _places(tenant, wanted, several)
     # A request that may not be is refused before anything is worked out for it.
     with await service.accounting.count(tenant, places) as reservation:
-        given, message = prompts()
+        given, message = await intake.work(prompts)
         caller = Caller(
             tenant=tenant.name if tenant else "",
             priority=tenant.priority if tenant else 0,
@@ -202,11 +225,26 @@ async def _answer(
             stated=stated,
             status_of=status_of,
         )
+    return _Prepared(
+        batch=batch,
+        account=account,
+        adapter_version=route.version,
+        answer=answer,
+        keep=wanted.keep,
+        stream=bool(wanted.stream),
+        include_usage=wanted.include_usage,
+    )
+
+
+async def _answer(request: Request, prepared: _Prepared) -> Response:
+    service: Service = request.app.state.service
+    context = context_of(request.scope)
+    batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = rate_headers(account.quotas)
-    if route.version:
-        headers["x-adapter-version"] = route.version
-    if wanted.stream:
-        include_usage = wanted.include_usage
+    if prepared.adapter_version:
+        headers["x-adapter-version"] = prepared.adapter_version
+    if prepared.stream:
+        include_usage = prepared.include_usage
 
         async def write(body: EventBody) -> None:
             sink = answer.stream(body, include_usage=include_usage)
@@ -216,7 +254,7 @@ async def _answer(
     collector = Collector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
         await generate(service, context, batch, collector)
-        body = answer.collected(collector.received, keep=wanted.keep)
+        body = answer.collected(collector.received, keep=prepared.keep)
     return Response(body, media_type="application/json", headers=headers)
 
 
