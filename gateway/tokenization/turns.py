@@ -80,9 +80,9 @@ class TurnThread:
         self._room = room
         self._room_of_one = room_of_one
         self._after = after
-        # The tenant whose turn is next comes first.
+        # The tenant whose turn it is comes first; it goes to the end when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
-        self._busy = False
+        self._at_work: str | None = None
 
     @property
     def waiting(self) -> int:
@@ -91,18 +91,21 @@ class TurnThread:
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """As `Turns.run`, always in the thread."""
-        if self._busy:
+        if self._at_work is not None:
             self._make_room(tenant, chars)
         loop = asyncio.get_running_loop()
         job = _Job(chars, work, loop.create_future())
         self._queues.setdefault(tenant, _Queue()).append(job)
-        if not self._busy:
+        if self._at_work is None:
             self._begin(loop)
         try:
             result: T = await job.done
         except asyncio.CancelledError:
             self._forget(tenant, job)
             raise
+        finally:
+            # An error would keep this frame, that the job, and the job the error.
+            del job
         return result
 
     def close(self) -> None:
@@ -129,19 +132,14 @@ class TurnThread:
         queue = self._queues.get(tenant)
         if queue is not None and job in queue:
             queue.remove(job)
-            if not queue:
+            if not queue and tenant != self._at_work:
                 del self._queues[tenant]
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts the next job, of the tenant that waits longest for a turn."""
-        self._busy = bool(self._queues)
-        if not self._busy:
-            return
-        tenant, queue = self._queues.popitem(last=False)
-        job = queue.popleft()
-        if queue:
-            self._queues[tenant] = queue
-        self._pool.submit(self._do, loop, job)
+        """Starts the next job, of the tenant whose last turn is longest ago."""
+        self._at_work = next(iter(self._queues), None)
+        if self._at_work is not None:
+            self._pool.submit(self._do, loop, self._queues[self._at_work].popleft())
 
     def _do(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
         """In the thread."""
@@ -161,6 +159,11 @@ class TurnThread:
         result: Any,
         error: Exception | None,
     ) -> None:
+        assert self._at_work is not None
+        if self._queues[self._at_work]:
+            self._queues.move_to_end(self._at_work)
+        else:
+            del self._queues[self._at_work]
         self._begin(loop)
         if done.done():
             return  # nobody waits any more

@@ -60,8 +60,9 @@ async def test_a_flood_of_one_is_not_before_another(make: Callable[..., TurnThre
             await held.ask("flood", f"flood {n}")
         await held.ask("small", "small")
         await held.ask("other", "other")
-    assert held.done[:4] == ["flood 0", "small", "other", "flood 1"]
-    assert len(held.done) == 102
+        await held.ask("first", "first again")
+    assert held.done[:5] == ["flood 0", "small", "other", "first again", "flood 1"]
+    assert len(held.done) == 103
 
 
 async def test_what_nobody_waits_for_is_not_done(make: Callable[..., TurnThread]) -> None:
