@@ -22,9 +22,9 @@ T = TypeVar("T")
 # The hop to a thread costs some 0.3 ms, more than tokenizing so many characters does.
 INLINE_CHARS = 4096
 LONG_CHARS = 64 * 1024
-# Characters that wait in the thread for short texts: some seconds of its work. What waits in the
-# other is bounded where large bodies are read.
-_WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
+# Characters that may wait for the thread of short texts, of all tenants and of one: a queue of some
+# ten seconds. What waits for the other is bounded where large bodies are read.
+_WAITING, _WAITING_OF_ONE = 32 * 2**20, 16 * 2**20
 
 
 class Turns:
