@@ -34,7 +34,7 @@ class Intake:
         self._client = cancel_on_disconnect(request.scope)
         self._tenant = tenant.name if tenant else ""
         self._priority = tenant.priority if tenant else 0
-        self._permit: AbstractAsyncContextManager[None] | None = None
+        self._permit: AbstractAsyncContextManager[object] | None = None
         self._size = 0
 
     async def __aenter__(self) -> Intake:
