@@ -191,18 +191,19 @@ async def _prepare(
     """`prompts` works out the prompts, `several` is how many there are."""
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
-    places = _places(tenant, wanted, several)
+    places, limit = _places(tenant, wanted, several), _output_limit(tenant, wanted)
+    timeout_s = _timeout(request)
     # A request that may not be is refused before anything is worked out for it.
     with await service.accounting.count(tenant, places) as reservation:
         given, message = await intake.work(prompts)
         caller = Caller(
             tenant=tenant.name if tenant else "",
             priority=tenant.priority if tenant else 0,
-            timeout_s=_timeout(request),
+            timeout_s=timeout_s,
             billed=tenant is not None or service.settings.usage_log is not None,
         )
         options = wanted.options(route.lora, message, caller)
-        if (limit := _output_limit(tenant, wanted)) != options.max_tokens:
+        if limit != options.max_tokens:
             options = replace(options, max_tokens=limit)
         context = context_of(request.scope)
         context.model, context.adapter_version = service.settings.model_name, route.version

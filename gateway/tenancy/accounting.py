@@ -128,7 +128,7 @@ class Account:
         if (
             self._reserved_whole
             or reservation.left(used) >= ahead
-            or await reservation.extend(2 * ahead)
+            or await reservation.extend(ahead)
         ):
             return
         if reservation.left(used) < since_last:

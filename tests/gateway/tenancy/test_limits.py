@@ -278,7 +278,7 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_is_full(
 ) -> None:
     """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
     engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
-    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["large"], tokens_per_minute=1300))
+    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["large"], tokens_per_minute=1700))
     with (
         tritons(tmp_path, engine, 1) as one,
         GatewayProcess(
@@ -292,12 +292,12 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_is_full(
             lines = running.iter_lines()
             assert next(lines)
             _until(lambda: len(_seconds(redis, "t")) >= 3)
-            assert sum(_seconds(redis, "t").values()) <= 1300
+            assert sum(_seconds(redis, "t").values()) <= 1700
             last = [line for line in lines if '"finish_reason":"' in line]
         assert '"finish_reason":"length"' in last[0]
         used = sum(_seconds(redis, "t").values())
-        assert 1000 < used < 1300 + 150
-        refused = client.post("/v1/completions", json=_count(max_tokens=300))
+        assert 1024 + 9 < used < 1700 + 150
+        refused = client.post("/v1/completions", json=_count(max_tokens=500))
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
 
 
@@ -562,7 +562,9 @@ def _tenant() -> Tenant:
         ({}, ["passed", "RateLimited"]),
         ({"requests_per_minute": "allow"}, ["passed", "RateLimited"]),
         ({"requests_per_minute": "allow", "concurrent_requests": "allow"}, ["passed", "passed"]),
-        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
+        # A request is counted before its tokens are.
+        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "RateLimited"]),
+        ({"requests_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
     ],
 )
 async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: list[str]) -> None:
