@@ -57,8 +57,12 @@ def _fallback() -> Tokenizer:
     return tokenizer
 
 
-def _one_unknown() -> Tokenizer:
-    return Tokenizer(models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>"))
+def _one_unknown(normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
+    """Every token is one character long."""
+    tokenizer = Tokenizer(models.BPE({"?": 0, "a": 1}, [], unk_token="?"))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    return tokenizer
 
 
 BOUNDED = {
@@ -70,6 +74,7 @@ BOUNDED = {
     "takes blanks": _bytes(rstrip=True, lstrip=True),
     "byte fallback": _fallback(),
     "one unknown": _one_unknown(),
+    "one unknown, composing": _one_unknown(normalizers.NFC()),
 }
 
 
