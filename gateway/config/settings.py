@@ -5,14 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.parsers.tools.forms import Form
 from gateway.scheduling.discovery import checked
 from lora_store import redis_url
 
-AdminKey = Annotated[SecretStr, Field(min_length=8)]
+MIN_ADMIN_KEY = 32
+"""Characters; `gateway key new --admin` makes 46, of 256 random bits."""
+
+
+def _long_enough(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY:
+        raise ValueError(
+            f"has {len(key.get_secret_value())} characters; it must have at least "
+            f"{MIN_ADMIN_KEY}, as those that `gateway key new --admin` prints"
+        )
+    return key
+
+
+AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
 _SECRETS = Path("/run/secrets")
 
@@ -179,8 +192,8 @@ class Settings(BaseSettings):
     )
     admin_key: AdminKey | None = Field(
         None,
-        description="Key for the adapter endpoints; without one, here or in the file of "
-        "GATEWAY_CONFIG, they answer 403.",
+        description="Key for the adapter endpoints, of at least 32 characters; without one, here "
+        "or in the file of GATEWAY_CONFIG, they answer 403.",
     )
     admin_port: int | None = Field(
         None,

@@ -15,11 +15,20 @@ from gateway.catalog.router import Route, Router
 from gateway.config.file import Configuration, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
-from gateway.errors import InvalidKey, ModelNotAllowed, ModelNotFound, SwitchedOff
+from gateway.errors import (
+    InvalidKey,
+    ModelNotAllowed,
+    ModelNotFound,
+    SwitchedOff,
+    TooManyWrongKeys,
+)
+from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
 
 _MAX_KEY = 512  # characters; ours have 46
+_WRONG_KEYS = 20
+_WHO = len("sha256:") + 8
 
 
 class _Keys(NamedTuple):
@@ -38,6 +47,7 @@ class Access:
         if settings.admin_key is not None:
             self._own_admin = frozenset({key_hash(settings.admin_key.get_secret_value())})
         self._keys = _Keys(None, self._own_admin)
+        self._wrong = WrongKeys()
 
     def update(self, configuration: Configuration) -> None:
         tenants = None
@@ -62,8 +72,13 @@ class Access:
             raise InvalidKey("Incorrect API key provided.")
         return tenant
 
-    def check_admin(self, authorization: str | None) -> None:
-        """Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key."""
+    def admin(self, authorization: str | None, address: str | None) -> str:
+        """Which admin asks: ``sha256:`` and the first 8 digits of the key's hash.
+
+        Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key, and
+        TooManyWrongKeys when many came from this address. A right key is taken all the same: others
+        may share the address, and must not be able to lock the admin out.
+        """
         admins = self._keys.admins
         if not admins:
             raise SwitchedOff(
@@ -72,8 +87,14 @@ class Access:
                 setting="GATEWAY_ADMIN_KEY",
             )
         given = _presented(authorization)
-        if not any(hmac.compare_digest(given, key) for key in admins):
+        if any(hmac.compare_digest(given, key) for key in admins):
+            return given[:_WHO]
+        wrong = self._wrong.count(address)
+        if wrong <= _WRONG_KEYS:
             raise InvalidKey("Incorrect admin key provided.")
+        if wrong == _WRONG_KEYS + 1:
+            log.warning("MORE THAN %d WRONG ADMIN KEYS in a minute from %s", _WRONG_KEYS, address)
+        raise TooManyWrongKeys("Too many wrong admin keys came from this address.")
 
     def sees(self, tenant: Tenant | None, name: str) -> bool:
         """Whether a model is in this tenant's list."""

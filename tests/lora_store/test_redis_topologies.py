@@ -43,7 +43,7 @@ from tests.support.redis_server import running_redis
 
 pytestmark = pytest.mark.slow
 
-ADMIN_KEY = "an-admin-key"
+ADMIN_KEY = "an-admin-key-of-enough-characters"
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.generated_adapters import converted, write_adapter
 from tests.support.local_stack import Stack, Up
 
-KEY = "an admin key"
+KEY = "an admin key of enough characters"
 CPU_SECONDS = 1.0
 MEGABYTE = 1024 * 1024
 FUZZ = settings(
