@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -110,7 +111,8 @@ def _exchange(stack: Stack, data: bytes, cuts: list[int]) -> bytes:
             edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
             for start, end in pairwise(edges):
                 connection.sendall(data[start:end])
-            connection.shutdown(1)
+            with contextlib.suppress(OSError):  # the server may have cut it already
+                connection.shutdown(1)
             while piece := connection.recv(65536):
                 said += piece
         except (BrokenPipeError, ConnectionResetError):
