@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,14 +21,15 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from adapters import npy, peft
-from adapters.record import Record, Version
+from adapters.errors import InvalidName
+from adapters.record import Record, Version, check_name
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body, media_type, refuse_encoding
 from gateway.api.routing import ADMIN, BODY, Name, Router, Schema, needs, refusals
 from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
-from gateway.observability.audit import State
+from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
 
 _FILES = frozenset(
@@ -111,7 +113,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
     try:
         name, base = _text(form, "name"), _text(form, "base")
-        with audit.action("adapters.add", name, _state(service, name)) as action:
+        with _audited(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(_save, form, folder)
             record = await service.adapters.add(name, base, folder, source="upload", within=folder)
             action.after = _told(record)
@@ -150,7 +152,7 @@ async def rollback(
     name: Name,
     wanted: Annotated[Rollback, json_body(Rollback, _SMALL)],
 ) -> Adapter:
-    with audit.action("adapters.rollback", name, _state(service, name)) as action:
+    with _audited(audit, service, "adapters.rollback", name) as action:
         record = await service.adapters.rollback(name, wanted.version)
         action.after = _told(record)
     return _adapter(record)
@@ -163,7 +165,7 @@ async def rollback(
     openapi_extra=needs("admin_key"),
 )
 async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
-    with audit.action("adapters.verify", name, _state(service, name)):
+    with _audited(audit, service, "adapters.verify", name):
         record = await service.adapters.verify(name)
     return AdapterVerified(**dict(_adapter(record)))
 
@@ -186,7 +188,7 @@ async def show(service: Admin, name: Name) -> Adapter:
     openapi_extra=needs("admin_key"),
 )
 async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
-    with audit.action("adapters.remove", name, _state(service, name)) as action:
+    with _audited(audit, service, "adapters.remove", name) as action:
         record = await service.adapters.remove(name)
         action.after = None
     return AdapterDeleted(name=record.name)
@@ -225,7 +227,7 @@ async def load(
 ) -> str:
     """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
     name = wanted.lora_name
-    with audit.action("adapters.load", name, _state(service, name)) as action:
+    with _audited(audit, service, "adapters.load", name) as action:
         action.after = _told(await _loaded(service, root, wanted))
     return f"Success: LoRA adapter '{name}' added successfully."
 
@@ -278,7 +280,7 @@ async def unload(
     wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, _SMALL)],
 ) -> str:
     name = wanted.lora_name
-    with audit.action("adapters.unload", name, _state(service, name)) as action:
+    with _audited(audit, service, "adapters.unload", name) as action:
         await service.adapters.remove(name)
         action.after = None
     return f"Success: LoRA adapter '{name}' removed successfully."
@@ -324,10 +326,19 @@ def _save(form: FormData, folder: Path) -> None:
             shutil.copyfileobj(part.file, file)
 
 
-def _state(service: Service, name: str) -> State:
-    """What there is under a name now, for the audit log."""
+def _audited(
+    audit: Audit, service: Service, action: str, name: str
+) -> AbstractContextManager[Action]:
+    """The audit log's line for what happens to `name`.
+
+    What cannot be an adapter's name is not written: it may be anything that somebody pasted.
+    """
+    try:
+        target = check_name(name)
+    except InvalidName:
+        target = "(not a name)"
     found = (record for record in service.adapters.records if record.name == name)
-    return next(map(_told, found), None)
+    return audit.action(action, target, next(map(_told, found), None))
 
 
 def _told(record: Record) -> State:
