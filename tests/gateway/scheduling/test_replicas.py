@@ -23,8 +23,6 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.metrics import sample
 
-pytestmark = pytest.mark.slow
-
 COUNT = "Count from 1 to 300"  # 1,092 tokens
 LONG = {"messages": [{"role": "user", "content": COUNT}], "stream": True, "temperature": 0}
 QUESTION = "美国的首都在哪里? \n答案:"
@@ -87,12 +85,7 @@ def started(
     with tritons(folder, demo_engine(folder / "engine")) as both:
         config = _write(folder / "c.yaml", [replica.endpoint for replica in both.replicas])
         adapters = json.dumps({name: str(DEMO_ADAPTERS / name) for name in ("zh", "ja")})
-        settings = {
-            "config": config,
-            "allow_anonymous": "true",
-            "adapters": adapters,
-            "admin_port": 0,
-        }
+        settings = {"config": config, "adapters": adapters, "admin_port": 0}
         with GatewayProcess(folder / "g", both, **settings) as gateway:
             yield both, gateway, config
 
@@ -108,7 +101,7 @@ async def pair(started: tuple[Tritons, GatewayProcess, Path]) -> AsyncIterator[P
 
 def _write(path: Path, endpoints: list[str]) -> Path:
     new = path.with_suffix(".new")
-    new.write_text(yaml.safe_dump({"anonymous": True, "replicas": endpoints}), encoding="utf-8")
+    new.write_text(yaml.safe_dump({"replicas": endpoints}), encoding="utf-8")
     return new.replace(path)
 
 

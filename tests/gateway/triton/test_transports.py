@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from ops.local_stack.binaries import find_triton_server
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.process import Child
 from ops.local_stack.repository import PARAMETERS
+from ops.local_stack.servers import answers_ok
 from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.support.authority import Authority
-from tests.support.triton_server import MODEL, wait_ready
+from tests.support.triton_server import MODEL, READY_WITHIN
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
@@ -57,7 +59,11 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
         child = Child("triton", command, server.env, folder / "triton.log")
         child.start()
         try:
-            wait_ready(child, f"{LOCALHOST}:{http}")
+            deadline = time.monotonic() + READY_WITHIN
+            while not answers_ok(f"http://{LOCALHOST}:{http}/v2/health/ready"):
+                assert child.exit_status() is None, child.how_it_ended()
+                assert time.monotonic() < deadline, child.last_lines()
+                time.sleep(0.05)
             yield f"grpcs://{LOCALHOST}:{grpc}"
         finally:
             child.terminate()
