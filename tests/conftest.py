@@ -44,8 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mode = config.getoption("--triton-mode")
     for item in items:
-        if item.get_closest_marker("timed"):
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
         for mark in item.iter_markers("token_mode_only"):
             if mode in (mark.kwargs.get("of") or TRITON_MODES) and mode != "token":
                 item.add_marker(pytest.mark.skip(reason=mark.args[0]))

@@ -62,6 +62,7 @@ def stream_infer(address: str, *requests: bytes) -> list[bytes]:
         return list(call(iter(requests), timeout=30))
 
 
+@pytest.mark.slow
 def test_upstream_sends_what_triton_sends(upstream: str, tmp_path: Path) -> None:
     synthetic.build(
         tmp_path / "engine", vocab_size=4096, first_token_ms=0, tokens=[TOKEN], max_seq_len=8192

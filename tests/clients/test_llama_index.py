@@ -6,12 +6,15 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.environments import make_environment
 from tests.support.local_stack import Stack
 
 FILES = Path(__file__).parent / "llama_index"
 
 
+@pytest.mark.slow
 def test_llama_index(stack: Stack, tmp_path: Path) -> None:
     python = make_environment(tmp_path / "venv", FILES / "requirements.txt")
     done = subprocess.run(

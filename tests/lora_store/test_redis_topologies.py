@@ -40,6 +40,8 @@ from tests.support.redis_fleet import (
 )
 from tests.support.redis_server import running_redis
 
+pytestmark = pytest.mark.slow
+
 ADMIN_KEY = "an-admin-key"
 
 

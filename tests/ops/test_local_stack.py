@@ -94,6 +94,7 @@ def test_a_second_one_in_the_same_folder(up: Up, stack: Stack, tmp_path: Path) -
     assert up.state() == stack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "gateway"])
 def test_the_death_of_a_server_ends_the_others(tmp_path: Path, name: str) -> None:
     with Up(tmp_path, "--port", "0") as up:
@@ -159,6 +160,7 @@ def test_a_kill_takes_the_servers_along(tmp_path: Path, moment: str) -> None:
         up.assert_nothing_is_left()
 
 
+@pytest.mark.slow
 def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
     with Up(tmp_path, "--port", "0", "--restart") as up:
         before = up.wait_ready()

@@ -160,6 +160,7 @@ async def _reading(port: int) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     servicer = FakeTriton(tokens=[65] * TOKENS, fault=None, step=0)

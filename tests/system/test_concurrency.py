@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import openai
+import pytest
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -21,6 +22,7 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.slow
 async def test_fifty_streams_equal_their_twins(async_client: openai.AsyncOpenAI) -> None:
     rng = random.Random(5)
     jobs = [(rng.choice(QUESTIONS), rng.choice([3, 17, 64, 400])) for _ in range(50)]

@@ -161,6 +161,7 @@ async def _load(
     return outcome
 
 
+@pytest.mark.slow
 async def test_two_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
     url = many.stack.gateway + "/metrics"
     assert await _load(many, REQUESTS, seed=1) == {"right": REQUESTS}
@@ -172,6 +173,7 @@ async def test_two_hundred_adapters_over_a_cache_of_eight(many: Many) -> None:
     assert in_vain < REQUESTS / 10, "the gateway learns how many adapters fit at once"
 
 
+@pytest.mark.slow
 async def test_a_hundred_requests_for_a_cold_adapter_send_it_once(many: Many) -> None:
     url = many.stack.gateway + "/metrics"
     # Eight others push it out first.
@@ -184,6 +186,7 @@ async def test_a_hundred_requests_for_a_cold_adapter_send_it_once(many: Many) ->
     assert metric(url, "gateway_lora_cold_sends_total") == before + 1
 
 
+@pytest.mark.slow
 async def test_a_mixed_batch_equals_each_alone(many: Many) -> None:
     names = ["demo", "a3", "a5", "demo", "a3", "a5"]
     async with _client(many.stack.gateway) as client:
@@ -236,10 +239,11 @@ async def _wait_ready(many: Many) -> None:
 def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
     """Another `gateway serve` on the same Triton and Redis, with a disk of its own."""
     stack = many.stack
-    with GatewayProcess(tmp_path, stack, redis_url=stack.redis, admin_key="second") as gateway:
+    with GatewayProcess(tmp_path, stack, redis_url=stack.redis) as gateway:
         yield gateway.url
 
 
+@pytest.mark.slow
 async def test_an_update_under_load_is_old_or_new_on_both_gateways(
     many: Many, second_gateway: str
 ) -> None:

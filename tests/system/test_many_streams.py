@@ -28,6 +28,8 @@ from tests.support.metrics import metric
 from tests.support.triton_server import MODEL
 from triton_repo.render import render
 
+pytestmark = pytest.mark.slow
+
 IDLE_STREAMS, ACTIVE_STREAMS, TOKENS = 2000, 200, 40
 PAUSE_MS = 100
 # Measured: 26 KiB, sockets' buffers in the kernel not counted.

@@ -19,6 +19,8 @@ from tests.support.gateway_process import GatewayProcess, body, tenant, write_co
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-acme-key"
 HANGS_AFTER_S = 120
 PATIENCE_S = 240

@@ -75,6 +75,7 @@ def _adapters(admin: httpx.Client) -> dict[str, str]:
     return {record["name"]: record["served"] for record in admin.get("/v1/adapters").json()["data"]}
 
 
+@pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(
     max_examples=30,

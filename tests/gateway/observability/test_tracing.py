@@ -293,6 +293,7 @@ def _traced_triton(folder: Path, collector: Collector) -> Iterator[str]:
             remove_regions(prefix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
 async def test_triton_goes_on_with_the_trace(
     folder: Path, collector: Collector, transport: str

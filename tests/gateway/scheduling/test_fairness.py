@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support.cluster import paced_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.metrics import sample
+
+pytestmark = pytest.mark.slow
 
 FLOOD, SAMPLES, PLACES = 500, 20, 16
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}

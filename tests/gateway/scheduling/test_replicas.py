@@ -23,6 +23,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.metrics import sample
 
+pytestmark = pytest.mark.slow
+
 COUNT = "Count from 1 to 300"  # 1,092 tokens
 LONG = {"messages": [{"role": "user", "content": COUNT}], "stream": True, "temperature": 0}
 QUESTION = "美国的首都在哪里? \n答案:"

@@ -219,6 +219,7 @@ def _counted(redis: RedisServer, name: str) -> set[int]:
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
 
 
+@pytest.mark.slow
 def test_a_gateway_that_dies_gives_its_requests_back(
     stack: Stack, redis: RedisServer, tmp_path: Path
 ) -> None:

@@ -28,6 +28,8 @@ from ops.deployment.check import check
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class _Answer:

@@ -22,6 +22,8 @@ from tests.support.triton_server import MODEL, Server, core_inputs, new_ids, rep
 from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
+pytestmark = pytest.mark.slow
+
 # Seconds. They only end a test that would never end.
 READY_WITHIN = 240.0
 ENDED_WITHIN = 120.0

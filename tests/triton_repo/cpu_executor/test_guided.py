@@ -127,6 +127,7 @@ def is_city(text: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_schema_that_the_model_breaks_is_met_every_time(ask: Any, tokenizer: Tokenizer) -> None:
     free = texts(ask(num_return_sequences=COUNT), tokenizer, COUNT)
     assert sum(map(is_city, free)) < COUNT / 2
