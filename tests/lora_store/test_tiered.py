@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from tests.support.adapter_store import (
     store_gateway,
     version_file,
 )
+from tests.support.full_disk import full_disk
 from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer, running_redis
 
@@ -444,15 +444,11 @@ async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, server: RedisSe
         await one.add("zh", 1)
     async with gateway(tmp_path / "b", None):
         pass  # which makes its folders
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
-    try:
+    with full_disk(2048):
         async with gateway(tmp_path / "b", server, poll_s=NEVER_S) as other:
             assert await other.holds(1)
             assert await other.holds(1)
             assert other.store.stats.memory_hits == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert copies(tmp_path / "b") == set()
 
 

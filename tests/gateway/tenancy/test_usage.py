@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import resource
 import signal
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ import pytest
 from gateway.tenancy.usage_log import Usage, UsageLog
 from ops.commands.up import DEMO_ADAPTERS
 from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.full_disk import full_disk
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
@@ -349,15 +349,9 @@ def test_a_disk_that_is_full_loses_counted_lines_and_no_others(tmp_path: Path) -
     log = UsageLog(tmp_path / "usage.jsonl", lambda: lost.append(1))
     log.write(_usage(1))
     size = (tmp_path / "usage.jsonl").stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))
-    try:
+    with full_disk(size + 10):
         log.write(_usage(2))  # cut after 10 bytes
         log.write(_usage(3))  # refused
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     log.write(_usage(4))
     log.close()
     log.write(_usage(5))
