@@ -3,14 +3,23 @@
 
 # Debian's release is named, so that a rebuild does not move to the next one.
 FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/venv \
-    && python -m venv /opt/tools
+# What only installs stays here: the image's environment has neither pip nor setuptools.
+RUN python -m venv /opt/tools \
+    && python -m venv --without-pip /opt/venv
+# Nothing can be compiled later: the root file system may be read-only.
+ENV UV_COMPILE_BYTECODE=1 \
+    UV_LINK_MODE=copy
 WORKDIR /src
-# Dependencies change less often than code and have a layer of their own.
 COPY requirements requirements
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/tools/bin/pip install --require-hashes --requirement requirements/tools.txt \
-    && /opt/venv/bin/pip install --require-hashes --requirement requirements/gateway.txt
+    /opt/tools/bin/pip install --require-hashes --requirement requirements/tools.txt
+# Dependencies change less often than code and have a layer of their own. uv takes a tenth of pip's
+# time. It does not read pip's configuration: where that is what leads to a registry, pip installs.
+RUN --mount=type=cache,target=/root/.cache \
+    /opt/tools/bin/uv pip install --python /opt/venv/bin/python \
+        --require-hashes --requirement requirements/gateway.txt \
+    || /opt/tools/bin/pip --python /opt/venv/bin/python install \
+        --require-hashes --requirement requirements/gateway.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway
@@ -18,11 +27,14 @@ COPY lora_store lora_store
 COPY ops ops
 COPY triton_repo triton_repo
 RUN /opt/tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
-    && /opt/venv/bin/pip install --no-deps dist/*.whl
+    && /opt/tools/bin/pip --python /opt/venv/bin/python install --no-deps dist/*.whl
 
 FROM build AS build-demo
-RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/venv/bin/pip install --require-hashes --requirement requirements/local.txt
+RUN --mount=type=cache,target=/root/.cache \
+    /opt/tools/bin/uv pip install --python /opt/venv/bin/python \
+        --require-hashes --requirement requirements/local.txt \
+    || /opt/tools/bin/pip --python /opt/venv/bin/python install \
+        --require-hashes --requirement requirements/local.txt
 
 FROM python:3.11-slim-bookworm AS runtime
 # A number, not a name: Kubernetes' runAsNonRoot cannot look a name up.
