@@ -29,7 +29,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -200,14 +199,19 @@ class Session:
 
 
 def _end(group: int) -> None:
-    """Ends what still runs of a process group, as a terminal that is closed would."""
+    """Ends what still runs of a process group: the shell and its commands, which end their own.
+
+    A Triton whose models' processes were ended for it waits for them until its timeout.
+    """
+    members = {member.pid: member for member in _members(group)}
+    for member in members.values():
+        if member.ppid() not in members or member.ppid() == group:
+            member.terminate()
     deadline = time.monotonic() + STOP_S
-    number = signal.SIGTERM
-    while members := list(_members(group)):
-        if number == signal.SIGTERM or time.monotonic() > deadline:
-            for member in members:
-                member.send_signal(number)
-            number = signal.SIGKILL
+    while left := list(_members(group)):
+        if time.monotonic() > deadline:
+            for member in left:
+                member.kill()
         time.sleep(0.05)
 
 
