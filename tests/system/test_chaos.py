@@ -44,8 +44,10 @@ CAPITALS = {
 FOLDERS = {"zh": "zh", "acme/own": "ja", "other/own": "zh", "third/own": "ja"}
 LONG = "Count from 1 to 60"
 FROZEN_S = (1.0, 4.0)
-# On top of its deadline: a worker may be frozen when it comes, and this machine busy.
-LATE_S = FROZEN_S[1] + 12
+# In the gateway, on top of its deadline: a worker may be frozen when it comes.
+LATE_S = FROZEN_S[1] + 4
+# Whoever waits so long waits for ever. These clients share a busy machine with all that they ask.
+HANGS_AFTER_S = 60.0
 SETTLED_WITHIN_S = 120.0
 CLEAR = {429, 503, 504}
 
@@ -60,6 +62,7 @@ class Seen:
 
     tenant: str
     started: float
+    deadline_s: float
     ended: float = 0.0
     outcome: str = ""
     begun: bool = False
@@ -201,7 +204,7 @@ async def _client(world: World, client: httpx.AsyncClient, name: str, stop: asyn
         leaves_s = chance.uniform(0.01, 1.5) if chance.random() < 0.1 else None
         deadline_s = chance.uniform(6, 12)
         request_id = f"{name}-{count}"
-        seen = world.seen[request_id] = Seen(owner, time.monotonic())
+        seen = world.seen[request_id] = Seen(owner, time.monotonic(), deadline_s)
         headers = {
             "authorization": f"Bearer {TENANTS[owner]}",
             "x-request-id": request_id,
@@ -214,7 +217,7 @@ async def _client(world: World, client: httpx.AsyncClient, name: str, stop: asyn
             assert text.strip() == world.answers[model, long], (model, request_id)
             seen.outcome = "right"
         took = seen.ended - seen.started
-        assert took < deadline_s + LATE_S, f"{request_id}: {seen.outcome} after {took:.1f} s"
+        assert took < HANGS_AFTER_S, f"{request_id}: {seen.outcome} after {took:.1f} s"
         count += 1
         await asyncio.sleep(chance.uniform(1, 6))
 
@@ -370,6 +373,8 @@ def _check_usage(world: World) -> None:
         record = found.get(request_id)
         if record is not None:
             assert record["tenant"] == seen.tenant
+            took = record["ended"] - record["started"]
+            assert took < seen.deadline_s + LATE_S, f"{request_id}: {seen.outcome}, {took:.1f} s"
         if seen.usage is not None:
             assert record is not None, f"{request_id} was answered and is not in the log"
             assert record["status"] == 200
