@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Files with slow tests come first, so that no process is left alone with one at the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     mode = config.getoption("--triton-mode")
     for item in items:
         for mark in item.iter_markers("token_mode_only"):

@@ -60,15 +60,15 @@ class Load:
                     self.answers["whole"] += 1
                 else:
                     self.answers["stream"] += await _stream(client)
-                await asyncio.sleep(chance.uniform(0.05, 0.5))
+                await asyncio.sleep(chance.uniform(0.1, 0.8))
 
 
 SHORT = {"max_tokens": 8, "stop": "\n"}
 
 
 async def _stream(client: httpx.AsyncClient) -> int:
-    """Reads a long answer; asserts that it is whole."""
-    async with client.stream("POST", "/v1/completions", json=LONG) as answer:
+    """Reads an answer of most of a second; asserts that it is whole."""
+    async with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 100}) as answer:
         assert answer.status_code == 200
         lines = [line async for line in answer.aiter_lines() if line]
     *frames, last, done = [line.removeprefix("data: ") for line in lines]
