@@ -16,13 +16,8 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.api.schemas import (
-    HARMLESS,
-    NOT_SERVED,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from gateway.api.parameters import HARMLESS, NOT_SERVED
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.config.settings import Settings
 from gateway.service import running_service
 from gateway.triton import names

@@ -24,6 +24,7 @@ from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
 from gateway.api.failures import status_of
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
+from gateway.api.parameters import parse
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import Handler, context_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
@@ -31,7 +32,6 @@ from gateway.api.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationRequest,
-    parse,
 )
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant

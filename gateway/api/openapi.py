@@ -20,8 +20,9 @@ from starlette.routing import BaseRoute
 
 from gateway.api import adapters, tokens
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
+from gateway.api.parameters import HARMLESS
 from gateway.api.routing import Router, Schema, refusals
-from gateway.api.schemas import HARMLESS, ChatCompletionRequest, CompletionRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 
 router = Router()
 

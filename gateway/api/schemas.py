@@ -1,8 +1,7 @@
-"""Requests as OpenAI defines them, and what becomes of every parameter.
+"""Requests for a generation as OpenAI defines them, and what they ask for.
 
-Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). A parameter is
-served, accepted without effect because it has no meaning to lose, or refused by name; nothing is
-dropped silently. Types are strict: a number in quotes is an error, as at OpenAI.
+Reference: OpenAI API, "Create chat completion" and "Create completion" (2026). Types are strict: a
+number in quotes is an error, as at OpenAI.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from gateway.api.guides import format_guide, structured_guide, tool_guide
 from gateway.api.messages import (
@@ -23,9 +22,7 @@ from gateway.api.messages import (
     StructuredOutputs,
     Tools,
 )
-from gateway.api.strict_json import load_object
-from gateway.api.validation import location, words
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.errors import InvalidRequest
 from gateway.generation import (
     ANYBODY,
     MAX_CHOICES,
@@ -38,33 +35,6 @@ from gateway.generation import (
 )
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.forced import ForcedCall
-
-# No effect on the answer's meaning: bookkeeping, routing and caching hints of OpenAI's platform.
-HARMLESS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
-)
-
-# Known parameters that change meaning and are not served, with the values that ask for nothing.
-NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": (),
-    "functions": (),
-    "min_p": (0, 0.0),
-    "modalities": (["text"],),
-    "moderation": (),
-    "suffix": ("",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
@@ -348,58 +318,3 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
-
-
-R = TypeVar("R", bound=GenerationRequest)
-
-
-def parse(model: type[R], body: bytes) -> R:
-    """Validates a JSON body. Raises InvalidRequest or UnsupportedParameter naming the parameter."""
-    data = load_object(body)
-    fields = model.model_fields
-    served = {}
-    for name, value in data.items():
-        # null means unset: the SDKs send it for parameters that are passed as None.
-        if value is None:
-            continue
-        if name in fields:
-            served[name] = value
-        else:
-            _check_not_served(name, value)
-    try:
-        request = model.model_validate(served)
-    except ValidationError as error:
-        raise _invalid(error) from None
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest(
-            "stream_options may only be set together with stream.", param="stream_options"
-        )
-    return request
-
-
-def _check_not_served(name: str, value: Any) -> None:
-    """Raises UnsupportedParameter and InvalidRequest unless it asks for nothing."""
-    if name in HARMLESS:
-        return
-    neutral = NOT_SERVED.get(name)
-    if neutral is None:
-        raise InvalidRequest(f"Unrecognized request argument: {name}.", param=name)
-    # `in` would take True for 1 and False for 0.
-    if not any(value == option and type(value) is type(option) for option in neutral):
-        raise UnsupportedParameter(f"{name} is not supported by this server.", param=name)
-
-
-def _invalid(error: ValidationError) -> InvalidRequest:
-    """The first problem, in words that name the parameter and what was wrong with it."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the branches of a union, the one that got furthest says what was meant; one that is of
-    # another type altogether says least.
-    problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
-    path = location(problem)
-    param = str(path[0]) if path else None
-    where = ".".join(map(str, path))
-    if problem["type"] == "missing" and len(path) == 1:
-        return InvalidRequest(f"You must provide the parameter {where}.", param=param)
-    if problem["loc"][0] == "messages" and "literal_error" in problem["type"]:
-        return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
-    return InvalidRequest(f"{where}: {words(problem)}.", param=param)

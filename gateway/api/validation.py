@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.api.messages import NamedChoice
+from gateway.errors import InvalidRequest
 
 # Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
 _BRANCHES = frozenset({"str", "constrained-str", "int", NamedChoice.__name__})
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """The first problem, in words that name the parameter and what was wrong with it."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of the branches of a union, the one that got furthest says what was meant; one that is of
+    # another type altogether says least.
+    problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+    path = location(problem)
+    param = str(path[0]) if path else None
+    where = ".".join(map(str, path))
+    if problem["type"] == "missing" and len(path) == 1:
+        return InvalidRequest(f"You must provide the parameter {where}.", param=param)
+    if problem["loc"][0] == "messages" and "literal_error" in problem["type"]:
+        return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
+    return InvalidRequest(f"{where}: {words(problem)}.", param=param)
 
 
 def location(problem: ErrorDetails) -> list[int | str]:

@@ -23,7 +23,7 @@ from schemathesis.config import (
 )
 
 from gateway.api import openapi
-from gateway.api.schemas import HARMLESS, NOT_SERVED
+from gateway.api.parameters import HARMLESS, NOT_SERVED
 from gateway.app import ROUTES
 from ops.commands.up import DEMO_MODEL
 from tests.support.generated_adapters import write_adapter

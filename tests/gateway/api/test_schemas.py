@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.api import messages, schemas
-from gateway.api.schemas import (
-    HARMLESS,
-    NOT_SERVED,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-    parse,
-)
+from gateway.api.parameters import HARMLESS, NOT_SERVED, parse
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
