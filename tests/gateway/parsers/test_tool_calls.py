@@ -1,0 +1,194 @@
+"""Tool calls in text, case by case for each form."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
+from gateway.parsers.tools.forms import PARSERS
+from tests.support.tool_calls import MAKERS, parsed
+
+HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+CALL: list[Event] = [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
+SECOND: list[Event] = [CallStart(1, "g"), CallArguments(1, "{}")]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "events"),
+    [
+        ("hermes", f"Let me see.\n\n{HERMES}\n", [Content("Let me see."), *CALL]),
+        ("hermes", f"\n {HERMES} Done.\n", [*CALL, Content(" Done.\n")]),
+        ("hermes", f"<<tool_call> {HERMES}", [Content("<<tool_call>"), *CALL]),
+        ("hermes", HERMES.replace("}}", "}"), CALL),
+        ("hermes", HERMES.replace("}}", "}}}"), CALL),
+        ("hermes", HERMES.replace("</tool_call>", "Done"), [*CALL, Content("\nDone")]),
+        ("hermes", HERMES.replace("</tool_call>", HERMES.replace('f", "arguments": {"a": 1}', 'g"'))
+         , [*CALL, *SECOND]),
+        ("hermes", HERMES.replace('{"a": 1}', '{"a": 1}, "why": [1, "}"]'), CALL),
+        ("hermes", HERMES.replace('"name"', '"why": {"b": "}"}, "name"'), CALL),
+        ("hermes", HERMES.replace("1", '"</tool_call>"'),
+         [CallStart(0, "f"), CallArguments(0, '{"a": "</tool_call>"}')]),
+        ("hermes", HERMES.replace('{"a": 1}', "null"), [CallStart(0, "f"), CallArguments(0, "{}")]),
+        ("hermes", HERMES.replace("1", '"x\ny"'),
+         [CallStart(0, "f"), CallArguments(0, '{"a": "x\\ny"}')]),
+        ("hermes", HERMES.replace("1}}", '{"b": 1}'),
+         [CallStart(0, "f"), CallArguments(0, '{"a": {"b": 1}\n')]),
+        ("llama3_json", 'So: {"name": "f", "arguments": {"a": 1}}', [Content("So:"), *CALL]),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}}\n{"name": "g", "parameters": {}};',
+         [*CALL, *SECOND]),
+        ("llama3_json", '{"name": "f", "parameters": {"a": 1}} ; or {"b": 2}',
+         [*CALL, Content(' or {"b": 2}')]),
+        ("mistral", 'So: [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, ]',
+         [Content("So:"), *CALL]),
+        ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}', CALL),
+        ("mistral", '[TOOL_CALLS]f {"a": 1} [TOOL_CALLS] g [ARGS] {}', [*CALL, *SECOND]),
+        ("pythonic", "\n[f(a=1), g()]\n", [*CALL, *SECOND]),
+        ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>", CALL),
+        ("pythonic", "So: <|python_tag|>[f(a=1,)] or not", [Content("So:"), *CALL,
+                                                           Content(" or not")]),
+    ],
+)  # fmt: skip
+def test_calls_and_what_is_around_them(form: str, text: str, events: list[Event]) -> None:
+    assert parsed(MAKERS[form], text) == events
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "a < b, <tool>, <tool_cal> and <tool_call> are no calls \n"),
+        ("hermes", "<tool_call>f(x)</tool_call>"),
+        ("hermes", '<tool_call>{"function": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f" "arguments": {}}</tool_call>'),
+        ("hermes", '{"name": "f", "arguments": {}}'),
+        ("llama3_json", '{"name": "Ann", "age": 3}'),
+        ("llama3_json", '{"name": "Ann"}'),
+        ("llama3_json", '{"parameters": {}}'),
+        ("llama3_json", "<|python_tag|>print({1: 2})"),
+        ("llama3_json", "set x = {a} and {{b}} in { }\n"),
+        ("mistral", "[TOOL_CALLS] are how I call"),
+        ("mistral", "[TOOL_CALLS][1]"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("mistral", "[TOOL_CALLS]f[x]"),
+        ("mistral", '[{"name": "f", "arguments": {}}]'),
+        ("pythonic", "[1] A source. [f(x=1)]"),
+        ("pythonic", "[f](https://example.org)"),
+        ("pythonic", "[f(x)] and [f(x==1)]"),
+        ("pythonic", "[f(x == 1)]"),
+        ("pythonic", "[f(1)]"),
+        ("pythonic", "f(x=1)"),
+        ("required", "I cannot."),
+        ("named", "I cannot."),
+    ],
+)
+def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) -> None:
+    assert parsed(MAKERS[form], text) == [Content(text)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "events"),
+    [
+        ("hermes", "a\n<tool_c", [Content("a\n<tool_c")]),
+        ("hermes", '<tool_call>\n{"name": "f', [Content('<tool_call>\n{"name": "f')]),
+        ("hermes", '<tool_call>\n{"name": "f", "argu', [CallStart(0, "f")]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00', [
+            CallStart(0, "f"), CallArguments(0, '{"a": "\\u00')]),
+        ("hermes", f"{HERMES}\n<tool_call>", [*CALL, Content("\n<tool_call>")]),
+        ("llama3_json", '{"name": "f", "par', [Content('{"name": "f", "par')]),
+        ("llama3_json", '{"name": "f", "parameters": {"a"', [
+            CallStart(0, "f"), CallArguments(0, '{"a"')]),
+        ("mistral", "[TOOL_CALLS]get_wea", [Content("[TOOL_CALLS]get_wea")]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", [CallStart(0, "f")]),
+        ("pythonic", "[f(", [Content("[f(")]),
+        ("pythonic", '[f(a=1, b="x', [CallStart(0, "f"), CallArguments(0, '{"a": 1, "b": "x')]),
+        ("pythonic", "[f(a=1), ", CALL),
+        ("required", '[{"name": "f", "arguments": {"a"', [
+            CallStart(0, "f"), CallArguments(0, '{"a"')]),
+        ("named", '{"a"', [CallStart(0, "f"), CallArguments(0, '{"a"')]),
+    ],
+)  # fmt: skip
+def test_a_call_that_is_cut_stays_cut(form: str, text: str, events: list[Event]) -> None:
+    assert parsed(MAKERS[form], text) == events
+
+
+@pytest.mark.parametrize(
+    ("form", "pieces"),
+    [
+        ("hermes", [
+            ("One ", [Content("One")]),
+            ("two <t", [Content(" two")]),
+            ("ool_call>\n", []),
+            ('{"name": "f"', []),
+            (', "arguments": {', [CallStart(0, "f"), CallArguments(0, "{")]),
+            ('"a": "x', [CallArguments(0, '"a": "x')]),
+            ('"}', [CallArguments(0, '"}')]),
+            ("}\n</tool_call>", []),
+        ]),
+        ("llama3_json", [
+            ('{"city"', []),
+            (': "Paris"', [Content('{"city": "Paris"')]),
+            (', "n": 1}', [Content(', "n": 1}')]),
+        ]),
+        ("mistral", [
+            ("[TOOL_CALLS]f", []),
+            ("{", [CallStart(0, "f"), CallArguments(0, "{")]),
+        ]),
+        ("pythonic", [
+            ("[f(a=", []),
+            ("'x", [CallStart(0, "f"), CallArguments(0, '{"a": "x')]),
+            ("y\\", [CallArguments(0, "y")]),
+            ("n'", [CallArguments(0, "\\n")]),
+            (", b=1", [CallArguments(0, '", "b": ')]),
+            ("2)", [CallArguments(0, "12}")]),
+            (", g()", [CallStart(1, "g"), CallArguments(1, "{}")]),
+        ]),
+    ],
+)  # fmt: skip
+def test_everything_goes_out_as_soon_as_it_is_certain(
+    form: str, pieces: list[tuple[str, list[Event]]]
+) -> None:
+    parser = MAKERS[form]()
+    assert [(text, parser.parse(text)) for text, _ in pieces] == pieces
+
+
+def test_calls_are_counted() -> None:
+    parser = PARSERS["hermes"]()
+    parser.parse(HERMES[:-40])
+    assert parser.calls == 0
+    parser.parse(HERMES[-40:] + HERMES)
+    assert parser.calls == 2
+
+
+N = 100_000
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", "<tool_call>{" * N),
+        ("hermes", '<tool_call>{"a": "' * N),
+        ("hermes", '<tool_call>{"a": ' + "[" * N),
+        ("hermes", " " * N + "<tool_call>" + " " * N),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "' + "x" * N),
+        ("llama3_json", '{"name":{"name":' * N),
+        ("mistral", "[TOOL_CALLS][" * N),
+        ("pythonic", "[f(x=" + "[" * N),
+        ("pythonic", "[f(x=" + "-" * N + "1)]"),
+        ("pythonic", "[f(x=" + "(" * N),
+        ("pythonic", "[" * N),
+    ],
+)
+def test_long_and_deep_text_takes_time_in_proportion(form: str, text: str) -> None:
+    parser = MAKERS[form]()
+    start = time.process_time()
+    for position in range(0, len(text), 4):
+        parser.parse(text[position : position + 4])
+    parser.finish()
+    # About 0.5 us a character; quadratic, it would be minutes.
+    assert time.process_time() - start < 20e-6 * len(text)

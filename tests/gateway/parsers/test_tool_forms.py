@@ -1,0 +1,180 @@
+"""Which form a template has, ids that fit it, and the guides of forced choices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import InvalidRequest
+from gateway.parsers.tools.forced import named_guide, required_guide
+from gateway.parsers.tools.forms import Form, guess
+from gateway.parsers.tools.ids import new_id, template_id
+
+FORMS: list[Form] = ["hermes", "llama3_json", "mistral", "pythonic"]
+
+
+@pytest.mark.parametrize(
+    ("fragment", "form"),
+    [
+        # Qwen2.5 and Qwen3
+        (
+            '{{- \'\\n<tool_call>\\n{"name": "\' }}{{- tool_call.name }}'
+            '{{- \'", "arguments": \' }}{{- tool_call.arguments | tojson }}'
+            "{{- '}\\n</tool_call>' }}",
+            "hermes",
+        ),
+        # Hermes 2 Pro and 3
+        (
+            '{{- \'{"name": <function-name>, "arguments": <args-dict>}\n\' }}'
+            "{{- '</tool_call><|im_end|>' }}{{- '\\n<tool_call>\\n' }}",
+            "hermes",
+        ),
+        # Llama 3.1, 3.2 and 3.3
+        (
+            '{{- \'Respond in the format {"name": function name, "parameters": dictionary of'
+            ' argument name and its value}.\' }}{{- "<|python_tag|>" }}',
+            "llama3_json",
+        ),
+        # Mistral 7B v0.3, Mistral Small 3.1, Devstral
+        ('{{- "[TOOL_CALLS] [" }}{{- \', "id": "\' + tool_call.id + \'"}\' }}', "mistral"),
+        ("{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}", "mistral"),
+        # Llama 3.2 and 4 pythonic, ToolACE
+        (
+            "- Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]",
+            "pythonic",
+        ),
+        (
+            "you MUST put it in the format of [func_name1(params_name1=params_value1,"
+            " params_name2=params_value2...), func_name2(params)]",
+            "pythonic",
+        ),
+        # Qwen3-Coder and GLM-4.5: other forms within the same tags
+        ("{{- '<tool_call>\\n<function=' + name + '>' }} \"arguments\"", None),
+        ("{{ '<tool_call>' + name }}<arg_key>{{ k }}</arg_key> \"arguments\"", None),
+        # DeepSeek-V3
+        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']}}", None),
+        # Without tools: Phi-3, Zephyr, ChatML
+        ("{{'<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n'}}", None),
+        ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
+        ("", None),
+    ],
+)
+def test_the_form_is_guessed_from_the_template(fragment: str, form: Form | None) -> None:
+    assert guess("{% for message in messages %}" + fragment + "{% endfor %}") == form
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_new_ids_fit_the_template(form: Form) -> None:
+    ids = {new_id(form) for _ in range(200)}
+    assert len(ids) == 200
+    for call_id in ids:
+        assert template_id(form, call_id) == call_id
+        assert call_id.removeprefix("call_").isalnum()
+        assert len(call_id) == (9 if form == "mistral" else 29)
+
+
+@given(st.lists(st.text(max_size=40), unique=True))
+def test_any_id_becomes_one_that_mistral_takes(call_ids: list[str]) -> None:
+    mapped = [template_id("mistral", call_id) for call_id in call_ids]
+    assert all(len(m) == 9 and m.isascii() and m.isalnum() for m in mapped)
+    assert len(set(mapped)) == len(call_ids)
+    assert mapped == [template_id("mistral", call_id) for call_id in call_ids]
+    assert [template_id("hermes", call_id) for call_id in call_ids] == call_ids
+
+
+# ---- Forced choices
+
+UNIT = {"type": "string", "enum": ["C", "F"]}
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "$ref": {"type": "string", "default": {"$ref": "kept"}},
+    },
+    "required": ["unit"],
+    "$defs": {"Unit": UNIT},
+    "$id": "https://example.org/weather",
+}
+TREE = {"type": "object", "properties": {"children": {"items": {"$ref": "#"}}}}
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key != "default":
+                yield from _references(value)
+    elif isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+
+
+def _resolve(document: Any, reference: str) -> Any:
+    for part in reference.removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+def test_the_guide_of_a_required_choice_holds_every_function() -> None:
+    guide = json.loads(
+        required_guide({"weather": WEATHER, "tree": TREE, "time": None}, parallel=True)
+    )
+    assert (guide["type"], guide["minItems"]) == ("array", 1)
+    assert guide["maxItems"] == 8
+    found = {}
+    for call in guide["items"]["anyOf"]:
+        assert call["required"] == list(call["properties"]) == ["name", "arguments"]
+        assert call["additionalProperties"] is False
+        [name] = call["properties"]["name"]["enum"]
+        found[name] = _resolve(guide, call["properties"]["arguments"]["$ref"])
+    assert list(found) == ["weather", "tree", "time"]
+    assert found["time"] == {"type": "object", "properties": {}, "additionalProperties": False}
+    # References lead where they led before.
+    assert "$id" not in found["weather"]
+    weather = found["weather"]["properties"]
+    assert _resolve(guide, weather["unit"]["$ref"]) == UNIT
+    assert weather["$ref"] == WEATHER["properties"]["$ref"]  # type: ignore[index]
+    assert (
+        _resolve(guide, found["tree"]["properties"]["children"]["items"]["$ref"]) == (found["tree"])
+    )
+    assert len(list(_references(guide))) == 5
+    # The request's own schema is left alone.
+    assert WEATHER["$id"]
+
+
+def test_one_call_at_a_time() -> None:
+    guide = json.loads(required_guide({"f": None}, parallel=False))
+    assert (guide["minItems"], guide["maxItems"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "guide"),
+    [
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({}, {"type": "object", "additionalProperties": True}),
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        (WEATHER, WEATHER),
+        ({"$ref": "#/$defs/T", "$defs": {"T": TREE}}, {"$ref": "#/$defs/T", "$defs": {"T": TREE}}),
+    ],
+)
+def test_the_guide_of_a_named_choice_is_its_parameters(
+    parameters: dict[str, Any] | None, guide: dict[str, Any]
+) -> None:
+    assert json.loads(named_guide(parameters)) == guide
+
+
+def test_schemas_that_cannot_be_moved_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"parameters of f refer to other\.json#/a") as refused:
+        required_guide({"f": {"properties": {"a": {"$ref": "other.json#/a"}}}}, parallel=True)
+    assert refused.value.param == "tools"
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"items": deep}
+    with pytest.raises(InvalidRequest, match="more than 100 levels"):
+        required_guide({"f": deep}, parallel=True)

@@ -1,0 +1,68 @@
+"""What a parser of tool calls makes of a text, put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hypothesis import strategies as st
+
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
+from gateway.parsers.tools.forced import NamedToolParser, RequiredToolParser
+from gateway.parsers.tools.forms import PARSERS
+from gateway.parsers.tools.parser import ToolParser
+
+# Every form, and what reads the two kinds of forced calls.
+MAKERS: dict[str, Callable[[], ToolParser]] = {
+    **PARSERS,
+    "required": RequiredToolParser,
+    "named": lambda: NamedToolParser("f"),
+}
+
+
+def folded(events: list[Event]) -> list[Event]:
+    """Neighbouring pieces of one content, or of one call's arguments, joined."""
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, Content) and isinstance(last, Content):
+            joined[-1] = Content(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments):
+            joined[-1] = CallArguments(event.index, last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
+
+
+def parsed(maker: Callable[[], ToolParser], *pieces: str) -> list[Event]:
+    """What a new parser makes of a text that comes in `pieces`."""
+    parser = maker()
+    events = [event for piece in pieces for event in parser.parse(piece)]
+    return folded(events + parser.finish())
+
+
+def content_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Content))
+
+
+def calls_of(events: list[Event]) -> list[tuple[str, str]]:
+    """(name, arguments) of each call. No event is empty, and each stands where its index says."""
+    calls: list[tuple[str, str]] = []
+    for event in events:
+        if isinstance(event, CallStart):
+            assert event.index == len(calls)
+            calls.append((event.name, ""))
+        elif isinstance(event, CallArguments):
+            assert event.text
+            assert event.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+        else:
+            assert event.text
+    return calls
+
+
+def cut(text: str, data: st.DataObject) -> Iterator[str]:
+    """`text` in pieces of any lengths."""
+    while text:
+        size = data.draw(st.integers(1, len(text)))
+        yield text[:size]
+        text = text[size:]
