@@ -3,7 +3,7 @@
 Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a core, takes 17 us
 of CPU here and 36 to 40 us with grpc.aio; as fast as they are taken, 3 and 24 us (2 cores,
 `python -m bench.transport`). What happens once a token is therefore kept together in `_consume`
-and `Call.receive`; all else happens once a request or less, and is written to be read.
+and `Call.receive`; all else happens once a request or less, and is written to be read. `Wire` is what lies below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.triton.failures import Status
 from gateway.triton.http2 import frames, headers
 from gateway.triton.http2.call import WINDOW, Call
 from gateway.triton.http2.frames import Code, ConnectionFault
-from gateway.triton.http2.uploads import Uploads
+from gateway.triton.http2.wire import Wire
 from gateway.triton.transport import Message
 
 log = logging.getLogger(__name__)
@@ -29,15 +29,6 @@ log = logging.getLogger(__name__)
 # reader can leave lying is up to the window of its own stream.
 _CONNECTION_WINDOW = 2**25
 _MAX_HEADER_BYTES = 2**16
-# A read that brings more than this ends the turn: from a server that sends faster than its tokens
-# can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
-_TURN_BYTES = 2**17
-# One turn of the loop writes so much of the uploads: well below a millisecond.
-_WRITE_BYTES = 2**17
-_WRITE_BUFFER_BYTES = 2**18
-# Answers to SETTINGS and PING that may wait for a server that sends and does not read.
-_MAX_UNSENT_ANSWERS = 1000
-_CLOSE_WITHIN_S = 1.0
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
     Code.CANCEL: Status.CANCELLED,
@@ -48,18 +39,15 @@ _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
 
 
-class Connection(asyncio.Protocol):
+class Connection(Wire):
     """A connection that calls can be opened on.
 
     `on_change` is told when it is closed, gone, or has one call less.
     """
 
     def __init__(self, on_change: Callable[[Connection], None]) -> None:
-        self._on_change = on_change
-        self._transport: Any = None
-        self._loop = asyncio.get_running_loop()
+        super().__init__(on_change)
         self._decoder = Decoder(_MAX_HEADER_BYTES)
-        self._uploads = Uploads()
         self._calls: dict[int, Call[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
         self._receiving: dict[int, Call[Any]] = {}
@@ -67,20 +55,11 @@ class Connection(asyncio.Protocol):
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
         self._window = _CONNECTION_WINDOW
-        # Bytes after the last whole frame.
-        self._rest = b""
         # A header block that goes on: stream, flags of its first frame, what has come.
         self._block: tuple[int, int, bytearray] | None = None
-        self._paused = False
-        self._unsent_answers = 0
-        self._pump_scheduled = False
         self._draining = False
         self.settled = asyncio.Event()
         """Set when the server's settings have come, or the connection is lost."""
-        self.closed = False
-        """Whether it is of no use any more, though what is written may still go out."""
-        self.why_closed = ""
-        self.gone = asyncio.Event()
 
     @property
     def has_room(self) -> bool:
@@ -127,20 +106,6 @@ class Connection(asyncio.Protocol):
         if not self.closed:
             self._transport.write(frames.window_update(stream_id, increment))
 
-    def close(self, why: str, code: Code = Code.NO_ERROR) -> None:
-        """Says goodbye and fails what still runs."""
-        if not self.closed:
-            self._transport.write(frames.goaway(code))
-            self._transport.close()
-            # Not for ever, should the server not read what is still to be written.
-            self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
-            self._lost(why)
-
-    def abort(self) -> None:
-        """Gives up a connection that never came to be of use."""
-        if self._transport is not None:
-            self._transport.abort()
-
     def _end(self, call: Call[Any], status: int, text: str) -> None:
         """The server has ended a stream."""
         del self._calls[call.stream_id]
@@ -157,65 +122,23 @@ class Connection(asyncio.Protocol):
         else:
             self._on_change(self)
 
-    def _lost(self, why: str) -> None:
-        self.closed = True
-        self.why_closed = why
-        self._uploads.clear()
+    def _end_calls(self, why: str) -> None:
         self._receiving.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end(Status.UNAVAILABLE, why)
         self.settled.set()
-        self._on_change(self)
 
-    # The transport below.
+    # What comes in.
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+    def _greeting(self) -> bytes:
         settings = [
             (frames.ENABLE_PUSH, 0),
             (frames.INITIAL_WINDOW_SIZE, WINDOW),
             (frames.MAX_HEADER_LIST_SIZE, _MAX_HEADER_BYTES),
         ]
         window = frames.window_update(0, _CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
-        self._transport.write(frames.PREFACE + frames.settings(settings) + window)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.gone.set()
-        if self.closed:
-            self._on_change(self)
-        else:
-            self._lost(f"connection lost: {exc or 'closed by the server'}")
-
-    def pause_writing(self) -> None:
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        self._unsent_answers = 0
-        self._pump()
-
-    def data_received(self, data: bytes) -> None:
-        if self.closed:
-            return
-        if len(data) > _TURN_BYTES:
-            self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
-        if self._rest:
-            data = self._rest + data
-        try:
-            self._rest = data[self._consume(data) :]
-        except ConnectionFault as fault:
-            log.warning("the server broke the HTTP/2 protocol: %s", fault)
-            self.close(str(fault), fault.code)
-        except Exception:  # a mistake of ours must not leave calls hanging
-            log.exception("an HTTP/2 connection failed")
-            self.close("internal error", Code.INTERNAL_ERROR)
-
-    def _read_on(self) -> None:
-        if not self.closed:
-            self._transport.resume_reading()
+        return frames.PREFACE + frames.settings(settings) + window
 
     def _consume(self, data: bytes) -> int:
         """Handles the whole frames in `data`; returns where the first unfinished one begins."""
@@ -256,25 +179,6 @@ class Connection(asyncio.Protocol):
         if self._window < _CONNECTION_WINDOW // 2:
             self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
             self._window = _CONNECTION_WINDOW
-
-    def _pump(self) -> None:
-        """Writes a piece of the uploads, and comes back for more after everybody else."""
-        if self._paused or self._pump_scheduled or self.closed or not self._uploads.ready():
-            return
-        self._transport.writelines(self._uploads.frames(_WRITE_BYTES))
-        if not self._paused and self._uploads.ready():
-            self._pump_scheduled = True
-            self._loop.call_soon(self._pump_again)
-
-    def _pump_again(self) -> None:
-        self._pump_scheduled = False
-        self._pump()
-
-    def _answer(self, frame: bytes) -> None:
-        self._unsent_answers += self._paused
-        if self._unsent_answers > _MAX_UNSENT_ANSWERS:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "answers pile up")
-        self._transport.write(frame)
 
     # Frames that are not the plain DATA of a running call.
 

@@ -1,0 +1,143 @@
+"""The life of one HTTP/2 connection: how bytes come and go, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from gateway.triton.http2 import frames
+from gateway.triton.http2.frames import Code, ConnectionFault
+from gateway.triton.http2.uploads import Uploads
+
+log = logging.getLogger(__name__)
+
+# A read that brings more than this ends the turn: from a server that sends faster than its tokens
+# can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
+_TURN_BYTES = 2**17
+# One turn of the loop writes so much of the uploads: well below a millisecond.
+_WRITE_BYTES = 2**17
+_WRITE_BUFFER_BYTES = 2**18
+# Answers to SETTINGS and PING that may wait for a server that sends and does not read.
+_MAX_UNSENT_ANSWERS = 1000
+_CLOSE_WITHIN_S = 1.0
+
+
+class Wire(asyncio.Protocol):
+    """Reads, writes and closes; what the frames mean is for `Connection`, which adds that.
+
+    `on_change` is given the connection when it is closed and when it is gone.
+    """
+
+    def __init__(self, on_change: Callable[[Any], None]) -> None:
+        self._on_change = on_change
+        self._transport: Any = None
+        self._loop = asyncio.get_running_loop()
+        self._uploads = Uploads()
+        # Bytes after the last whole frame.
+        self._rest = b""
+        self._paused = False
+        self._unsent_answers = 0
+        self._pump_scheduled = False
+        self.closed = False
+        """Whether it is of no use any more, though what is written may still go out."""
+        self.why_closed = ""
+        self.gone = asyncio.Event()
+
+    @abstractmethod
+    def _greeting(self) -> bytes:
+        """What a client sends first."""
+
+    @abstractmethod
+    def _consume(self, data: bytes) -> int:
+        """Handles the whole frames in `data`; returns where the first unfinished one begins.
+
+        Raises ConnectionFault.
+        """
+
+    @abstractmethod
+    def _end_calls(self, why: str) -> None:
+        """Fails what still runs."""
+
+    def close(self, why: str, code: Code = Code.NO_ERROR) -> None:
+        """Says goodbye and fails what still runs."""
+        if not self.closed:
+            self._transport.write(frames.goaway(code))
+            self._transport.close()
+            # Not for ever, should the server not read what is still to be written.
+            self._loop.call_later(_CLOSE_WITHIN_S, self._transport.abort)
+            self._lost(why)
+
+    def abort(self) -> None:
+        """Gives up a connection that never came to be of use."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _lost(self, why: str) -> None:
+        self.closed = True
+        self.why_closed = why
+        self._uploads.clear()
+        self._end_calls(why)
+        self._on_change(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._transport.write(self._greeting())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        if self.closed:
+            self._on_change(self)
+        else:
+            self._lost(f"connection lost: {exc or 'closed by the server'}")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._unsent_answers = 0
+        self._pump()
+
+    def data_received(self, data: bytes) -> None:
+        if self.closed:
+            return
+        if len(data) > _TURN_BYTES:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+        if self._rest:
+            data = self._rest + data
+        try:
+            self._rest = data[self._consume(data) :]
+        except ConnectionFault as fault:
+            log.warning("the server broke the HTTP/2 protocol: %s", fault)
+            self.close(str(fault), fault.code)
+        except Exception:  # a mistake of ours must not leave calls hanging
+            log.exception("an HTTP/2 connection failed")
+            self.close("internal error", Code.INTERNAL_ERROR)
+
+    def _read_on(self) -> None:
+        if not self.closed:
+            self._transport.resume_reading()
+
+    def _pump(self) -> None:
+        """Writes a piece of the uploads, and comes back for more after everybody else."""
+        if self._paused or self._pump_scheduled or self.closed or not self._uploads.ready():
+            return
+        self._transport.writelines(self._uploads.frames(_WRITE_BYTES))
+        if not self._paused and self._uploads.ready():
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump_again)
+
+    def _pump_again(self) -> None:
+        self._pump_scheduled = False
+        self._pump()
+
+    def _answer(self, frame: bytes) -> None:
+        self._unsent_answers += self._paused
+        if self._unsent_answers > _MAX_UNSENT_ANSWERS:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "answers pile up")
+        self._transport.write(frame)
