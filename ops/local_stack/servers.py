@@ -45,8 +45,11 @@ def redis_child(port: int, data: Path, log: Path) -> Child:
     return Child("redis", command, os.environ, log)
 
 
-def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path) -> Child:
-    """tritonserver on the rendered repository; its shared memory is named `shm_prefix`*."""
+def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *options: str) -> Child:
+    """tritonserver on the rendered repository; its shared memory is named `shm_prefix`*.
+
+    `options` are more of tritonserver's own.
+    """
     server = find_triton_server(state_dir / "backends")
     command = [
         str(server.executable),
@@ -61,6 +64,7 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path) -> C
         f"--http-port={ports.triton_http}",
         f"--grpc-port={ports.triton_grpc}",
         f"--metrics-port={ports.triton_metrics}",
+        *options,
     ]
     # The CPU executor's matrices are small: with a second BLAS thread a 2-core machine makes
     # 2,250 tokens/s of 32 requests, with one 2,500, and the other core is free for the gateway.

@@ -261,12 +261,12 @@ def running(folder: Path, **parameters: Value) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """tritonserver on whatever is in the folder `repository` of `folder`."""
+def serving(folder: Path, *options: str) -> Iterator[Server]:
+    """tritonserver, with these `options` too, on what is in the folder `repository` of `folder`."""
     with PortClaims() as claims:
         ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         prefix = region_prefix(folder)
-        child = triton_child(ports, folder, prefix, folder / "triton.log")
+        child = triton_child(ports, folder, prefix, folder / "triton.log", *options)
         child.start()
         try:
             _wait_ready(child, ports)

@@ -14,17 +14,13 @@ import httpx
 import pytest
 
 from ops.commands.up import DEMO_MODEL
-from ops.local_stack.binaries import find_triton_server
-from ops.local_stack.ports import LOCALHOST, PortClaims
-from ops.local_stack.process import Child
+from ops.local_stack.ports import PortClaims
 from ops.local_stack.repository import PARAMETERS
-from ops.local_stack.servers import answers_ok
-from ops.local_stack.shared_memory import region_prefix, remove_regions
+from tests.support import triton_server
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.otlp_collector import Collector, collecting
-from tests.support.triton_server import READY_WITHIN
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
@@ -266,31 +262,15 @@ def _traced_triton(folder: Path, collector: Collector) -> Iterator[str]:
     parameters = {name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name}
     parameters |= {"engine_dir": str(engine), "tokenizer_dir": str(folder)}
     render(folder / "repository", parameters, ["tensorrt_llm"])
-    server = find_triton_server(folder / "backends")
-    prefix = region_prefix(folder)
-    with PortClaims() as claims:
-        grpc, http = claims.take_free(), claims.take_free()
-        command = [str(server.executable), *server.arguments]
-        command += [f"--model-repository={folder / 'repository'}", "--allow-metrics=false"]
-        command += ["--disable-auto-complete-config", f"--grpc-port={grpc}", f"--http-port={http}"]
-        command += [f"--backend-config=python,shm-region-prefix-name={prefix}"]
-        traces = f"opentelemetry,url={collector.url}/v1/traces"
-        resource = "opentelemetry,resource=service.name=triton"
-        for option in ("mode=opentelemetry", "level=TIMESTAMPS", "rate=1", traces, resource):
-            command.append(f"--trace-config={option}")
-        child = Child("triton", command, server.env, folder / "triton.log")
-        child.start()
-        try:
-            deadline = time.monotonic() + READY_WITHIN
-            while not answers_ok(f"http://{LOCALHOST}:{http}/v2/health/ready"):
-                assert child.exit_status() is None, child.how_it_ended()
-                assert time.monotonic() < deadline, child.last_lines()
-                time.sleep(0.05)
-            yield f"{LOCALHOST}:{grpc}"
-        finally:
-            child.terminate()
-            child.reap(10.0)
-            remove_regions(prefix)
+    traces = (
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        "rate=1",
+        f"opentelemetry,url={collector.url}/v1/traces",
+        "opentelemetry,resource=service.name=triton",
+    )
+    with triton_server.serving(folder, *(f"--trace-config={each}" for each in traces)) as server:
+        yield server.grpc
 
 
 @pytest.mark.slow

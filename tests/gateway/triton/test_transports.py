@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,14 +15,10 @@ from gateway.errors import EngineUnavailable, GatewayError
 from gateway.triton.client import TritonClient
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, TransportName
-from ops.local_stack.binaries import find_triton_server
-from ops.local_stack.ports import LOCALHOST, PortClaims
-from ops.local_stack.process import Child
+from ops.local_stack.ports import LOCALHOST
 from ops.local_stack.repository import PARAMETERS
-from ops.local_stack.servers import answers_ok
-from ops.local_stack.shared_memory import region_prefix, remove_regions
 from tests.support.authority import Authority
-from tests.support.triton_server import MODEL, READY_WITHIN
+from tests.support.triton_server import MODEL, serving
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
@@ -44,31 +39,16 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
     parameters = {**PARAMETERS, "engine_dir": str(folder / "engine"), "tokenizer_dir": str(MODEL)}
     render(folder / "repository", parameters)
     certificate, key = authority.issue("server")
-    server = find_triton_server(folder / "backends")
-    prefix = region_prefix(folder)
-    with PortClaims() as claims:
-        grpc, http = claims.take_free(), claims.take_free()
-        command = [str(server.executable), *server.arguments]
-        command += [f"--model-repository={folder / 'repository'}", "--allow-metrics=false"]
-        command += ["--disable-auto-complete-config", f"--grpc-port={grpc}", f"--http-port={http}"]
-        command += [f"--backend-config=python,shm-region-prefix-name={prefix}"]
-        command += ["--grpc-use-ssl=true", "--grpc-use-ssl-mutual=true"]
-        command += [f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
-        command += [f"--grpc-root-cert={authority.file}"]
-        command += ["--grpc-restricted-protocol=inference:secret=let me in"]
-        child = Child("triton", command, server.env, folder / "triton.log")
-        child.start()
-        try:
-            deadline = time.monotonic() + READY_WITHIN
-            while not answers_ok(f"http://{LOCALHOST}:{http}/v2/health/ready"):
-                assert child.exit_status() is None, child.how_it_ended()
-                assert time.monotonic() < deadline, child.last_lines()
-                time.sleep(0.05)
-            yield f"grpcs://{LOCALHOST}:{grpc}"
-        finally:
-            child.terminate()
-            child.reap(10.0)
-            remove_regions(prefix)
+    options = (
+        "--grpc-use-ssl=true",
+        "--grpc-use-ssl-mutual=true",
+        f"--grpc-server-cert={certificate}",
+        f"--grpc-server-key={key}",
+        f"--grpc-root-cert={authority.file}",
+        "--grpc-restricted-protocol=inference:secret=let me in",
+    )
+    with serving(folder, *options) as server:
+        yield f"grpcs://{server.grpc}"
 
 
 @contextlib.asynccontextmanager
