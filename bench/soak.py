@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +31,14 @@ import httpx
 import psutil
 
 from bench.machine import ROOT
+from ops.loadtest.chart import COLOURS, Line, graph, linear, svg
 from ops.local_stack.state import State
 
 READY_WITHIN_S = 180
 EVERY_S = 1.0
 # Growth that is no leak: an allocator's habits, and a connection more or less.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 760, 230, 70, 40, 30
-_COLOURS = {"gateway": "#0072b2", "triton": "#e69f00", "redis": "#009e73"}
+_COLOURS = {"gateway": COLOURS[0], "triton": COLOURS[1], "redis": COLOURS[2]}
 
 
 @dataclass(frozen=True)
@@ -173,47 +173,24 @@ def growth(server: str, samples: Sequence[Sample]) -> list[str]:
 
 def plot(samples: Sequence[Sample]) -> str:
     """Two panels over time, a line for each server."""
-    rss = {s: [(e.seconds, e.rss / 2**20) for e in samples if e.server == s] for s in _COLOURS}
-    files = {s: [(e.seconds, float(e.files)) for e in samples if e.server == s] for s in _COLOURS}
-    panels = [_panel("resident memory, MiB", rss), _panel("open files", files)]
-    body = "".join(
-        f'<g transform="translate(0,{n * _HEIGHT})">{panel}</g>' for n, panel in enumerate(panels)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{2 * _HEIGHT}" '
-        f'font-family="sans-serif" font-size="11"><rect width="100%" height="100%" fill="white"/>'
-        f"{body}</svg>"
+    return svg(
+        [
+            _over_time("resident memory", "MiB", samples, lambda each: each.rss / 2**20),
+            _over_time("open files", "", samples, lambda each: each.files),
+        ],
+        down=True,
     )
 
 
-def _panel(title: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    last = max((x for line in lines.values() for x, _ in line), default=0) or 1.0
-    most = max((y for line in lines.values() for _, y in line), default=0) * 1.1 or 1.0
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - 90
-
-    def place(x: float, y: float) -> str:
-        across = _LEFT + x / last * (right - _LEFT)
-        return f"{across:.1f},{bottom - y / most * (bottom - _TOP):.1f}"
-
-    parts = [f'<text x="{_LEFT}" y="24" font-size="13">{title}</text>']
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = bottom - share * (bottom - _TOP)
-        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        parts.append(
-            f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{share * most:.0f}</text>'
-        )
-        x = _LEFT + share * (right - _LEFT)
-        minutes = share * last / 60
-        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{minutes:.1f}</text>')
-    parts.append(f'<text x="{right + 20}" y="{bottom + 16}">minutes</text>')
-    for server, points in lines.items():
-        path = " ".join(place(x, y) for x, y in points)
-        colour = _COLOURS[server]
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
-        if points:
-            at = bottom - points[-1][1] / most * (bottom - _TOP)
-            parts.append(f'<text x="{right + 6}" y="{at + 4:.1f}" fill="{colour}">{server}</text>')
-    return "".join(parts)
+def _over_time(
+    title: str, unit: str, samples: Sequence[Sample], value: Callable[[Sample], float]
+) -> str:
+    lines = [
+        Line(server, colour, [(e.seconds / 60, value(e)) for e in samples if e.server == server])
+        for server, colour in _COLOURS.items()
+    ]
+    minutes = linear([each.seconds / 60 for each in samples])
+    return graph(title, "minutes", unit, lines, minutes, linear(list(map(value, samples))))
 
 
 if __name__ == "__main__":

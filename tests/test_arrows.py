@@ -19,8 +19,8 @@ from tests.support.imports import DIVIDED, ROOT, Sources, room_of, sources
 # Room -> rooms that it may import. Each of these stands further down in this table.
 ALLOWED: dict[str, str] = {
     "docs": "ops.commands ops.deployment gateway.api gateway.service gateway.config gateway.triton",
-    "bench": "ops.local_stack gateway.config gateway.tokenization gateway.triton triton_repo.render"
-    " triton_repo.cpu_executor adapters",
+    "bench": "ops.loadtest ops.local_stack gateway.config gateway.tokenization gateway.triton"
+    " triton_repo.render triton_repo.cpu_executor adapters",
     "demo": "",
     "deploy": "",
     # Operators' tools.

@@ -242,7 +242,7 @@ def test_the_picture_has_a_line_for_each_figure_and_a_point_for_each_level() -> 
     runs = [_run(mode, n, n) for mode in ("core", "chat") for n in levels]  # type: ignore[arg-type]
     space = "{http://www.w3.org/2000/svg}"
     root = ET.fromstring(latency_against_load(runs))
-    lines = root.findall(f"{space}polyline")
+    lines = list(root.iter(f"{space}polyline"))
     assert len(lines) == 8
     for line in lines:
         points = [tuple(map(float, p.split(","))) for p in line.attrib["points"].split()]
@@ -250,8 +250,8 @@ def test_the_picture_has_a_line_for_each_figure_and_a_point_for_each_level() -> 
         # More load to the right, more milliseconds further up, and all inside the picture.
         assert points == sorted(points)
         assert [y for _, y in points] == sorted((y for _, y in points), reverse=True)
-        assert all(0 < x < 760 and 0 < y < 460 for x, y in points)
-    words = [element.text for element in root.findall(f"{space}text")]
+        assert all(0 < x < 720 and 0 < y < 400 for x, y in points)
+    words = [element.text for element in root.iter(f"{space}text")]
     assert {"1", "2", "8", "core P99 latency", "chat TTFT p50"} <= set(words)
 
 
