@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from adapters import convert, npy, peft
 from adapters.base_model import read_base_model
 from gateway.tokenization.prompts import Prompts
 from ops.cli import main
+from tests.support.fake_triton import FakeTriton, serving
 from tests.support.local_stack import Stack
 from tests.support.triton_server import MODEL, running
 from triton_repo.cpu_executor import engine
@@ -109,6 +111,23 @@ def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:
         assert len(_ids(out)) < 1900
     elif not how:
         assert len(_ids(out)) == 0
+
+
+async def test_what_came_before_the_stop_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The server sends its last token only after the stop, however slow the machine is."""
+    (tmp_path / "prompt.csv").write_text("1,2\n")
+    servicer = FakeTriton(tokens=[5, 6, 7], fault="slow", step=2)
+    async with serving(servicer) as endpoint:
+        command = ["client", "--url", endpoint, "--input-tokens-csv", f"{tmp_path}/prompt.csv"]
+        ended = asyncio.create_task(asyncio.to_thread(main, [*command, "-S", "--stop-after-ms=1"]))
+        while not servicer.stopped:
+            assert not ended.done(), await ended
+            await asyncio.sleep(0.01)
+        servicer.released.set()
+        assert await ended == 0
+    assert _ids(capsys.readouterr().out) == [5, 6, 7]
 
 
 def test_an_ensemble_is_stopped_through_its_core_model(run: Client) -> None:

@@ -49,12 +49,17 @@ def _wait_until_serving(stack: Stack, within: float = 240.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "frozen"), [(signal.SIGTERM, None), (signal.SIGINT, "gateway")])
+def test_a_signal_ends_everything(
+    tmp_path: Path, number: signal.Signals, frozen: str | None
+) -> None:
+    """A server that does not react, too: it has a few seconds, and is killed then."""
     with Up(tmp_path, "--port", "0") as up:
         stack = up.wait_ready()
         names = {process.name() for process in up.remember_processes()}
         assert {"redis-server", "tritonserver", "triton_python_b"} <= {name[:15] for name in names}
+        if frozen is not None:
+            os.kill(stack.pids[frozen], signal.SIGSTOP)
         up.send(number)
         assert up.wait() == 0
         up.assert_nothing_is_left()
