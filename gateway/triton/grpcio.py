@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from gateway.errors import GatewayError
-from gateway.triton.failures import from_status
+from gateway.triton.failures import Status, from_status
 from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
@@ -22,6 +22,8 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+# What grpc.aio says, as INTERNAL, when the server ended a call before the request was written.
+_NOT_SENT = "Internal error from Core"
 _PIECE = 1 << 20
 
 T = TypeVar("T")
@@ -130,4 +132,6 @@ def _join(request: Message) -> bytes:
 
 
 def _translated(error: grpc.RpcError) -> GatewayError:
-    return from_status(error.code().value[0], str(error.details()))
+    details = str(error.details())
+    status = Status.UNAVAILABLE if details == _NOT_SENT else error.code().value[0]
+    return from_status(status, details)

@@ -8,10 +8,12 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineUnavailable, GatewayError
+from gateway.triton import grpcio
 from gateway.triton.client import TritonClient
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, TransportName
@@ -115,6 +117,14 @@ async def test_a_restricted_protocol_wants_its_key(
         with pytest.raises(EngineUnavailable):
             await count_tokens(client, 3)
         assert await count_tokens(client, 3, **KEY) == 3
+
+
+def test_a_call_that_the_server_ended_unread_is_no_broken_engine() -> None:
+    """A race that grpc.aio loses now and then, when a call is refused at once."""
+    details = "Internal error from Core"
+    nothing = grpc.aio.Metadata()
+    refused = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, details)
+    assert type(grpcio._translated(refused)) is EngineUnavailable
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
