@@ -20,6 +20,8 @@ from ops.local_stack.ports import PortClaims
 from ops.local_stack.restart import Backoff
 from tests.support.local_stack import Stack, Up
 
+pytestmark = pytest.mark.slow
+
 
 def _is_open(port: int) -> bool:
     with socket.socket() as probe:
@@ -99,7 +101,6 @@ def test_a_second_one_in_the_same_folder(up: Up, stack: Stack, tmp_path: Path) -
     assert up.state() == stack
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "gateway"])
 def test_the_death_of_a_server_ends_the_others(tmp_path: Path, name: str) -> None:
     with Up(tmp_path, "--port", "0") as up:
@@ -165,7 +166,6 @@ def test_a_kill_takes_the_servers_along(tmp_path: Path, moment: str) -> None:
         up.assert_nothing_is_left()
 
 
-@pytest.mark.slow
 def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
     with Up(tmp_path, "--port", "0", "--restart") as up:
         before = up.wait_ready()

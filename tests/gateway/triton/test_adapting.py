@@ -19,6 +19,8 @@ from tests.support.triton_server import MODEL, Server, repository_parameters, se
 from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
+pytestmark = pytest.mark.slow
+
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 COUNT = [{"role": "user", "content": "Count from 1 to 30"}]
 DRAW = {"prompt": "I am", "temperature": 1, "seed": 11, "max_tokens": 20}

@@ -146,6 +146,7 @@ expressions = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.lists(expressions, min_size=1, max_size=2))
 def test_a_grammar_without_recursion_is_a_regular_expression(
