@@ -95,7 +95,9 @@ class Image:
             self._away.rename(self._root / "src")
         env = {"PATH": os.pathsep.join([str(_base_python()), os.defpath])}
         env |= {
-            name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("PIP_", "UV_", "SSL_"))
         }
         for step in STAGES[stage].steps:
             if step.instruction == "WORKDIR":
