@@ -19,20 +19,22 @@ MAX_CHOICES = 128
 """In one request, over all its prompts."""
 
 
+PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_penalty"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling parameters with OpenAI's meaning; `temperature` 0 is greedy.
 
-    `top_k` 0 means no limit; `logit_bias` holds (token id, bias) pairs.
+    `top_k` 0 means no limit; `logit_bias` holds (token id, bias) pairs. `plain` holds what goes to
+    the model as it is, to the logical input of its name, where it differs from the default.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     min_tokens: int = 0
+    plain: tuple[tuple[PlainParameter, float], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property

@@ -31,6 +31,7 @@ from gateway.generation import (
     Guide,
     Lora,
     Options,
+    PlainParameter,
     Sampling,
 )
 from gateway.parsers.message import MessageForm
@@ -40,6 +41,13 @@ MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
 _MAX_BAD_WORDS = 64
 _INT64 = 2**63
+# With the values that ask for nothing.
+_PLAIN: dict[PlainParameter, float] = {
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+_PLAIN_NAMES = frozenset(_PLAIN)
 _TOKEN_ID = re.compile("[0-9]{1,10}")
 
 
@@ -125,10 +133,8 @@ class GenerationRequest(Strict):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(self.top_k or 0, 0),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
             min_tokens=self.min_tokens or 0,
+            plain=() if _PLAIN_NAMES.isdisjoint(self.model_fields_set) else self._plain(),
             logit_bias=self._bias(),
         )
         stop = [self.stop] if self.stop and isinstance(self.stop, str) else self.stop or ()
@@ -176,6 +182,10 @@ class GenerationRequest(Strict):
         for name, given in excluded.items():
             if given:
                 raise InvalidRequest(f"use_beam_search excludes {name}.", param=name)
+
+    def _plain(self) -> tuple[tuple[PlainParameter, float], ...]:
+        given = [(name, getattr(self, name)) for name in _PLAIN]
+        return tuple((name, v) for name, v in given if v is not None and v != _PLAIN[name])
 
     def _bias(self) -> tuple[tuple[int, float], ...]:
         """Token ids come as the keys of a JSON object, so as strings."""

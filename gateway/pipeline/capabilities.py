@@ -30,17 +30,6 @@ class _TokenModeOnly:
 
 
 _INPUT_REQUIREMENTS = (
-    _InputRequirement(
-        "frequency_penalty", "frequency_penalty", lambda o: o.params.sampling.frequency_penalty
-    ),
-    _InputRequirement(
-        "presence_penalty", "presence_penalty", lambda o: o.params.sampling.presence_penalty
-    ),
-    _InputRequirement(
-        "repetition_penalty",
-        "repetition_penalty",
-        lambda o: o.params.sampling.repetition_penalty != 1,
-    ),
     _InputRequirement("min_tokens", "min_tokens", lambda o: o.params.sampling.min_tokens),
     _InputRequirement("logit_bias", "bias", lambda o: o.params.sampling.logit_bias),
     _InputRequirement("bad_words", "bad_words", lambda o: o.bad_words),
@@ -74,14 +63,20 @@ def check_supported(capabilities: ModelCapabilities, options: Options, *, chat: 
         )
     if capabilities.text is not None:
         _check_text(capabilities.text, capabilities.model, options)
+    for name, _ in options.params.sampling.plain:
+        if name not in capabilities.inputs:
+            raise _without_input(capabilities, name)
     for needed in _INPUT_REQUIREMENTS:
-        if needed.asked(options) and needed.logical not in capabilities.inputs:
-            raise UnsupportedParameter(
-                f"{needed.param}: this release of the model {capabilities.model!r} has no input "
-                "for it.",
-                param=needed.param,
-            )
+        if needed.logical not in capabilities.inputs and needed.asked(options):
+            raise _without_input(capabilities, needed.param)
     _check_engine(capabilities, options, chat=chat)
+
+
+def _without_input(capabilities: ModelCapabilities, param: str) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{param}: this release of the model {capabilities.model!r} has no input for it.",
+        param=param,
+    )
 
 
 def _check_text(text: TextModel, model: str, options: Options) -> None:
@@ -107,11 +102,7 @@ def _check_engine(capabilities: ModelCapabilities, options: Options, *, chat: bo
             param=options.guide_param,
         )
     if options.params.logprobs is not None and "log_probs" not in capabilities.inputs:
-        raise UnsupportedParameter(
-            f"{options.logprobs_param}: this release of the model {capabilities.model!r} has no "
-            "input for it.",
-            param=options.logprobs_param,
-        )
+        raise _without_input(capabilities, options.logprobs_param)
     if options.echo and options.params.logprobs is not None and not capabilities.context_logits:
         raise UnsupportedParameter(
             "echo with logprobs needs an engine that is built with gather_context_logits.",

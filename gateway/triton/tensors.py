@@ -143,14 +143,10 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
         build.scalar("top_k", sampling.top_k)
         build.scalar("top_p", sampling.top_p)
         build.scalar("temperature", sampling.temperature)
-    if sampling.repetition_penalty != 1.0:
-        build.scalar("repetition_penalty", sampling.repetition_penalty)
     if sampling.min_tokens:
         build.scalar("min_tokens", sampling.min_tokens)
-    if sampling.presence_penalty:
-        build.scalar("presence_penalty", sampling.presence_penalty)
-    if sampling.frequency_penalty:
-        build.scalar("frequency_penalty", sampling.frequency_penalty)
+    for name, value in sampling.plain:
+        build.scalar(name, value)
 
 
 def with_weights(request: Request, lora: Converted) -> Message:
