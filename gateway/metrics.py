@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from gateway.catalog.adapters import Adapters
 from gateway.scheduling.admission import Admission
-from gateway.scheduling.replicas import Replica
+from gateway.scheduling.replica import Replica
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend, StopReason
 

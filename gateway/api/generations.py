@@ -19,9 +19,10 @@ from gateway.api.answer_schemas import (
     CompletionChunk,
     Error,
 )
-from gateway.api.answers import Answer, Collector, Kind
+from gateway.api.answers import Answer, Collector
 from gateway.api.auth import tenant_of
 from gateway.api.body import read_body
+from gateway.api.chunks import Kind
 from gateway.api.failures import status_of
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.api.parameters import parse

@@ -11,7 +11,7 @@ from gateway.errors import RequestTimeout
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.attempts import attempt
-from gateway.scheduling.replicas import ReplicaLease
+from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream

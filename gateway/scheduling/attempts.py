@@ -13,7 +13,8 @@ from typing import TypeVar
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
 from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
-from gateway.scheduling.replicas import Replica, ReplicaLease, Replicas
+from gateway.scheduling.replica import Replica, ReplicaLease
+from gateway.scheduling.replicas import Replicas
 
 _ATTEMPTS = 3
 # KV-cache blocks are shared from the first token on, so prompts that begin alike go to one replica.

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
-from gateway.api.answers import Answer, Kind
+from gateway.api.answers import Answer
+from gateway.api.chunks import Kind
 from gateway.api.sse import COMMENT, DONE
 from gateway.deltas import TextDelta
 from gateway.generation import ANYBODY, Batch

@@ -18,7 +18,7 @@ from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import resolve
-from gateway.scheduling.replicas import Replica, ReplicaLease
+from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 
 

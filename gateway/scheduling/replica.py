@@ -1,0 +1,117 @@
+"""One replica, and one request's place on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gateway.errors import EngineBroken, EngineUnavailable
+from gateway.observability.request_context import RequestContext
+from gateway.scheduling.breaker import Breaker
+from gateway.triton.engine import Engine
+from gateway.triton.transport import Metadata
+
+if TYPE_CHECKING:
+    from gateway.observability.tracing import AttemptSpan
+
+# A request that timed out counts against a replica only if that gave nobody a first token for so
+# long: a client may set a deadline that no engine could meet.
+_SILENCE_S = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One endpoint. `leaving` ones finish what they have and get nothing new."""
+
+    endpoint: str
+    engine: Engine
+    breaker: Breaker = field(default_factory=Breaker)
+    in_flight: int = 0
+    answered_at: float = 0.0
+    """When it last gave somebody a first token, in `time.monotonic`."""
+    leaving: bool = False
+    watch: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it serves the model, as far as was last seen."""
+        return self.engine.ready and not self.leaving
+
+    @property
+    def state(self) -> str:
+        """Whether it is given requests, or why not, in words."""
+        if self.leaving:
+            return "leaving"
+        if not self.engine.ready:
+            return self.engine.why_not_ready
+        return "failing, left alone for a while" if self.breaker.open else "ready"
+
+
+class ReplicaLease:
+    """One request's place on a replica, in a `with`; how the body ends is told to the breaker.
+
+    Inside, `metadata` is what the call must carry: the trace that it belongs to. `request` is told
+    of the replica.
+    """
+
+    def __init__(
+        self, replica: Replica, request: RequestContext, released: Callable[[Replica], None]
+    ) -> None:
+        self.replica = replica
+        self._request = request
+        self._released = released
+        self._probe = False
+        self._answered = False
+        self._began = time.monotonic()
+        self._span: AttemptSpan | None = None
+        self.metadata: Metadata = {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.replica.engine
+
+    def __enter__(self) -> ReplicaLease:
+        self._probe = self.replica.breaker.begin()
+        self.replica.in_flight += 1
+        self._request.replica = self.replica.endpoint
+        self.metadata = self._request.parent
+        if self._request.span is not None:
+            self._span = self._request.span.attempt(self.replica.endpoint)
+            self.metadata = self._span.metadata
+        return self
+
+    @property
+    def has_answered(self) -> bool:
+        return self._answered
+
+    def answered(self) -> None:
+        """The engine has given a token: it works."""
+        self._answered = True
+        # The breaker has its answer; by the end of this request it may have sent another probe.
+        self._probe = False
+        self.replica.answered_at = time.monotonic()
+        self.replica.breaker.succeeded()
+        if self._span is not None:
+            self._span.answered()
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.replica.in_flight -= 1
+        silent_s = time.monotonic() - max(self._began, self.replica.answered_at)
+        late = isinstance(error, TimeoutError) and not self._answered
+        # An EngineError is the answer to one request: its tenant could take the replica from all.
+        if (late and silent_s > _SILENCE_S) or isinstance(error, EngineUnavailable | EngineBroken):
+            self.replica.breaker.failed(self._began, probe=self._probe)
+        else:
+            self.replica.breaker.undecided(probe=self._probe)
+        if self._span is not None:
+            self._span.end(error_type)
+        self._released(self.replica)
