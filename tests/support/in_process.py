@@ -40,13 +40,16 @@ async def running(
     gateway = Gateway(settings)
     server = Server(gateway, settings)
     task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-        yield client, gateway.service, server
-    server.should_exit = True
-    await task
+    try:
+        while not server.started:
+            assert not task.done(), "the gateway ended at its start"
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            yield client, gateway.service, server
+    finally:
+        server.should_exit = True
+        await task
 
 
 def metric_of(service: Any, name: str, **labels: str) -> float:

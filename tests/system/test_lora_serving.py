@@ -134,12 +134,12 @@ def _text(response: httpx.Response) -> str:
 async def _load(
     many: Many, requests: int, seed: int, outcome: Counter[str] | None = None
 ) -> Counter[str]:
-    """`CLIENTS` clients ask for random adapters until so many requests have been answered right.
+    """`CLIENTS` clients ask for all adapters, each as often, until all has been answered right.
 
     What is refused is asked again. Counts the right answers, and refusals by status.
     """
-    rng = random.Random(seed)
-    jobs = [rng.choice(list(many.folders)) for _ in range(requests)]
+    jobs = list(many.folders) * (requests // ADAPTERS)
+    random.Random(seed).shuffle(jobs)
     outcome = Counter() if outcome is None else outcome
     async with _client(many.stack.gateway) as client:
 
