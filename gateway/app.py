@@ -45,7 +45,8 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
-        async with running_service(settings) as api.state.service:
+        workers = None if worker is None else worker.folder
+        async with running_service(settings, workers) as api.state.service:
             with _seldom_collected():
                 yield
 

@@ -54,6 +54,10 @@ class InvalidKey(GatewayError):
     """No key, or a wrong one."""
 
 
+class TooManyWrongKeys(GatewayError):
+    """One more wrong admin key from an address that has sent many. A right one is still taken."""
+
+
 class SwitchedOff(GatewayError):
     """Nobody may do this here until the operator sets `setting`."""
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 # For requests that outlived the grace of a shutdown and were cancelled a moment ago.
 _ENDING_S = 2.0
 _TICK_S = 0.5
+_LARGEST_BODIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Service:
     prompts: Prompts
     replicas: Replicas
     admission: Admission
+    bodies: Admission
+    """Whose turn it is to have a large body here; a place is a byte."""
     adapters: Adapters
     router: Router
     metrics: Metrics
@@ -62,6 +66,7 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
+            tasks.create_task(self.accounting.keep_books())
             await self.replicas.wait_ready()
             while not self.started.is_set():
                 try:
@@ -92,10 +97,15 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open. Raises ConfigurationError."""
+async def running_service(
+    settings: Settings, workers: Path | None = None
+) -> AsyncIterator[Service]:
+    """A service that is at work while the context is open. Raises ConfigurationError.
+
+    `workers` is the folder that all workers of a gateway share.
+    """
     metrics = Metrics()
-    configuration = configuration_file(settings)
+    configuration = configuration_file(settings, workers)
     configuration.on_reload = metrics.count_reload
     access = Access(settings)
     configuration.subscribe(access.update)
@@ -121,6 +131,7 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
                 prompts=prompts,
                 replicas=replicas,
                 admission=admission,
+                bodies=_bodies(settings, configuration),
                 adapters=adapters,
                 router=router,
                 metrics=metrics,
@@ -176,7 +187,10 @@ async def _accounting(
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(
-                settings.redis_url, metrics.limits_shared.set, timeout_s=settings.redis_timeout
+                settings.redis_url,
+                metrics.limits_shared.set,
+                timeout_s=settings.redis_timeout,
+                on_refused=metrics.limits_refused.inc,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal)
@@ -203,13 +217,23 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
 def _admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
-    def limit() -> int:
-        places = replicas.places
+    def at_most(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     return Admission(
-        limit,
+        lambda: at_most(replicas.places),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
+        capacity=lambda: at_most(replicas.capacity),
+        queue=settings.queue_size,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
+    """Room for some of the largest bodies that are allowed; a tenant has that of one."""
+    return Admission(
+        lambda: _LARGEST_BODIES * settings.max_body_bytes,
+        lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

@@ -100,7 +100,7 @@ LIBRARIES: dict[str, str] = {
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config ops.deployment bench.ordinary_gateway",
-    "pydantic_core": "gateway.api",
+    "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
     "redis": "lora_store gateway.tenancy.limits",
     "safetensors": "demo",

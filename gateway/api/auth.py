@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
+from gateway.observability.audit import Audit
 from gateway.service import Service
 
 
@@ -34,15 +35,17 @@ async def _service(request: Request) -> Service:
     return service_of(request)
 
 
-async def _admin(request: Request) -> Service:
-    """The service, for a caller with an admin key and on the port for admins.
+async def _auditor(request: Request) -> Audit:
+    """For a caller with an admin key and on the port for admins.
 
-    Raises UnknownUrl on another port, InvalidKey, and SwitchedOff where there is no admin key.
+    Raises UnknownUrl on another port, and what `Access.admin` raises.
     """
-    service: Service = request.app.state.service
     _check_port(request)
-    service.access.check_admin(request.headers.get("authorization"))
-    return service
+    return Audit(_admin_key(request))
+
+
+async def _admin(request: Request, _: Annotated[Audit, Depends(_auditor)]) -> Service:
+    return service_of(request)
 
 
 def metrics_reader(request: Request) -> Service:
@@ -53,7 +56,7 @@ def metrics_reader(request: Request) -> Service:
     service: Service = request.app.state.service
     _check_port(request)
     if request.app.state.admin_port is None and not service.access.open:
-        service.access.check_admin(request.headers.get("authorization"))
+        _admin_key(request)
     return service
 
 
@@ -64,7 +67,16 @@ Caller = Annotated[Tenant | None, Depends(_tenant)]
 """As `tenant_of`."""
 
 Admin = Annotated[Service, Depends(_admin)]
-"""The service, for admins: see `_admin`."""
+"""The service, for admins: see `_auditor`."""
+
+Auditor = Annotated[Audit, Depends(_auditor)]
+"""To be told of what the admin does. The key is looked at once, for both."""
+
+
+def _admin_key(request: Request) -> str:
+    client = request.client
+    authorization = request.headers.get("authorization")
+    return service_of(request).access.admin(authorization, None if client is None else client.host)
 
 
 def _check_port(request: Request) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from gateway.api.auth import Running, metrics_reader
-from gateway.api.routing import Router, needs, refusals
+from gateway.api.routing import ADMIN, Router, needs, refusals
 from gateway.api.worker_metrics import of_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
@@ -85,7 +85,7 @@ async def ready(service: Running, response: Response) -> Readiness:
     "/metrics",
     summary="Metrics for Prometheus.",
     response_class=PlainTextResponse,
-    responses=refusals(401, 403),
+    responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key", optional=True),
 )
 async def metrics(request: Request) -> Response:

@@ -103,6 +103,11 @@ class GenerationRequest(Strict):
         return None
 
     @property
+    def sequences(self) -> int:
+        """How many are generated for each prompt."""
+        return self.n or 1
+
+    @property
     def keep(self) -> int | None:
         """How many of each prompt's choices to return, the likeliest ones; None for all."""
         return None
@@ -315,6 +320,10 @@ class CompletionRequest(GenerationRequest):
             options = replace(options, logprobs_param="best_of")
         params = replace(options.params, logprobs=self.logprobs or 0)
         return replace(options, params=params, n=self.best_of)
+
+    @property
+    def sequences(self) -> int:
+        return super().sequences if self.best_of is None else self.best_of
 
     @property
     def keep(self) -> int | None:

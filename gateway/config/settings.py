@@ -1,25 +1,45 @@
-"""Settings of one gateway process, read once at the entry from ``GATEWAY_*`` variables."""
+"""Settings of one gateway process, read once at the entry: ``GATEWAY_*`` variables, and files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.parsers.tools.forms import Form
 from gateway.scheduling.discovery import checked
 from lora_store import redis_url
 
-AdminKey = Annotated[SecretStr, Field(min_length=8)]
+MIN_ADMIN_KEY = 32
+"""Characters; `gateway key new --admin` makes 46, of 256 random bits."""
+
+
+def _long_enough(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY:
+        raise ValueError(
+            f"has {len(key.get_secret_value())} characters; it must have at least "
+            f"{MIN_ADMIN_KEY}, as those that `gateway key new --admin` prints"
+        )
+    return key
+
+
+AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
+_SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
     """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GATEWAY_",
+        env_ignore_empty=True,
+        frozen=True,
+        # Where containers find secrets: the file gateway_foo, if the variable is not set.
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -167,12 +187,13 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False,
         description="Whether a gateway without tenants may listen on other addresses than "
-        "loopback, where anybody may use it.",
+        "loopback, where anybody may use it; and whether the file of GATEWAY_CONFIG may say "
+        "`anonymous: true`. It never turns keys off.",
     )
     admin_key: AdminKey | None = Field(
         None,
-        description="Key for the adapter endpoints; without one, here or in the file of "
-        "GATEWAY_CONFIG, they answer 403.",
+        description="Key for the adapter endpoints, of at least 32 characters; without one, here "
+        "or in the file of GATEWAY_CONFIG, they answer 403.",
     )
     admin_port: int | None = Field(
         None,

@@ -36,8 +36,8 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
         *("connection_made", "connection_lost", "data_received", "shutdown"),
         *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
         *("on_response_complete", "send_400_response"),
-        *("connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope"),
-        *("transport", "url"),
+        *("connections", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser"),
+        *("pipeline", "scope", "transport", "url"),
     ),
     RequestResponseCycle: (
         *("disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
@@ -245,6 +245,8 @@ class HttpProtocol(HttpToolsProtocol):
             check_head(self.parser.get_http_version(), self.headers, upgrade=upgrade)
         except MalformedRequest as error:
             self._stop(error)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # it would be taken for the answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
         self._enter(Phase.BODY)
         if upgrade:

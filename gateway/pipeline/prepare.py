@@ -13,6 +13,7 @@ from gateway.generation import MAX_CHOICES, Batch, Generation, Options, TextProm
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.service import Service
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 _MAX_SEED = 2**63 - 1
@@ -36,8 +37,8 @@ async def prepare(
     """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
 
     Raises UnsupportedParameter for what the served model cannot do, ContextLengthExceeded when a
-    prompt leaves no room for a single token, and InvalidRequest for too many choices and for a
-    token id that is not in the vocabulary.
+    prompt leaves no room for a single token, InvalidRequest for too many choices and for a token id
+    that is not in the vocabulary, and Overloaded when too much text waits to be tokenized.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
@@ -120,9 +121,16 @@ async def _fit(
 ) -> _FittedPrompt:
     model = capabilities.text
     sent, given = "", prompt
+    truncate = options.truncate_prompt
+    if isinstance(prompt, str):
+        # What cannot fit is not tokenized first.
+        if truncate is None or truncate > longest_prompt(capabilities):
+            check_text(service.prompts, capabilities, prompt, param=_param(chat=chat))
+        else:
+            given = service.prompts.end_of(prompt, truncate)
     if model is not None:
-        sent, given = await _as_text(service, capabilities.model, prompt, model, chat=chat)
-    ids = await _prompt_ids(service, given, options.truncate_prompt, chat=chat)
+        sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
+    ids = await _prompt_ids(service, given, options, chat=chat)
     _check_length(capabilities, ids, chat=chat)
     room = capabilities.max_seq_len - len(ids)
     text = None
@@ -137,7 +145,13 @@ async def _fit(
 
 
 async def _as_text(
-    service: Service, name: str, prompt: Prompt, model: TextModel, *, chat: bool
+    service: Service,
+    name: str,
+    prompt: Prompt,
+    model: TextModel,
+    options: Options,
+    *,
+    chat: bool,
 ) -> tuple[str, list[int]]:
     """The text to send for a prompt and the ids that it is. Raises UnsupportedParameter for ids."""
     if isinstance(prompt, list):
@@ -145,41 +159,59 @@ async def _as_text(
             f"prompt: token ids are not served through the model {name!r}, which takes text.",
             param="prompt",
         )
-    return await fit_text(service.prompts, prompt, model, chat=chat)
+    return await fit_text(service.prompts, prompt, model, chat=chat, tenant=options.caller.tenant)
 
 
 async def _prompt_ids(
-    service: Service, prompt: Prompt, truncate: int | None, *, chat: bool
+    service: Service, prompt: Prompt, options: Options, *, chat: bool
 ) -> list[int]:
-    """Token ids of a prompt, at most its last `truncate`."""
+    """Token ids of a prompt, no more than `options` leave of it."""
     param = _param(chat=chat)
     if isinstance(prompt, str):
         # A chat template writes its own special tokens.
-        ids = await service.prompts.encode(prompt, add_special_tokens=not chat)
+        ids = await service.prompts.encode(
+            prompt, add_special_tokens=not chat, tenant=options.caller.tenant
+        )
     else:
         ids = prompt
         if max(prompt, default=0) >= service.prompts.vocab_size:
             allowed = service.prompts.vocab_size - 1
             raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
-    if truncate is not None:
-        ids = ids[-truncate:]
+    if options.truncate_prompt is not None:
+        ids = ids[-options.truncate_prompt :]
     if not ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
 
 
-def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
-    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+def longest_prompt(capabilities: ModelCapabilities) -> int:
+    """In tokens: it leaves room for one of the answer."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
-    if len(ids) > limit:
-        raise ContextLengthExceeded(
-            # In these words client libraries recognise the case, besides by the code.
-            f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input "
-            f"tokens exceed the configured limit of {limit} tokens; your prompt has {len(ids)}.",
-            param=_param(chat=chat),
-        )
+    return limit
+
+
+def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
+    """Raises ContextLengthExceeded for a text that cannot fit, whatever its tokens are."""
+    if prompts.exceeds(text, longest_prompt(capabilities)):
+        raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
+
+
+def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
+    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+    if len(ids) > longest_prompt(capabilities):
+        raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
+
+
+def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        # In these words client libraries recognise the case, besides by the code.
+        f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
+        f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
+        f"{found}.",
+        param=param,
+    )
 
 
 def _param(*, chat: bool) -> str:
