@@ -107,13 +107,15 @@ class Caller:
     """Whose request it is: what decides about its turn and its time.
 
     `timeout_s` shortens the time that it may take. Where it is `billed`, cached tokens are counted
-    although the answer may not tell of them.
+    although the answer may not tell of them. One that is `apart` is told nothing of what others'
+    prompts have left in the engine's cache, and not sent there to meet them.
     """
 
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
     billed: bool = False
+    apart: bool = False
 
 
 ANYBODY = Caller()

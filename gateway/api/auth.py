@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
+from gateway.errors import GatewayError
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
@@ -58,6 +59,18 @@ def metrics_reader(request: Request) -> Service:
     if request.app.state.admin_port is None and not service.access.open:
         _admin_key(request)
     return service
+
+
+def may_read_details(request: Request) -> bool:
+    """Whether the caller is one that `metrics_reader` lets in.
+
+    For what everybody may ask, and is told less of. A wrong admin key counts as one.
+    """
+    try:
+        metrics_reader(request)
+    except GatewayError:
+        return False
+    return True
 
 
 Running = Annotated[Service, Depends(_service)]

@@ -190,6 +190,12 @@ class Settings(BaseSettings):
         "loopback, where anybody may use it; and whether the file of GATEWAY_CONFIG may say "
         "`anonymous: true`. It never turns keys off.",
     )
+    tenants_trust_each_other: bool = Field(
+        False,
+        description="Whether a tenant may learn that another has sent the beginning of its prompt "
+        "before: `usage` then tells of cached tokens, and prompts of all tenants that begin alike "
+        "go to one Triton.",
+    )
     admin_key: AdminKey | None = Field(
         None,
         description="Key for the adapter endpoints, of at least 32 characters; without one, here "
@@ -199,8 +205,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="Second port, for the adapter endpoints and /metrics; the first one then "
-        "answers 404 to them.",
+        description="Second port, for the adapter endpoints, /metrics and the detail of "
+        "/health/ready; the first one then answers 404 to those, and the status alone.",
     )
     usage_log: Path | None = Field(
         None,

@@ -120,7 +120,7 @@ async def _search(
 
     metrics.in_flight.inc()
     try:
-        deltas = await attempt(service.replicas, request, generation, batch.deadline, ask)
+        deltas = await attempt(service.replicas, request, batch, index, ask)
     finally:
         metrics.in_flight.dec()
     of_model = metrics.of(_model_name(service, generation))
@@ -186,7 +186,7 @@ async def _choice(
             if not generation.max_tokens:
                 last = echoed
                 return
-        await attempt(service.replicas, request, generation, batch.deadline, ask)
+        await attempt(service.replicas, request, batch, index, ask)
         await sink.drain()
     finally:
         metrics.in_flight.dec()
@@ -208,7 +208,7 @@ async def _echo(service: Service, request: RequestContext, batch: Batch, index: 
             lease.answered()
             return found
 
-        entries = await attempt(service.replicas, request, generation, batch.deadline, ask)
+        entries = await attempt(service.replicas, request, batch, index, ask)
         offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
         logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"

@@ -188,8 +188,8 @@ def test_a_second_port_for_admins(stack: Stack, tmp_path: Path) -> None:
         assert client.get(f"{admin}/v1/adapters").status_code == 200
         assert httpx.get(f"{admin}/metrics").status_code == 200
         assert _error(httpx.get(f"{admin}/v1/adapters")) == (401, "invalid_api_key")
-        assert client.get("/health/ready").status_code == 200
-        assert httpx.get(f"{admin}/health/ready").status_code == 200
+        assert client.get("/health/ready").json() == {"status": "ready"}
+        assert httpx.get(f"{admin}/health/ready").json()["engine"]["model"] == "tensorrt_llm"
         assert client.post("/v1/completions", json=body()).status_code == 200
 
 

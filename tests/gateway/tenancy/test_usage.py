@@ -296,6 +296,7 @@ def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_
         "usage_log": log,
         "adapters": json.dumps({"acme/zh": str(DEMO_ADAPTERS / "zh")}),
         "admin_port": 0,
+        "tenants_trust_each_other": True,  # so that the answer tells of cached tokens too
     }
     with (
         GatewayProcess(tmp_path / "1", stack, **common) as first,
