@@ -148,8 +148,17 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         4096,
         gt=0,
-        description="Connections that each process takes; further ones get 503. Keep it below the "
-        "limit of open files.",
+        description="Connections with a request under way that each process takes; further "
+        "requests get 503, but for health, metrics and the admin port. 64 more may be idle; beyond "
+        "them, those that have been idle longest are closed. Keep it well below the limit of open "
+        "files.",
+    )
+    max_connections_per_address: int = Field(
+        0,
+        ge=0,
+        description="Connections of one IP address (of IPv6, one /64) that each process takes; its "
+        "further requests get 503. 0 sets no bound: behind a balancer or a proxy all clients come "
+        "from its address. Where clients connect themselves, 256, say.",
     )
     tls_cert: Path | None = Field(
         None,
