@@ -111,7 +111,11 @@ async def running_service(
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
-    prompts = Prompts.load(settings.tokenizer_dir, settings.tool_form)
+    prompts = Prompts.load(
+        settings.tokenizer_dir,
+        settings.tool_form,
+        control_tokens_in_messages=settings.control_tokens_in_messages,
+    )
     make_tracer = tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,13 +41,13 @@ from gateway.generation import Batch, Caller
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
 from gateway.pipeline.generate import generate
-from gateway.pipeline.prepare import prepare
+from gateway.pipeline.prepare import Prompt, prepare
 from gateway.service import Service
 from gateway.tenancy.accounting import Account
 
 router = Router()
 
-_Prompts = tuple[list[str] | list[list[int]], MessageForm | None]
+_Prompts = tuple[Sequence[Prompt], MessageForm | None]
 """The prompts of a request, and how to read the answer; None when it is plain text."""
 
 
@@ -149,7 +149,7 @@ def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
     )
-    return [prompt], _message_form(service, wanted, prompt)
+    return [prompt], _message_form(service, wanted, str(prompt))
 
 
 def _message_form(

@@ -21,6 +21,7 @@ from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
 from gateway.pipeline.prepare import check_text
 from gateway.service import Service
+from gateway.tokenization.control_tokens import GuardedText
 
 router = Router()
 
@@ -78,7 +79,7 @@ async def tokenize(request: Request) -> Response:
                 special = wanted.messages is None  # a chat template writes its own
             capabilities = service.replicas.capabilities
             param = "prompt" if wanted.messages is None else "messages"
-            check_text(service.prompts, capabilities, text, param=param)
+            check_text(service.prompts, capabilities, str(text), param=param)
             name = tenant.name if tenant else ""
             ids = await service.prompts.encode(text, add_special_tokens=special, tenant=name)
 
@@ -93,7 +94,7 @@ async def tokenize(request: Request) -> Response:
             return _json(await intake.work(body))
 
 
-def _text(service: Service, wanted: TokenizeRequest) -> str:
+def _text(service: Service, wanted: TokenizeRequest) -> str | GuardedText:
     if wanted.prompt is not None and wanted.messages is None:
         return wanted.prompt
     if wanted.messages is None or wanted.prompt is not None:

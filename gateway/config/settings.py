@@ -188,6 +188,12 @@ class Settings(BaseSettings):
         description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
         "guessed from the chat template.",
     )
+    control_tokens_in_messages: bool = Field(
+        False,
+        description="Whether control tokens that stand in messages and tools, such as <|im_end|>, "
+        "are those tokens, so that who writes a message can end its turn and begin another; else "
+        "they are text. Prompts of /v1/completions hold whatever tokens they name.",
+    )
     config: Path | None = Field(
         None,
         description="YAML file with tenants, their keys and limits; read again when it changes and "

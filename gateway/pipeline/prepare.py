@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,12 +14,13 @@ from gateway.generation import MAX_CHOICES, Batch, Generation, Options, TextProm
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.service import Service
+from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 _MAX_SEED = 2**63 - 1
 
-Prompt = str | list[int]
+Prompt = str | GuardedText | list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class _FittedPrompt:
 
 
 async def prepare(
-    service: Service, prompts: list[str] | list[list[int]], options: Options, *, chat: bool
+    service: Service, prompts: Sequence[Prompt], options: Options, *, chat: bool
 ) -> Batch:
     """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
 
@@ -91,7 +93,7 @@ def _generations(
     ]
 
 
-def _check_choices(prompts: list[str] | list[list[int]], options: Options) -> None:
+def _check_choices(prompts: Sequence[Prompt], options: Options) -> None:
     choices = len(prompts) * options.n
     if choices > MAX_CHOICES:
         raise InvalidRequest(
@@ -122,11 +124,11 @@ async def _fit(
     model = capabilities.text
     sent, given = "", prompt
     truncate = options.truncate_prompt
-    if isinstance(prompt, str):
+    if not isinstance(prompt, list):
         # What cannot fit is not tokenized first.
         if truncate is None or truncate > longest_prompt(capabilities):
-            check_text(service.prompts, capabilities, prompt, param=_param(chat=chat))
-        else:
+            check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
+        elif isinstance(prompt, str):
             given = service.prompts.end_of(prompt, truncate)
     if model is not None:
         sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
@@ -153,11 +155,20 @@ async def _as_text(
     *,
     chat: bool,
 ) -> tuple[str, list[int]]:
-    """The text to send for a prompt and the ids that it is. Raises UnsupportedParameter for ids."""
+    """The text to send for a prompt and the ids that it is.
+
+    Raises UnsupportedParameter for ids, and for text that the model would take for control tokens.
+    """
     if isinstance(prompt, list):
         raise UnsupportedParameter(
             f"prompt: token ids are not served through the model {name!r}, which takes text.",
             param="prompt",
+        )
+    if isinstance(prompt, GuardedText):
+        raise UnsupportedParameter(
+            f"messages: control tokens are not served through the model {name!r}, which would take "
+            "them for more than text.",
+            param="messages",
         )
     return await fit_text(service.prompts, prompt, model, chat=chat, tenant=options.caller.tenant)
 
@@ -167,7 +178,7 @@ async def _prompt_ids(
 ) -> list[int]:
     """Token ids of a prompt, no more than `options` leave of it."""
     param = _param(chat=chat)
-    if isinstance(prompt, str):
+    if not isinstance(prompt, list):
         # A chat template writes its own special tokens.
         ids = await service.prompts.encode(
             prompt, add_special_tokens=not chat, tenant=options.caller.tenant

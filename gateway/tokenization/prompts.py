@@ -22,6 +22,7 @@ from gateway.generation import Options
 from gateway.parsers.reasoning import guess as guess_tags
 from gateway.parsers.tools.forms import Form
 from gateway.parsers.tools.forms import guess as guess_form
+from gateway.tokenization.control_tokens import ControlTokens, GuardedText
 from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turns import Turns
 from gateway.tokenization.vocabulary import Vocabulary
@@ -55,8 +56,13 @@ class Prompts:
         config: dict[str, Any],
         eos_ids: list[int],
         tool_form: Form | None = None,
+        *,
+        control_tokens_in_messages: bool = False,
     ) -> None:
-        """`tool_form` None is guessed from the chat template, and may still be None then."""
+        """`tool_form` None is guessed from the chat template, and may still be None then.
+
+        `control_tokens_in_messages` says that what clients write may hold them.
+        """
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.vocabulary = Vocabulary(tokenizer)
@@ -74,10 +80,20 @@ class Prompts:
             self._reserved |= self._template.globals.keys()
         self.tool_form = tool_form or guess_form(source or "")
         self.reasoning_tags = guess_tags(source or "")
+        self._control = None
+        if not control_tokens_in_messages:
+            # Templates look for the tags of thoughts in what clients send back, to cut those.
+            self._control = ControlTokens(tokenizer, source or "", self.reasoning_tags or ())
         self.turns = Turns()
 
     @classmethod
-    def load(cls, folder: Path, tool_form: Form | None = None) -> Prompts:
+    def load(
+        cls,
+        folder: Path,
+        tool_form: Form | None = None,
+        *,
+        control_tokens_in_messages: bool = False,
+    ) -> Prompts:
         """Reads a Hugging Face tokenizer folder. Raises FileNotFoundError naming what is missing.
 
         A folder without `tokenizer.json` (sentencepiece only) is converted with transformers.
@@ -87,7 +103,13 @@ class Prompts:
         if template_file.is_file():
             config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
-        return cls(tokenizer, config, _eos_ids(folder, tokenizer, config), tool_form)
+        return cls(
+            tokenizer,
+            config,
+            _eos_ids(folder, tokenizer, config),
+            tool_form,
+            control_tokens_in_messages=control_tokens_in_messages,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -102,10 +124,11 @@ class Prompts:
         *,
         open_turn: bool = True,
         go_on: bool = False,
-    ) -> str:
+    ) -> str | GuardedText:
         """Applies the chat template; `extra` are variables of its own.
 
-        What `messages`, `tools` and `extra` hold is data to the template and never compiled.
+        What `messages`, `tools` and `extra` hold is data to the template and never compiled; where
+        there are control tokens in it, the result is a GuardedText.
 
         `open_turn` begins the assistant's turn; `go_on` leaves the last message open instead, to
         be continued.
@@ -121,6 +144,11 @@ class Prompts:
                 f"chat_template_kwargs: {name} is not for a request to set.",
                 param=f"chat_template_kwargs.{name}",
             )
+        control = self._control
+        if control is not None and control.written_in((messages, tools, extra)):
+            messages, tools, extra = map(control.hidden, (messages, tools, extra))
+        else:
+            control = None
         try:
             variables = {**(extra or {}), **self._special}
             if go_on:
@@ -129,16 +157,26 @@ class Prompts:
             variables["add_generation_prompt"] = open_turn and not go_on
             text = self._template.render(variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise InvalidRequest(
-                f"The model's chat template refused the messages: {error}", param="messages"
-            ) from error
-        return _up_to_mark(text) if go_on else text
+            why = f"The model's chat template refused the messages: {error}"
+            if control is not None:
+                why = control.shown(why)
+            raise InvalidRequest(why, param="messages") from error
+        if go_on:
+            text = _up_to_mark(text)
+        return text if control is None else control.guarded(text)
 
-    async def encode(self, text: str, *, add_special_tokens: bool, tenant: str = "") -> list[int]:
+    async def encode(
+        self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
+    ) -> list[int]:
         """Token ids of `text`; longer text waits for its tenant's turn, off the event loop.
 
         Raises Overloaded when too much text waits already.
         """
+        if isinstance(text, GuardedText):
+            opening = self.tokenizer.encode("").ids if add_special_tokens else []
+            assert self._control is not None
+            work = partial(self._control.encode, text)
+            return [*opening, *await self.turns.run(tenant, len(text.text), work)]
 
         async def encode(texts: list[str]) -> list[list[int]]:
             work = partial(self._encode, texts, add_special_tokens=add_special_tokens)
