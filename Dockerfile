@@ -25,6 +25,7 @@ RUN --mount=type=cache,target=/root/.cache \
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway
+COPY guides guides
 COPY lora_store lora_store
 COPY ops ops
 COPY triton_repo triton_repo

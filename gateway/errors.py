@@ -108,6 +108,13 @@ class EngineBroken(EngineError):
     """Not this request failed but what it was given to: the next ones will fail there too."""
 
 
+class EngineStepFailed(GatewayError):
+    """The engine ended all requests that it had, most likely for one of them; it works on.
+
+    Which one it was is not said, so the same request may be what ended the others.
+    """
+
+
 class EngineUnavailable(GatewayError):
     """Triton cannot be reached or is not ready."""
 

@@ -6,13 +6,14 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from adapters.adapter import Converted
 from gateway.deltas import FinishReason, TextDelta
 from gateway.parsers.message import MessageForm
+from guides.kinds import Kind, Policy
 
 _LEAST = 1e-6
 MAX_CHOICES = 128
@@ -47,7 +48,7 @@ class Sampling:
 class Guide:
     """What the text must match, as the engine's guided decoding takes it."""
 
-    type: Literal["json_schema", "regex", "ebnf_grammar"]
+    type: Kind
     text: str
 
 
@@ -108,7 +109,8 @@ class Caller:
 
     `timeout_s` shortens the time that it may take. Where it is `billed`, cached tokens are counted
     although the answer may not tell of them. One that is `apart` is told nothing of what others'
-    prompts have left in the engine's cache, and not sent there to meet them.
+    prompts have left in the engine's cache, and not sent there to meet them. `guides` says what
+    becomes of its guides.
     """
 
     tenant: str = ""
@@ -116,6 +118,7 @@ class Caller:
     timeout_s: float | None = None
     billed: bool = False
     apart: bool = False
+    guides: Policy = "checked"
 
 
 ANYBODY = Caller()
@@ -145,6 +148,8 @@ class Options:
     token_ids: bool = False
     guide_param: str | None = None
     """The parameter that asked for the guide, for errors."""
+    guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
+    """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
     caller: Caller = ANYBODY

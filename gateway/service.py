@@ -17,6 +17,7 @@ from gateway.catalog.router import Router
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
+from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
 from gateway.replica_setup import endpoints_of, make_replicas
 from gateway.scheduling.admission import Admission
@@ -47,6 +48,7 @@ class Service:
     admission: Admission
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
+    guides: GuideCheck
     adapters: Adapters
     router: Router
     metrics: Metrics
@@ -121,6 +123,7 @@ async def running_service(
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
+    guides = GuideCheck()
     try:
         async with (
             Adapters(settings, lambda: replicas.capabilities) as adapters,
@@ -136,6 +139,7 @@ async def running_service(
                 replicas=replicas,
                 admission=admission,
                 bodies=_bodies(settings, configuration),
+                guides=guides,
                 adapters=adapters,
                 router=router,
                 metrics=metrics,
@@ -158,6 +162,7 @@ async def running_service(
         await replicas.close()
         if tracer is not None:
             await tracer.close()
+        guides.close()
         prompts.close()
 
 

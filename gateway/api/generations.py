@@ -203,6 +203,7 @@ async def _prepare(
             timeout_s=timeout_s,
             billed=tenant is not None or service.settings.usage_log is not None,
             apart=tenant is not None and not service.settings.tenants_trust_each_other,
+            guides=tenant.guides if tenant else "checked",
         )
         options = wanted.options(route.lora, message, caller)
         if limit != options.max_tokens:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from gateway.api.guides import format_guide, structured_guide, tool_guide
+from gateway.api.guides import format_guide, guides_of_tools, structured_guide, tool_guide
 from gateway.api.messages import (
     Messages,
     NamedChoice,
@@ -169,6 +170,7 @@ class GenerationRequest(Strict):
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
             guide_param=param,
+            guide_parts=self.guide_parts,
             caller=caller,
         )
 
@@ -217,6 +219,10 @@ class GenerationRequest(Strict):
             )
         return found[0] if found else (None, None)
 
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        """What the guide is made of where that is several, with their parameters."""
+        return ()
+
 
 class ChatCompletionRequest(GenerationRequest):
     messages: Messages
@@ -248,6 +254,14 @@ class ChatCompletionRequest(GenerationRequest):
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
         parallel = self.parallel_tool_calls is not False
         return tool_guide(self.tools, self.forced, parallel=parallel), "tool_choice"
+
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        if self.forced is None:
+            return ()
+        return [
+            (guide, f"tools[{index}].function.parameters")
+            for index, guide in guides_of_tools(self.tools or [], self.forced)
+        ]
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:

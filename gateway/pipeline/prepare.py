@@ -39,14 +39,17 @@ async def prepare(
     """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
 
     Raises UnsupportedParameter for what the served model cannot do, ContextLengthExceeded when a
-    prompt leaves no room for a single token, InvalidRequest for too many choices and for a token id
-    that is not in the vocabulary, and Overloaded when too much text waits to be tokenized.
+    prompt leaves no room for a single token, InvalidRequest for too many choices, for a token id
+    that is not in the vocabulary and for a guide that is none, and Overloaded when too much text
+    waits.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
     capabilities = service.replicas.capabilities
     check_supported(capabilities, options, chat=chat)
+    if capabilities.guides is not None:
+        await service.guides.check(options, capabilities.guides)
     fitted = [await _fit(service, capabilities, each, options, chat=chat) for each in prompts]
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)

@@ -10,7 +10,13 @@ from array import array
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gateway.errors import EngineUnavailable, GatewayError, Overloaded
+from gateway.errors import (
+    EngineError,
+    EngineStepFailed,
+    EngineUnavailable,
+    GatewayError,
+    Overloaded,
+)
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
@@ -46,6 +52,15 @@ async def attempt(
             if lease.has_answered:
                 raise
             _another(replicas, lease.replica, tried, error)
+        except EngineStepFailed as error:
+            # No other replica is risked for it. Whether it was this request that ended the others
+            # is not known; one with a guide that has not begun most likely was.
+            if lease.has_answered or batch.generations[index].params.guide is None:
+                raise
+            raise EngineError(
+                "The engine failed when it began with this request, most likely on what its answer "
+                "must match."
+            ) from error
 
 
 def _another(

@@ -73,13 +73,16 @@ class TurnThread:
         room: float = math.inf,
         room_of_one: float = math.inf,
         after: Callable[[], None] = lambda: None,
+        *,
+        waits_to_be: str = "tokenized",
     ) -> None:
         """`room` is how many characters may wait, of all tenants and of one; `after` runs in the
-        thread after each job."""
+        thread after each job; `waits_to_be` is what is told of work that finds no room."""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._room = room
         self._room_of_one = room_of_one
         self._after = after
+        self._waits_to_be = waits_to_be
         # The tenant whose turn it is comes first; it goes to the end when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._at_work: str | None = None
@@ -116,16 +119,16 @@ class TurnThread:
         own = self._queues.get(tenant)
         mine = chars + (own.chars if own else 0)
         if mine > self._room_of_one:
-            raise _too_much("of this key ")
+            raise self._too_much("of this key ")
         if self.waiting + chars <= self._room:
             return
         most, queue = max(self._queues.items(), key=lambda item: item[1].chars)
         if queue.chars <= mine:
-            raise _too_much()
+            raise self._too_much()
         last = queue[-1]
         self._forget(most, last)
         if not last.done.done():
-            last.done.set_exception(_too_much())
+            last.done.set_exception(self._too_much())
 
     def _forget(self, tenant: str, job: _Job) -> None:
         """Unless its turn has come."""
@@ -172,9 +175,10 @@ class TurnThread:
         else:
             done.set_exception(error)
 
-
-def _too_much(whose: str = "") -> Overloaded:
-    return Overloaded(f"Too much text {whose}waits to be tokenized; try again shortly.")
+    def _too_much(self, whose: str = "") -> Overloaded:
+        return Overloaded(
+            f"Too much text {whose}waits to be {self._waits_to_be}; try again shortly."
+        )
 
 
 def _trimmer() -> Callable[[], None]:

@@ -104,6 +104,7 @@ class RequestLoop(ABC):
         responses += self._refuse_unprepared()
         progress = None
         try:
+            self._check_guides()
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
@@ -198,19 +199,28 @@ class RequestLoop(ABC):
         return request
 
     def _refuse_unprepared(self) -> list[Response]:
-        """End the requests whose LoRA adapter or guide turned out to be unusable."""
+        """End the requests whose LoRA adapter turned out to be unusable."""
         refused = []
         for request in self._active:
             if request.is_done or request.is_started or not request.is_ready:
                 continue
-            adapter, guide = request.adapter, request.guide
+            adapter = request.adapter
             if adapter is not None and adapter.error is not None and self._lora is not None:
                 self._lora.forget(adapter)
                 what = f"Error storing task={adapter.task_id} in PEFT cache -- {adapter.error}"
                 refused.append(request.fail(FETCH_ERROR + what))
-            elif guide is not None and (error := guide.exception()) is not None:
-                refused.append(request.fail(f"{FETCH_ERROR}{error}"))
         return refused
+
+    def _check_guides(self) -> None:
+        """Raises ``GuideError`` for a guide that could not be compiled.
+
+        Upstream compiles in the step of the request's first token, so this ends them all.
+        """
+        for request in self._active:
+            guide = request.guide
+            waits = guide is not None and not (request.is_done or request.is_started)
+            if guide is not None and waits and guide.done() and not guide.cancelled():
+                guide.result()
 
     def _release(self, done: list[ActiveRequest]) -> None:
         for request in done:
