@@ -1,8 +1,8 @@
 """A process that compiles guides which strangers wrote, so that nothing else has to.
 
 `python -m guides.worker` reads one request a line, ``[kind, text, backend]`` in JSON, and answers
-each with a line: ``[reason, peak]``, where `reason` says why it is no guide, null if it is one, and
-`peak` is the memory in KiB that the process has had. A guide that takes more CPU time or memory
+each with a line: ``[reason, size]``, where `reason` says why it is no guide, null if it is one, and
+`size` is the memory in bytes that the process has now. A guide that takes more CPU time or memory
 than it may ends the process by a signal, and so may one that breaks the compiler: that is why it
 is one.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -59,8 +60,13 @@ def main() -> None:
         end = int(used.ru_utime + used.ru_stime) + CPU_S + 1
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
         found = checker.refusal(kind, text, backend)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps([found, peak]), flush=True)
+        print(json.dumps([found, _size()]), flush=True)
+
+
+def _size() -> int:
+    """Resident memory in bytes. `ru_maxrss` would begin with that of the parent."""
+    resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(resident) * resource.getpagesize()
 
 
 if __name__ == "__main__":

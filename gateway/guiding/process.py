@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 # Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
 _ANSWER_S = 30.0
-_MAX_PEAK_KIB = 256 * 1024
+_MAX_BYTES = 256 * 2**20
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """Starts with the first guide. Its methods block, and are for one thread at a time."""
+    """Starts with the first guide. `refusal` blocks, and is for one thread at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,11 +42,11 @@ class GuideProcess:
             stdin.write(request)
             stdin.flush()
             answer = _line(stdout, time.monotonic() + _ANSWER_S)
-        except BrokenPipeError:
+        except (OSError, ValueError):  # it has died, or was closed as the gateway ends
             answer = b""
         if answer:
-            reason, peak = json.loads(answer)
-            if peak > _MAX_PEAK_KIB:
+            reason, size = json.loads(answer)
+            if size > _MAX_BYTES:  # what a large one took stays with the process
                 self.close()
             return None if reason is None else str(reason)
         if answer is None:
