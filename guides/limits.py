@@ -122,8 +122,7 @@ def _check_expression(parts: list[Part]) -> None:
     """Raises ValueError for what xgrammar throws on and llguidance does not."""
     before = "or"
     for kind, text in [*parts, ("end", "")]:
-        nothing = before in ("or", "open") and kind in ("or", "end")
-        if nothing or (before, kind) == ("or", "close"):
+        if (before == "or" and kind in ("or", "close", "end")) or (before, kind) == ("open", "or"):
             raise ValueError("an alternative of the expression is empty")
         if kind == "open" and text.startswith("(?P"):
             raise ValueError(f"{text}: the name of a group is written (?<name>")

@@ -99,6 +99,8 @@ def test_what_people_send_is_a_guide(checker: Checker, kind: Kind, text: str) ->
         ("regex", "(" * 5000 + "a" + ")" * 5000, "nest"),
         ("regex", "[" * 100_000, TOO_LARGE),
         ("regex", "[a", "regex parse error"),
+        ("regex", "(", "regex parse error"),
+        ("regex", "(|a)", "an alternative of the expression is empty"),
         ("regex", "a" * (MAX_CHARS + 1), f"allowed: {MAX_CHARS}"),
         ("regex", "", "an alternative of the expression is empty"),
         ("regex", "a|", "an alternative of the expression is empty"),
