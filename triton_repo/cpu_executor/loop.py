@@ -104,7 +104,6 @@ class RequestLoop(ABC):
         responses += self._refuse_unprepared()
         progress = None
         try:
-            self._check_guides()
             progress = self._advance()
             responses += [x for r in self._active for x in r.responses()]
         except Exception as error:
@@ -210,17 +209,6 @@ class RequestLoop(ABC):
                 what = f"Error storing task={adapter.task_id} in PEFT cache -- {adapter.error}"
                 refused.append(request.fail(FETCH_ERROR + what))
         return refused
-
-    def _check_guides(self) -> None:
-        """Raises ``GuideError`` for a guide that could not be compiled.
-
-        Upstream compiles in the step of the request's first token, so this ends them all.
-        """
-        for request in self._active:
-            guide = request.guide
-            waits = guide is not None and not (request.is_done or request.is_started)
-            if guide is not None and waits and guide.done() and not guide.cancelled():
-                guide.result()
 
     def _release(self, done: list[ActiveRequest]) -> None:
         for request in done:
