@@ -28,6 +28,7 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
+from gateway.tokenization.turns import TurnThread
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 _ENDING_S = 2.0
 _TICK_S = 0.5
 _LARGEST_BODIES = 4
+# To receive logits takes the event loop as long as the work on them does the thread. Resting in
+# between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
+_LOGITS_REST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Service:
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
     guides: GuideCheck
+    logits: TurnThread
+    """Where the likeliest tokens are found, one answer of each tenant in turn."""
     adapters: Adapters
     router: Router
     metrics: Metrics
@@ -124,6 +130,7 @@ async def running_service(
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
     guides = GuideCheck()
+    logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
         async with (
             Adapters(settings, lambda: replicas.capabilities) as adapters,
@@ -140,6 +147,7 @@ async def running_service(
                 admission=admission,
                 bodies=_bodies(settings, configuration),
                 guides=guides,
+                logits=logits,
                 adapters=adapters,
                 router=router,
                 metrics=metrics,
@@ -163,6 +171,7 @@ async def running_service(
         if tracer is not None:
             await tracer.close()
         guides.close()
+        logits.close()
         prompts.close()
 
 

@@ -183,6 +183,14 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
     )
+    max_prompt_logits_bytes: int = Field(
+        2**30,
+        gt=0,
+        lt=2**31,
+        description="Largest logits of a prompt that is echoed with log probabilities, in bytes: "
+        "tokens times vocabulary times 4 (2 where the model declares halves); larger ones get 400. "
+        "Triton has them in memory, the gateway a piece at a time.",
+    )
     tool_form: Form | None = Field(
         None,
         description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "

@@ -17,6 +17,7 @@ from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
+from gateway.triton.token_stream import Aside
 
 
 async def generate(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
@@ -77,6 +78,11 @@ async def _generation(
         await _beams(service, request, batch, index, sink)
     else:
         await _choice(service, request, batch, index, sink)
+
+
+def _aside(service: Service, batch: Batch) -> Aside:
+    """Where this tenant's logits are worked on."""
+    return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def _model_name(service: Service, generation: Generation) -> str:
@@ -167,7 +173,9 @@ async def _choice(
 
     async def ask(lease: ReplicaLease, left: float) -> None:
         batch.sends(index)
-        with lease.engine.generate(generation, left, lease.metadata) as tokens:
+        with lease.engine.generate(
+            generation, left, lease.metadata, _aside(service, batch)
+        ) as tokens:
             first = await tokens.first()
             lease.answered()
             emit(first)
@@ -204,7 +212,9 @@ async def _echo(service: Service, request: RequestContext, batch: Batch, index: 
 
         async def ask(lease: ReplicaLease, left: float) -> list[TokenLogprob]:
             batch.sends(index)
-            found = await lease.engine.prompt_logprobs(generation, left, lease.metadata)
+            found = await lease.engine.prompt_logprobs(
+                generation, left, lease.metadata, _aside(service, batch)
+            )
             lease.answered()
             return found
 

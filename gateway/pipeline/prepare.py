@@ -137,6 +137,7 @@ async def _fit(
         sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
     ids = await _prompt_ids(service, given, options, chat=chat)
     _check_length(capabilities, ids, chat=chat)
+    _check_logits(service, capabilities, ids, options)
     room = capabilities.max_seq_len - len(ids)
     text = None
     if model is not None:
@@ -216,6 +217,22 @@ def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool
     """Raises ContextLengthExceeded when there is no room for a token of the answer."""
     if len(ids) > longest_prompt(capabilities):
         raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
+
+
+def _check_logits(
+    service: Service, capabilities: ModelCapabilities, ids: list[int], options: Options
+) -> None:
+    """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
+    if not options.echo or options.params.logprobs is None:
+        return
+    of_token = capabilities.vocab_size * capabilities.logit_bytes
+    limit = service.settings.max_prompt_logits_bytes
+    if len(ids) * of_token > limit:
+        raise InvalidRequest(
+            f"echo: the logits of {len(ids)} prompt tokens are {len(ids) * of_token} bytes; "
+            f"allowed with logprobs: {limit}, of {limit // of_token} tokens.",
+            param="echo",
+        )
 
 
 def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:

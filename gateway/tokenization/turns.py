@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -75,14 +76,17 @@ class TurnThread:
         after: Callable[[], None] = lambda: None,
         *,
         waits_to_be: str = "tokenized",
+        rest: float = 0.0,
     ) -> None:
         """`room` is how many characters may wait, of all tenants and of one; `after` runs in the
-        thread after each job; `waits_to_be` is what is told of work that finds no room."""
+        thread after each job, which then rests `rest` times as long as that took; `waits_to_be` is
+        what is told of work that finds no room."""
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._room = room
         self._room_of_one = room_of_one
         self._after = after
         self._waits_to_be = waits_to_be
+        self._rest = rest
         # The tenant whose turn it is comes first; it goes to the end when its job has ended.
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
         self._at_work: str | None = None
@@ -146,6 +150,7 @@ class TurnThread:
 
     def _do(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
         """In the thread."""
+        began = time.perf_counter()
         result, error = None, None
         try:
             result = job.work()
@@ -154,6 +159,8 @@ class TurnThread:
         loop.call_soon_threadsafe(self._ended, loop, job.done, result, error)
         del job, result, error
         self._after()
+        if self._rest:
+            time.sleep(self._rest * (time.perf_counter() - began))
 
     def _ended(
         self,

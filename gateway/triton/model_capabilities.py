@@ -74,8 +74,9 @@ class ModelCapabilities:
     `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
     `lora_host_bytes` is the size of its cache. `guides` is the backend of guided decoding, None
     where it is not set up. `vocab_size` is that of the logits; `generation_logits` and
-    `context_logits` say whether they can be had. KV-cache statistics are in blocks of
-    `tokens_per_block`. `fingerprint` changes with the model's configuration.
+    `context_logits` say whether they can be had, `logit_bytes` how large each of those of a prompt
+    is. KV-cache statistics are in blocks of `tokens_per_block`. `fingerprint` changes with the
+    model's configuration.
     """
 
     model: str
@@ -95,6 +96,7 @@ class ModelCapabilities:
     max_beam_width: int
     generation_logits: bool
     context_logits: bool
+    logit_bytes: int
     tokens_per_block: int
     fingerprint: str
     vocab_size: int
@@ -191,6 +193,7 @@ def _read(
         guides=_guides(inputs, core if known else None),
         max_beam_width=beams if "beam_width" in inputs else 1,
         context_logits="context_logits" in inputs and engine.gather_context_logits is True,
+        logit_bytes=_logit_bytes(config),
         generation_logits="generation_logits" in inputs and engine.gather_generation_logits is True,
         tokens_per_block=engine.tokens_per_block or _DEFAULT_BLOCK,
         fingerprint=f"fp_{digest.hexdigest()[:12]}",
@@ -228,6 +231,12 @@ def parameter(config: Any, name: str) -> str:
     """A string parameter of the model; both backends take an unfilled `${...}` as unset."""
     value = config.parameters[name].string_value if name in config.parameters else ""
     return "" if value.startswith("${") else str(value)
+
+
+def _logit_bytes(config: Any) -> int:
+    halves = (model_config_pb2.TYPE_FP16, model_config_pb2.TYPE_BF16)
+    types = {tensor.name: tensor.data_type for tensor in config.output}
+    return 2 if types.get("context_logits") in halves else 4
 
 
 def _beam_width(config: Any, engine: EngineConfig) -> int:

@@ -38,6 +38,7 @@ CAPABILITIES = ModelCapabilities(
     guides=None,
     max_beam_width=1,
     generation_logits=False,
+    logit_bytes=4,
     context_logits=False,
     tokens_per_block=64,
     fingerprint="fp_0",

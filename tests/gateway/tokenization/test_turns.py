@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -129,3 +130,19 @@ async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
             assert not held.release.is_set()
     finally:
         turns.close()
+
+
+async def test_a_thread_may_rest_between_jobs() -> None:
+    """In proportion to what they took, so that it is never more than that part of the time."""
+    thread = TurnThread("test", rest=2.0)
+    took: list[float] = []
+
+    def work() -> None:
+        began = time.perf_counter()
+        time.sleep(0.02)
+        took.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*[thread.run("a", 0, work) for _ in range(5)])
+    thread.close()
+    assert time.perf_counter() - began >= sum(took[:4]) * 3 + took[4]
