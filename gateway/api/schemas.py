@@ -41,7 +41,7 @@ from gateway.parsers.tools.forced import ForcedCall
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
 _MAX_BAD_WORDS = 64
-_INT64 = 2**63
+_INT32, _INT64 = 2**31, 2**63
 # With the values that ask for nothing.
 _PLAIN: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
@@ -57,7 +57,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # In a list it could only be a mistake: it would stop, or forbid, nothing.
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -80,7 +80,7 @@ class GenerationRequest(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0, lt=_INT32)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
