@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import math
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -16,9 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gateway.errors import Overloaded
+from gateway.errors import InternalError, Overloaded
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # The hop to a thread costs some 0.3 ms, more than tokenizing so many characters does.
 INLINE_CHARS = 4096
@@ -38,8 +42,8 @@ class Turns:
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """What `work` returns, which is about a text of so many characters.
 
-        Raises what it raises, and Overloaded when too much waits already. Cancelled before its
-        turn, it is never done.
+        Raises what it raises, InternalError in place of what is no Exception, and Overloaded when
+        too much waits already. Cancelled before its turn, it is never done.
         """
         if chars <= INLINE_CHARS:
             return work()
@@ -151,11 +155,16 @@ class TurnThread:
     def _do(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
         """In the thread."""
         began = time.perf_counter()
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = job.work()
         except Exception as raised:
             error = raised
+        except BaseException:
+            # A panic in Rust is one. Unanswered, it would end the turns of all tenants.
+            log.exception("work on text in the thread %s failed", threading.current_thread().name)
+            error = InternalError("The server had an unexpected error.")
         loop.call_soon_threadsafe(self._ended, loop, job.done, result, error)
         del job, result, error
         self._after()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway.errors import Overloaded
+from gateway.errors import InternalError, Overloaded
 from gateway.tokenization.turns import INLINE_CHARS, LONG_CHARS, Turns, TurnThread
 
 
@@ -118,6 +118,23 @@ async def test_what_is_raised_comes_back(make: Callable[..., TurnThread]) -> Non
     with pytest.raises(ZeroDivisionError):
         await thread.run("a", 1, lambda: 1 // 0)
     assert await thread.run("a", 1, lambda: "next") == "next"
+
+
+async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
+    make: Callable[..., TurnThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panic(BaseException):
+        """As pyo3's PanicException."""
+
+    def panic() -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    thread = make()
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError):
+            await thread.run("a", 1, panic)
+        assert await thread.run("b", 1, lambda: "next") == "next"
+    assert "Option::unwrap" in caplog.text
 
 
 async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
