@@ -45,9 +45,11 @@ async def read_body(
     chunks: list[bytes] = []
     size = 0
     said = int(request.headers.get("content-length", "0"))
+    if said > limit:
+        raise ContentTooLarge("request body", limit)
     try:
         if large is not None and said > LARGE_BODY:
-            await large(min(said, limit))
+            await large(said)
             large = None
         async for chunk in request.stream():
             size += len(chunk)

@@ -175,6 +175,8 @@ def _config(
         log_config=None,
         server_header=False,
         date_header=False,
+        # What a client says of its address is nothing to count wrong keys and connections by.
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
         **uvicorn_options(settings),

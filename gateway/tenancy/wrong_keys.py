@@ -38,7 +38,7 @@ class WrongKeys:
 
 
 def _network(address: str | None) -> bytes:
-    """What is no address, such as what a proxy may say, is one and the same."""
+    """What is no address is one and the same."""
     try:
         parsed = ipaddress.ip_address(address or "")
     except ValueError:
