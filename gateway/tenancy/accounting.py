@@ -119,7 +119,12 @@ class Account:
         tenant's minute has room for more, and ends there as it would at a limit.
         """
         reservation, meter = self._reservation, self._batch.meter
-        if not self.counts_tokens or not (tokens := meter.tokens_now):
+        if not self.counts_tokens:
+            return
+        if not (tokens := meter.tokens_now):
+            # What fails before the first token is charged nothing. But what is reserved counts as
+            # long as it may be used, and a beam search tells of its tokens at its end alone.
+            reservation.book(0)
             return
         used = self._batch.sent_prompt_tokens + tokens
         since_last, self._used = used - self._used, used
