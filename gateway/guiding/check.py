@@ -5,6 +5,7 @@ An engine compiles guides inside a step, and one that it cannot compile ends the
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 
@@ -18,6 +19,8 @@ from guides.kinds import MAX_CHARS, Backend
 _WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
 # A verdict is some 200 bytes.
 _KEPT = 4096
+# So many parts of a guide are looked at for the one that is wrong: each takes a turn.
+_PARTS = 8
 _UNKNOWN = ""  # no guide is refused without a reason
 
 
@@ -46,11 +49,15 @@ class GuideCheck:
         refusal = await self._refusal(guide, backend, caller.tenant)
         if refusal is None:
             return
-        for part, name in options.guide_parts():
-            # A guide of several is made of each one's own; the first that is wrong is named.
+        # A guide of several is made of each one's own; the first that is wrong is named.
+        parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
+        for part, name in parts[:_PARTS]:
             if (alone := await self._refusal(part, backend, caller.tenant)) is not None:
                 refusal, param = alone, name
                 break
+        else:
+            if len(parts) > _PARTS:
+                param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
 
     def close(self) -> None:
@@ -67,14 +74,21 @@ class GuideCheck:
             self._refusals.move_to_end(key)
             return known
 
+        loop = asyncio.get_running_loop()
+
         def compiled() -> str | None:
             # Another's request may have brought the same one in the meantime.
             known = self._refusals.get(key, _UNKNOWN)
-            if known is _UNKNOWN:
-                known = self._refusals[key] = self._process.refusal(guide, backend)
-            return known
+            if known is not _UNKNOWN:
+                return known
+            refusal = self._process.refusal(guide, backend)
+            # Before the next turn begins, and even if the client has left.
+            loop.call_soon_threadsafe(self._keep, key, refusal)
+            return refusal
 
-        refusal = await self._turns.run(tenant, len(text), compiled)
+        return await self._turns.run(tenant, len(text), compiled)
+
+    def _keep(self, key: bytes, refusal: str | None) -> None:
+        self._refusals[key] = refusal
         while len(self._refusals) > _KEPT:
             self._refusals.popitem(last=False)
-        return refusal

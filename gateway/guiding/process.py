@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 # Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
 _ANSWER_S = 30.0
 _MAX_BYTES = 256 * 2**20
+# What a guide does to its compiler: too much CPU time, too deep a stack, an allocation that fails.
+# Any other signal came from outside, as from an OOM killer that has to end some process.
+_OF_THE_GUIDE = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
 _TOO_MUCH = "it takes too much time or memory to compile"
 
 
@@ -33,7 +37,8 @@ class GuideProcess:
     def refusal(self, guide: Guide, backend: Backend) -> str | None:
         """Why the engine would fail on `guide`; None if nothing is wrong with it.
 
-        Raises Overloaded where no process can be started, or this machine is too busy.
+        Raises Overloaded where no process can be started, this machine is too busy, or the process
+        ended by what is not the guide's doing.
         """
         process = self._started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
@@ -54,7 +59,7 @@ class GuideProcess:
             raise _busy()
         code = process.wait()  # it has closed its end, so this is at once
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
-        if code >= 0:  # no signal: a mistake of ours, and not the guide's doing
+        if code not in _OF_THE_GUIDE:  # without a signal it is a mistake of ours
             raise _busy()
         return _TOO_MUCH
 

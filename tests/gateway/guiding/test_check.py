@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from gateway.errors import InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.generation import Caller, GenerationParams, Guide, Options
 from gateway.guiding.check import GuideCheck
+from guides.kinds import MAX_CHARS
 
 WITHIN_S = 60.0
 
@@ -83,13 +85,32 @@ async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
     await guides.check(regex("a"), "xgrammar")
     (await _compiler()).suspend()
     asked = asyncio.create_task(refused(guides, regex("bad")))
+    behind = asyncio.create_task(refused(guides, regex("bad", tenant="b")))
     await asyncio.sleep(0.05)
     os.kill((await _compiler()).pid, died)
     os.kill((await _compiler()).pid, signal.SIGCONT)
     said = await asked
+    assert await behind == said  # though its own compiler would have lived
     assert "too much time or memory" in said
     await guides.check(regex("good"), "xgrammar")  # by another process
     assert await refused(guides, regex("bad")) == said
+
+
+@pytest.mark.parametrize("died", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
+    guides: GuideCheck, died: signal.Signals
+) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    compiler = await _compiler()
+    compiler.suspend()
+    asked = asyncio.create_task(guides.check(regex("good"), "xgrammar"))
+    await asyncio.sleep(0.05)
+    compiler.send_signal(died)
+    with suppress(psutil.NoSuchProcess):  # nothing stops SIGKILL
+        compiler.resume()
+    with pytest.raises(Overloaded, match="try again"):
+        await asked
+    await guides.check(regex("good"), "xgrammar")
 
 
 async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideCheck) -> None:
@@ -154,3 +175,36 @@ async def test_a_guide_of_several_names_the_part_that_is_wrong(guides: GuideChec
     with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
         await guides.check(options, "xgrammar")
     assert raised.value.param == "tools[1]"
+
+
+def _of_tools(whole: str, many: int) -> tuple[Options, list[int]]:
+    """With a last part that alone is wrong; and how many parts were asked for, each time."""
+    asked: list[int] = []
+
+    def parts() -> list[tuple[Guide, str]]:
+        asked.append(many)
+        texts = [f'{{"const": {n}}}' for n in range(many - 1)] + ['{"type": "foo"}']
+        return [(Guide("json_schema", text), f"tools[{n}]") for n, text in enumerate(texts)]
+
+    guide = Guide("json_schema", whole)
+    params = GenerationParams(guide=guide)
+    return Options(seed=0, params=params, guide_param="tool_choice", guide_parts=parts), asked
+
+
+@pytest.mark.parametrize(("many", "named"), [(8, "tools[7]"), (9, "tools")])
+async def test_one_request_has_no_more_than_a_few_guides_compiled(
+    guides: GuideCheck, many: int, named: str
+) -> None:
+    options, _ = _of_tools('{"anyOf": [{}, {"type": "foo"}]}', many)
+    with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == named
+
+
+async def test_where_all_parts_are_too_long_together_none_is_looked_at(guides: GuideCheck) -> None:
+    options, asked = _of_tools('{"const": "' + "x" * MAX_CHARS + '"}', 2)
+    with pytest.raises(InvalidRequest, match=f"allowed: {MAX_CHARS}") as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == "tool_choice"
+    assert not asked
+    assert _compilers() == []
