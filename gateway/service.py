@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _ENDING_S = 2.0
 _TICK_S = 0.5
 _LARGEST_BODIES = 4
+# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
+_WAITING_BODIES = 32
 # To receive logits takes the event loop as long as the work on them does the thread. Resting in
 # between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
 _LOGITS_REST = 2.0
@@ -253,5 +255,6 @@ def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
         lambda: _LARGEST_BODIES * settings.max_body_bytes,
         lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
+        queue_of_tenant=_WAITING_BODIES,
         wait_s=settings.queue_timeout,
     )

@@ -29,7 +29,8 @@ class Connection(Protocol):
 
     @property
     def lags(self) -> bool:
-        """Whether it has a request under way that its client sends very slowly."""
+        """Whether it has a request under way whose body does not come: its client sends very
+        slowly, or it is not read from, because there is no room for it."""
 
     def cut(self) -> None:
         """Ends it at once."""
@@ -113,7 +114,7 @@ class Connections:
         while self._lagging:
             oldest, _ = self._lagging.popitem(last=False)
             if oldest is not newcomer and oldest in self._under_way and oldest.lags:
-                self._tell("those that send slowly give way")
+                self._tell("those give way whose bodies do not come")
                 oldest.give_way()
                 return True
         self._tell("further requests get 503")

@@ -178,13 +178,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def lags(self) -> bool:
-        # Whoever is not read from cannot be slow.
-        return (
-            self._phase is Phase.BODY
-            and self._waited >= _BRISK_AFTER
-            and self._heard < self._waited * _BRISK_BODY
-            and not self.flow.read_paused
-        )
+        if self._phase is not Phase.BODY or self._waited < _BRISK_AFTER:
+            return False
+        # Whoever is not read from cannot be slow, but holds its place with no work for it.
+        return self.flow.read_paused or self._heard < self._waited * _BRISK_BODY
 
     def cut(self) -> None:
         # Closing would wait for a client that does not take its answer.

@@ -58,14 +58,16 @@ class Admission:
         *,
         capacity: Callable[[], int] | None = None,
         queue: int,
+        queue_of_tenant: int | None = None,
         wait_s: float,
     ) -> None:
         """`limit` is asked for the number of places now, `capacity` for that with all engines at
-        work (as `limit` unless given), `queue` bounds who waits, all tenants together, and nobody
-        waits longer than `wait_s` seconds."""
+        work (as `limit` unless given), `queue` bounds who waits, all tenants together,
+        `queue_of_tenant` those of one, and nobody waits longer than `wait_s` seconds."""
         self._limit = limit
         self._capacity = capacity or limit
         self._queue = queue
+        self._queue_of_tenant = queue if queue_of_tenant is None else queue_of_tenant
         self._wait_s = wait_s
         self._share = share
         self._queues: dict[str, _TenantQueue] = {}
@@ -190,6 +192,8 @@ class Admission:
 
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
+        if len(queue.waiting) >= self._queue_of_tenant:
+            raise _queue_full()
         if self.waiting < self._queue:
             return
         longest = max(self._queues.values(), key=lambda other: len(other.waiting))
