@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -73,6 +74,9 @@ class ControlTokens:
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
             for n, content in enumerate(sorted([t.content for t in control.values()], key=_shorter))
         ]
+        self._tokens = _replacing({each.token: each.stand_in for each in self._control})
+        self._aliases = _replacing({each.token: each.alias for each in self._control})
+        self._stand_ins = _replacing({each.stand_in: each.token for each in self._control})
         # Clients' text is looked at as JSON, in which each of its characters is written alone.
         written = [orjson.dumps(each.token)[1:-1] for each in self._control]
         self._written = re.compile(any_of([token.decode() for token in written]).encode())
@@ -110,9 +114,7 @@ class ControlTokens:
     def hidden(self, value: Any) -> Any:
         """A copy of a JSON value, with a stand-in for each control token."""
         if isinstance(value, str):
-            for each in self._control:
-                value = value.replace(each.token, each.stand_in)
-            return value
+            return self._tokens(value)
         if isinstance(value, dict):
             return {self.hidden(key): self.hidden(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -121,16 +123,11 @@ class ControlTokens:
 
     def shown(self, text: str) -> str:
         """With the control tokens that the stand-ins are for."""
-        for each in self._control:
-            text = text.replace(each.stand_in, each.token)
-        return text
+        return self._stand_ins(text)
 
     def guarded(self, rendered: str) -> GuardedText:
         """Of a text that was rendered with hidden values."""
-        aliased = rendered
-        for each in self._control:
-            aliased = aliased.replace(each.token, each.alias)
-        return GuardedText(self.shown(rendered), self.shown(aliased))
+        return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)))
 
     def encode(self, guarded: GuardedText) -> list[int]:
         """Token ids. Raises InvalidRequest where the tokenizer's model itself, and not its search
@@ -145,7 +142,7 @@ class ControlTokens:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """An expression for any of the words.
+    """An expression for any of the words, of those that begin at one place for the longest.
 
     It looks at each letter once, and not once for each word: a model may have hundreds of them, and
     a text may begin one at every place.
@@ -153,10 +150,16 @@ def any_of(words: Iterable[str]) -> str:
     rest: dict[str, list[str]] = {}
     for word in words:
         rest.setdefault(word[:1], []).append(word[1:])
-    if "" in rest:
-        return ""  # one ends here, which is enough
+    one_ends_here = rest.pop("", None) is not None
     branches = [re.escape(first) + any_of(others) for first, others in rest.items()]
+    if one_ends_here:
+        return f"(?:{'|'.join(branches)})?" if branches else ""
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+
+
+def _replacing(words: Mapping[str, str]) -> Callable[[str], str]:
+    """Puts its value in place of each word, in one pass over the text."""
+    return partial(re.compile(any_of(words)).sub, lambda found: words[found[0]])
 
 
 def _called(alias: str, token: AddedToken) -> AddedToken:
