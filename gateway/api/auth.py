@@ -8,7 +8,6 @@ from fastapi import Depends, Request
 
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
-from gateway.errors import GatewayError
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
 from gateway.service import Service
@@ -56,7 +55,7 @@ def metrics_reader(request: Request) -> Service:
     """
     service: Service = request.app.state.service
     _check_port(request)
-    if request.app.state.admin_port is None and not service.access.open:
+    if _metrics_need_a_key(request):
         _admin_key(request)
     return service
 
@@ -64,13 +63,13 @@ def metrics_reader(request: Request) -> Service:
 def may_read_details(request: Request) -> bool:
     """Whether the caller is one that `metrics_reader` lets in.
 
-    For what everybody may ask, and is told less of. A wrong admin key counts as one.
+    For what everybody may ask, and is told less of: probes send what key they have, so one that is
+    no admin's does not count as a wrong one.
     """
-    try:
-        metrics_reader(request)
-    except GatewayError:
+    if not _is_on_port(request):
         return False
-    return True
+    authorization = request.headers.get("authorization")
+    return not _metrics_need_a_key(request) or service_of(request).access.is_admin(authorization)
 
 
 Running = Annotated[Service, Depends(_service)]
@@ -92,8 +91,17 @@ def _admin_key(request: Request) -> str:
     return service_of(request).access.admin(authorization, None if client is None else client.host)
 
 
-def _check_port(request: Request) -> None:
+def _metrics_need_a_key(request: Request) -> bool:
+    return request.app.state.admin_port is None and not service_of(request).access.open
+
+
+def _is_on_port(request: Request) -> bool:
+    """Whether it came in where admins do."""
     port = request.app.state.admin_port
-    if port is not None and request.scope["server"][1] != port:
+    return port is None or request.scope["server"][1] == port
+
+
+def _check_port(request: Request) -> None:
+    if not _is_on_port(request):
         # As for any URL that is unknown.
         raise UnknownUrl(request.method, request.url.path)
