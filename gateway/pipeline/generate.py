@@ -56,15 +56,23 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
 
 async def _several(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
     """A task for each choice, from when it has a place."""
+    late: TimeoutError | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             for index in range(len(batch.generations)):
-                permit = await _permit(service, batch, index).__aenter__()
+                try:
+                    permit = await _permit(service, batch, index).__aenter__()
+                except TimeoutError as error:
+                    # Those that run have the same deadline, and tell the engine that it was that.
+                    late = error
+                    break
                 work = _generation(service, request, batch, index, sink)
                 # Not in the task: cancelled before its first step, it would never come there.
                 tasks.create_task(work).add_done_callback(partial(_leave, permit))
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+    if late is not None:
+        raise late
 
 
 def _leave(permit: Permit, _task: asyncio.Task[None]) -> None:
