@@ -7,15 +7,13 @@ in the right answer or in a clear error, in time; the usage log must tell what t
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import random
 import signal
 import time
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,10 +156,17 @@ async def _ask(
 ) -> str | None:  # fmt: skip
     """The answer's text; None after a clear error, whose name is noted."""
     path, body = _body(model, long=long, stream=stream)
+
+    async def begin_to_leave(event: str, _: object) -> None:
+        if leaves_s is not None and event == "http11.send_request_headers.started":
+            leaving.reschedule(asyncio.get_running_loop().time() + leaves_s)
+
+    # httpx loses the socket of a connection whose making is cancelled: nobody leaves before.
+    traced: dict[str, Any] = {"trace": begin_to_leave}
     try:
         async with (
-            asyncio.timeout(leaves_s),
-            client.stream("POST", path, json=body, headers=headers) as answer,
+            asyncio.timeout(None) as leaving,
+            client.stream("POST", path, json=body, headers=headers, extensions=traced) as answer,
         ):
             seen.begun = answer.status_code == 200
             if not stream or answer.status_code != 200:
@@ -312,32 +317,19 @@ async def _freeze_worker(world: World, chance: random.Random) -> None:
 # What must be so afterwards
 
 
-@contextmanager
-def _lost_sockets_of_clients() -> Iterator[None]:
-    """httpx loses a connection whose making is cancelled, as these clients do when they leave.
-
-    Their sockets end here; later, the collector would blame them on another test.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
-
-
 @asynccontextmanager
 async def _load(world: World, name: str) -> AsyncIterator[None]:
     """Clients at work. A client that saw something wrong ends the body too."""
     stop = asyncio.Event()
     url, limits = world.gateway.url, httpx.Limits(max_connections=None)
-    with _lost_sockets_of_clients():
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            for number in range(CLIENTS):
-                group.create_task(_client(world, client, f"{name}-{number}", stop))
-            yield
-            stop.set()
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(CLIENTS):
+            group.create_task(_client(world, client, f"{name}-{number}", stop))
+        yield
+        stop.set()
 
 
 async def _settle(world: World) -> None:
