@@ -8,7 +8,7 @@ from adapters.errors import StoreError
 from adapters.record import Record, merge
 from adapters.registry import Change
 from lora_store.disk import Disk
-from lora_store.redis import Position, RedisTier
+from lora_store.redis import Position, RedisTier, parse
 
 _SWAP_TRIES = 50
 
@@ -22,39 +22,31 @@ class Synced:
 
 
 def sync(disk: Disk, redis: RedisTier | None) -> Synced:
-    """Bring the copies of every record on disk and in Redis together.
-
-    A copy in Redis that cannot be read stays as it is, as it may be a newer release's.
-    """
+    """Bring the copies of every record on disk and in Redis together."""
     with disk.locked():
         local = disk.records()
         position, stored = redis.records() if redis is not None else (None, {})
         records: dict[str, Record] = {}
         for name in sorted(local.keys() | stored.keys()):
-            found = stored.get(name)
-            shared = found.record if found is not None else None
+            shared = parse(stored.get(name))
             record = _joined(local.get(name), shared)
             if record is None:
                 continue
             records[name] = record
             if record != local.get(name):
                 disk.put_record(record)
-            unreadable = found is not None and shared is None
-            if redis is not None and record != shared and not unreadable:
+            if redis is not None and record != shared:
                 # Lost against a faster change: its notice starts the next round.
-                redis.swap(found, record)
+                redis.swap(stored.get(name), record)
     return Synced(records, position)
 
 
 def change(disk: Disk, redis: RedisTier | None, name: str, change: Change) -> Record:
-    """One atomic change of one record; `change` is `adapters.registry.Change`.
-
-    It replaces a copy in Redis that cannot be read: somebody asked for this name to be changed.
-    """
+    """One atomic change of one record; `change` is `adapters.registry.Change`."""
     with disk.locked():
         for _ in range(_SWAP_TRIES):
             stored = redis.record(name) if redis is not None else None
-            current = _joined(disk.record(name), stored.record if stored is not None else None)
+            current = _joined(disk.record(name), parse(stored))
             record = change(current)
             if record == current:
                 return record

@@ -39,10 +39,7 @@ class Usage(BaseModel):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: Annotated[
-        PromptTokensDetails,
-        Field(description="Left out where it would tell a tenant what others have sent."),
-    ] = PromptTokensDetails(cached_tokens=0)
+    prompt_tokens_details: PromptTokensDetails
 
 
 class _Generated(BaseModel):

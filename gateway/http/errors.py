@@ -24,10 +24,11 @@ class SlowRequest(GatewayError):
 
 
 class TooManyConnections(GatewayError):
-    """This process has as many as it takes, or this client's address has."""
+    """This process has `limit` connections and takes no more."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__("The gateway has as many connections as it takes; try again.")
+        self.limit = limit
 
 
 class UnknownUrl(GatewayError):

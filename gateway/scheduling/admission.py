@@ -39,16 +39,13 @@ class _TenantQueue:
 
 
 class Admission:
-    """Permits for generations. Belongs to one event loop; taking and giving back never waits for
-    I/O.
+    """Permits for requests. Belongs to one event loop; taking and giving back never waits for I/O.
 
-    Each choice of a request asks for a place of its own, so that a request larger than what is free
-    runs in turns, and nobody waits until enough is free for all of it. Only the beams of a search
-    take their places together; they are never more than its tenant's share.
+    A request takes as many places as it has choices, since each is a request to the engine.
 
-    Free places go to the tenant of the highest priority, among equals to the one that would then
-    have the fewest, and of its generations to the first in line. One tenant alone gets at most
-    `share` of the places, so that the next one to come finds one free.
+    A free place goes to the tenant of the highest priority, among equals to the one with the fewest
+    requests in flight, and of its requests to the one that waits longest. One tenant alone gets at
+    most `share` of the places, so that the next one to come finds one free.
     """
 
     def __init__(
@@ -56,18 +53,13 @@ class Admission:
         limit: Callable[[], int],
         share: Callable[[], float] = lambda: 1.0,
         *,
-        capacity: Callable[[], int] | None = None,
         queue: int,
-        queue_of_tenant: int | None = None,
         wait_s: float,
     ) -> None:
-        """`limit` is asked for the number of places now, `capacity` for that with all engines at
-        work (as `limit` unless given), `queue` bounds who waits, all tenants together,
-        `queue_of_tenant` those of one, and nobody waits longer than `wait_s` seconds."""
+        """`limit` is asked for the number of places now, `queue` bounds who waits, all tenants
+        together, and nobody waits longer than `wait_s` seconds."""
         self._limit = limit
-        self._capacity = capacity or limit
         self._queue = queue
-        self._queue_of_tenant = queue if queue_of_tenant is None else queue_of_tenant
         self._wait_s = wait_s
         self._share = share
         self._queues: dict[str, _TenantQueue] = {}
@@ -75,56 +67,34 @@ class Admission:
         self.waiting = 0
 
     def permit(
-        self,
-        tenant: str,
-        priority: int = 0,
-        *,
-        cost: int = 1,
-        wait_s: float | None = None,
-        goes_on: bool = False,
+        self, tenant: str, priority: int = 0, *, cost: int = 1, wait_s: float | None = None
     ) -> Permit:
-        """`cost` places for a generation of `tenant`, to be taken with `async with`.
+        """`cost` places for a request of `tenant`, to be taken with `async with`.
 
         Entering raises Overloaded at once when the queue is full, and later when no place came
         free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
-
-        The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
-        waits there for as long as `wait_s` allows, whoever else waits. A line has one of these at
-        most, so they need no bound.
         """
-        limit = wait_s if goes_on else _least(self._wait_s, wait_s)
-        return Permit(self, tenant, priority, cost, limit, goes_on=goes_on)
+        limit = self._wait_s if wait_s is None else min(self._wait_s, wait_s)
+        return Permit(self, tenant, priority, cost, limit)
 
-    @property
-    def largest(self) -> int | None:
-        """The greatest cost that can ever have its turn; None while no engine is there."""
-        capacity = self._capacity()
-        return self._most(capacity) if capacity else None
-
-    async def enter(
-        self, tenant: str, priority: int, cost: int, wait_s: float | None, *, goes_on: bool
-    ) -> None:
+    async def enter(self, tenant: str, priority: int, cost: int, wait_s: float) -> None:
         queue = self._queues.setdefault(tenant, _TenantQueue())
         queue.priority = priority
         limit = self._limit()
         if (
-            not queue.waiting
-            and not self._somebody_is_first(limit)
+            not self._somebody_is_first(limit)
             and self._may_have(queue, cost, limit)
-            and self.in_flight + cost <= limit
+            and self._fits(cost, limit)
         ):
             self._admit(queue, cost)
             return
+        try:
+            self._shed(queue)
+        except Overloaded:
+            self._tidy(tenant, queue)
+            raise
         waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
-        if goes_on:
-            queue.waiting.appendleft(waiting)
-        else:
-            try:
-                self._shed(queue)
-            except Overloaded:
-                self._tidy(tenant, queue)
-                raise
-            queue.waiting.append(waiting)
+        queue.waiting.append(waiting)
         self.waiting += 1
         self.fill()
         try:
@@ -158,8 +128,8 @@ class Admission:
             able = [queue for queue in self._queues.values() if self._is_waiting(queue, limit)]
             if not able:
                 return
-            queue = min(able, key=_turn)
-            if self.in_flight + queue.waiting[0].cost > limit:
+            queue = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
+            if not self._fits(queue.waiting[0].cost, limit):
                 return  # what is free is kept until it is enough
             waiting = queue.waiting.popleft()
             self.waiting -= 1
@@ -171,13 +141,14 @@ class Admission:
         queue.in_flight += cost
         self.in_flight += cost
 
+    def _fits(self, cost: int, limit: int) -> bool:
+        """Whether so many places are free; what is larger than everything runs alone."""
+        return limit > 0 and self.in_flight + min(cost, limit) <= limit
+
     def _may_have(self, queue: _TenantQueue, cost: int, limit: int) -> bool:
         """Whether the tenant's share allows so many more."""
-        return queue.in_flight + cost <= self._most(limit)
-
-    def _most(self, limit: int) -> int:
-        """A tenant's share."""
-        return max(1, int(limit * self._share()))
+        mine = max(1, int(limit * self._share()))
+        return queue.in_flight + min(cost, mine) <= mine
 
     def _is_waiting(self, queue: _TenantQueue, limit: int) -> bool:
         return bool(queue.waiting) and self._may_have(queue, queue.waiting[0].cost, limit)
@@ -192,8 +163,6 @@ class Admission:
 
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
-        if len(queue.waiting) >= self._queue_of_tenant:
-            raise _queue_full()
         if self.waiting < self._queue:
             return
         longest = max(self._queues.values(), key=lambda other: len(other.waiting))
@@ -213,27 +182,16 @@ class Permit:
     """See `Admission.permit`."""
 
     def __init__(
-        self,
-        admission: Admission,
-        tenant: str,
-        priority: int,
-        cost: int,
-        wait_s: float | None,
-        *,
-        goes_on: bool,
+        self, admission: Admission, tenant: str, priority: int, cost: int, wait_s: float
     ) -> None:
         self._admission = admission
         self._tenant = tenant
         self._priority = priority
         self._cost = cost
         self._wait_s = wait_s
-        self._goes_on = goes_on
 
-    async def __aenter__(self) -> Permit:
-        await self._admission.enter(
-            self._tenant, self._priority, self._cost, self._wait_s, goes_on=self._goes_on
-        )
-        return self
+    async def __aenter__(self) -> None:
+        await self._admission.enter(self._tenant, self._priority, self._cost, self._wait_s)
 
     async def __aexit__(
         self,
@@ -241,24 +199,7 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Gives the places back."""
         self._admission.leave(self._tenant, self._cost)
-
-
-def _turn(queue: _TenantQueue) -> tuple[int, int, float]:
-    """Of those that wait, the least is next.
-
-    A tenant with few places does not wait for another's many beams; one with more than those does.
-    """
-    first = queue.waiting[0]
-    return -queue.priority, queue.in_flight + first.cost, first.since
-
-
-def _least(one: float, other: float | None) -> float:
-    return one if other is None else min(one, other)
 
 
 def _queue_full() -> Overloaded:

@@ -1,1 +1,0 @@
-"""Whether a guide is one, found out before the engine is given it."""
