@@ -19,7 +19,8 @@ from gateway.triton.events import ColdCause
 # one; after this time it no longer does, or those could wait for ever.
 _PASS_FOR_S = 1.0
 # After an overflow fewer adapters may be in flight at once. One very large adapter may have been
-# the reason, so the limit is lifted again after this time.
+# the reason, so after this time twice as many are tried, if more are wanted. All that wait, tried
+# at once, would bring their weights for nothing.
 _LIMIT_FOR_S = 30.0
 
 
@@ -117,22 +118,23 @@ class Residency:
         self._resident.clear()
 
     def _must_wait(self, task_id: int) -> bool:
-        if self._unlimited():
+        self._relax()
+        if self._limit is None:
             return False
         if task_id in self._active:
             return bool(self._waiting) and time.monotonic() - self._waiting[0].since > _PASS_FOR_S
         return bool(self._waiting) or not self._has_room()
 
-    def _unlimited(self) -> bool:
-        if self._limit is not None and time.monotonic() >= self._limit_until:
-            self._limit = None
-        return self._limit is None
+    def _relax(self) -> None:
+        if self._limit is not None and self._waiting and time.monotonic() >= self._limit_until:
+            self._limit *= 2
+            self._limit_until = time.monotonic() + _LIMIT_FOR_S
 
     def _has_room(self) -> bool:
         return self._limit is None or len(self._active) < self._limit
 
     def _hand_over(self) -> None:
-        self._unlimited()
+        self._relax()
         for turn in list(self._waiting):
             able = turn.task_id in self._active or self._has_room()
             if not able and time.monotonic() - turn.since > _PASS_FOR_S:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +53,26 @@ async def test_causes() -> None:
     residency.restarted()
     assert residency.cause(7) == "restarted"
     assert await residency.must_carry(7)
+
+
+async def test_later_twice_as_many_are_tried_and_not_all_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    residency = Residency()
+    for task_id in range(4):
+        await residency.enter(task_id)
+    residency.overflow()  # three at once, then
+    waiting = [asyncio.create_task(residency.enter(10 + number)) for number in range(20)]
+    await _settle()
+    for most in (6, 12):
+        now += 31
+        residency.leave(min(residency.active))
+        await _settle()
+        assert len(residency.active) == most
+    for task in waiting:
+        task.cancel()
 
 
 async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
