@@ -1,8 +1,10 @@
 # docker build --target gateway .   the gateway, for production (also the default)
 # docker build --target demo .      `gateway up`: Redis, Triton on the CPU, a small model, the gateway
 
-# Debian's release is named, so that a rebuild does not move to the next one.
-FROM python:3.11-slim-bookworm AS build
+# Debian's release is named, so that a rebuild does not move to the next one. To fix every byte, give
+# the digest: --build-arg PYTHON_IMAGE=python@sha256:...
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM ${PYTHON_IMAGE} AS build
 # What only installs stays here: the image's environment has neither pip nor setuptools.
 RUN python -m venv /opt/tools \
     && python -m venv --without-pip /opt/venv
@@ -23,6 +25,7 @@ RUN --mount=type=cache,target=/root/.cache \
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway
+COPY guides guides
 COPY lora_store lora_store
 COPY ops ops
 COPY triton_repo triton_repo
@@ -36,7 +39,7 @@ RUN --mount=type=cache,target=/root/.cache \
     || /opt/tools/bin/pip --python /opt/venv/bin/python install \
         --require-hashes --requirement requirements/local.txt
 
-FROM python:3.11-slim-bookworm AS runtime
+FROM ${PYTHON_IMAGE} AS runtime
 # A number, not a name: Kubernetes' runAsNonRoot cannot look a name up.
 RUN groupadd --gid 10001 gateway \
     && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /nonexistent \

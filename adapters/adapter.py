@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from adapters.patterns import ModulePattern
 
 Dtype = Literal["float16", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float16", "bfloat16")
@@ -62,14 +63,14 @@ class LoraSettings:
     r: int
     lora_alpha: float
     use_rslora: bool
-    rank_pattern: tuple[tuple[re.Pattern[str], int], ...]
-    alpha_pattern: tuple[tuple[re.Pattern[str], float], ...]
+    rank_pattern: tuple[tuple[ModulePattern, int], ...]
+    alpha_pattern: tuple[tuple[ModulePattern, float], ...]
     base_model_name_or_path: str | None
 
     def rank(self, module_path: str) -> int:
         """Rank of one module, e.g. ``model.layers.0.self_attn.q_proj``."""
         for pattern, rank in self.rank_pattern:
-            if pattern.match(module_path):
+            if pattern.matches(module_path):
                 return rank
         return self.r
 
@@ -77,7 +78,7 @@ class LoraSettings:
         """alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732)."""
         alpha = self.lora_alpha
         for pattern, value in self.alpha_pattern:
-            if pattern.match(module_path):
+            if pattern.matches(module_path):
                 alpha = value
                 break
         rank = self.rank(module_path)
@@ -166,10 +167,9 @@ def content_digest(
 
 
 def task_id(digest: str) -> int:
-    """`lora_task_id` of a content digest: its first 63 bits, in 1 .. 2**63 - 1.
+    """A `lora_task_id` for who registers nothing: the digest's first 63 bits, 1 to 2**63 - 1.
 
-    TensorRT-LLM ignores new weights under an id that it still holds, so other content must have
-    another id. 63 bits make a clash improbable; the registry refuses one if it ever occurs.
+    Versions of a registry have one that nobody can aim at, see `adapters.record.draw_task_id`.
     """
     return (int(digest[:16], 16) >> 1) or 1
 

@@ -122,12 +122,6 @@ class UnknownVersion(AdapterError):
     code = "adapter_version_not_found"
 
 
-class TaskIdClash(AdapterError):
-    """Two different contents would share one `lora_task_id`; the second is refused."""
-
-    code = "adapter_task_id_clash"
-
-
 class StoreError(Exception):
     """The store of converted adapters failed; nothing is wrong with the request."""
 

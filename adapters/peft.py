@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from adapters.errors import (
     UnsupportedFeature,
     UnsupportedModule,
 )
+from adapters.patterns import ALLOWED, ModulePattern, NotAllowed
 from adapters.safetensors import read_header
 
 CONFIG = "adapter_config.json"
@@ -62,8 +62,7 @@ _REFUSED = {
 _PLAIN_INIT = (True, False, "gaussian", "eva", "orthogonal", None)
 _EMBEDDINGS = frozenset(["embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"])
 _MAX_PATTERNS = 4096
-_MAX_PATTERN = 256
-_MAX_REPEATS = 3
+_MAX_PATTERN_CHARACTERS = 256 * 1024
 
 _Number = TypeVar("_Number", int, float)
 
@@ -214,25 +213,25 @@ def _alpha(field: str, value: Any) -> float:
 
 def _patterns(
     config: dict[str, Any], field: str, check: Callable[[str, Any], _Number]
-) -> tuple[tuple[re.Pattern[str], _Number], ...]:
+) -> tuple[tuple[ModulePattern, _Number], ...]:
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
         raise _refuse(CorruptFile, field, patterns, f"an object of up to {_MAX_PATTERNS} entries")
+    characters = sum(map(len, patterns))
+    if characters > _MAX_PATTERN_CHARACTERS:
+        allowed = f"{_MAX_PATTERN_CHARACTERS} characters in all keys"
+        raise _refuse(TooLarge, field, f"{characters} characters", allowed)
     return tuple(
         (_compile(field, key), check(f"{field}[{key!r}]", value)) for key, value in patterns.items()
     )
 
 
-def _compile(field: str, key: str) -> re.Pattern[str]:
-    """PEFT's own rule (`get_pattern_key`): the key is a regular expression for a suffix."""
-    # A repeated group, or many repeats, can make matching take exponentially long.
-    repeats = len(re.findall(r"[*+?{]", key.replace("(?:", "(")))
-    if len(key) > _MAX_PATTERN or repeats > _MAX_REPEATS or re.search(r"\)[*+?{]", key):
-        allowed = f"{_MAX_PATTERN} characters, {_MAX_REPEATS} repeats, no repeated group"
-        raise _refuse(UnsupportedFeature, field, key, allowed)
+def _compile(field: str, key: str) -> ModulePattern:
     try:
-        return re.compile(rf"(.*\.)?({key})$")
-    except (re.error, OverflowError, RecursionError) as error:
+        return ModulePattern.compile(key)
+    except NotAllowed as error:
+        raise _refuse(UnsupportedFeature, field, key, ALLOWED) from error
+    except ValueError as error:
         raise _refuse(CorruptFile, field, key, f"a regular expression: {error}") from error
 
 

@@ -31,6 +31,9 @@ from adapters.peft import CONFIG, WEIGHTS
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 _QKV = ("attn_q", "attn_k", "attn_v")
+# Every key of rank_pattern and alpha_pattern may be tried on every module: characters of the keys
+# times modules. 441 modules of a 63-layer model with a full path for each are 8 million.
+_MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
 
@@ -114,6 +117,7 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
         if found is None:
             raise _not_lora(key)
         sides.setdefault(found.group(1), set()).add(found.group(2))
+    _check_pattern_work(adapter, len(sides))
     for path, present in sides.items():
         located = layout.locate(path)
         if located is None:
@@ -141,6 +145,15 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
             rank=rank,
             scale=scale,
         )
+
+
+def _check_pattern_work(adapter: Adapter, modules: int) -> None:
+    patterns = (*adapter.settings.rank_pattern, *adapter.settings.alpha_pattern)
+    characters = sum(len(pattern.key) for pattern, _ in patterns)
+    if characters * modules > _MAX_PATTERN_WORK:
+        found = f"{characters} characters for {modules} modules"
+        allowed = f"a product of up to {_MAX_PATTERN_WORK}"
+        raise TooLarge(CONFIG, "rank_pattern and alpha_pattern", found, allowed)
 
 
 def _not_lora(key: str) -> AdapterError:

@@ -13,16 +13,21 @@ places agree once they have seen each other, in whatever order:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import secrets
 from dataclasses import dataclass, replace
-from typing import Any
 
-from adapters.adapter import Converted, Dtype, ModuleRows, task_id
+from adapters.adapter import Converted, Dtype, ModuleRows
 from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_DIGEST = re.compile(r"[0-9a-f]{12,64}")
+_SELECTED = re.compile(r"[0-9a-f]{12,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a whole content digest, and so safe as part of a path and of a key."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:
@@ -51,7 +56,7 @@ def selected_name(model: str) -> str:
 def split_selector(model: str) -> tuple[str, str | None]:
     """``NAME`` or ``NAME@DIGEST`` as (name, digest or None); a digest has 12 to 64 hex digits."""
     name, at, digest = model.partition("@")
-    if at and not _DIGEST.fullmatch(digest):
+    if at and not _SELECTED.fullmatch(digest):
         allowed = f"NAME@ and {SHORT_DIGEST} to 64 lower-case hex digits"
         raise InvalidName("adapter", "model", model, allowed)
     return name, digest if at else None
@@ -62,6 +67,7 @@ class Version:
     """One immutable content of an adapter. `created` is in seconds since 1970.
 
     `nbytes` is the size of the weights as sent; `source` says where it came from, in words.
+    `task_id` is what engines know it by, 1 to 2**63 - 1.
     """
 
     digest: str
@@ -71,9 +77,12 @@ class Version:
     nbytes: int
     modules: tuple[ModuleRows, ...]
     source: str
+    task_id: int
 
     @classmethod
-    def of(cls, converted: Converted, base: str, created: float, source: str) -> Version:
+    def of(
+        cls, converted: Converted, base: str, created: float, source: str, task_id: int
+    ) -> Version:
         return cls(
             digest=converted.digest,
             base=base,
@@ -82,11 +91,8 @@ class Version:
             nbytes=converted.nbytes,
             modules=converted.modules,
             source=source,
+            task_id=task_id,
         )
-
-    @property
-    def task_id(self) -> int:
-        return task_id(self.digest)
 
     @property
     def short_digest(self) -> str:
@@ -96,33 +102,6 @@ class Version:
     def rank(self) -> int:
         """The largest rank of any module."""
         return max(rows.rank for rows in self.modules)
-
-    def to_json(self) -> dict[str, Any]:
-        modules = [[rows.module, rows.rank, list(rows.layers)] for rows in self.modules]
-        return {
-            "digest": self.digest,
-            "base": self.base,
-            "dtype": self.dtype,
-            "created": self.created,
-            "nbytes": self.nbytes,
-            "modules": modules,
-            "source": self.source,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Version:
-        modules = tuple(
-            ModuleRows(module, rank, tuple(layers)) for module, rank, layers in value["modules"]
-        )
-        return cls(
-            digest=value["digest"],
-            base=value["base"],
-            dtype=value["dtype"],
-            created=value["created"],
-            nbytes=value["nbytes"],
-            modules=modules,
-            source=value["source"],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,26 +136,16 @@ class Record:
             raise UnknownVersion(self.name, "version", digest or "none", known or "none: removed")
         return found[0]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "life": self.life,
-            "revision": self.revision,
-            "updated": self.updated,
-            "served": self.served,
-            "versions": [version.to_json() for version in self.versions],
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Record:
-        return cls(
-            name=value["name"],
-            life=value["life"],
-            revision=value["revision"],
-            updated=value["updated"],
-            served=value["served"],
-            versions=tuple(Version.from_json(version) for version in value["versions"]),
-        )
+def draw_task_id() -> int:
+    """A `lora_task_id` for new content, 1 to 2**63 - 1.
+
+    An engine ignores new weights under an id that it holds, and nobody knows for how long it holds
+    one: until it needs the room or restarts. So no id is given twice. It is drawn and not computed
+    from the content: the first 63 bits of a digest are few enough to search for two contents that
+    share them, and to have the one served under the other's name.
+    """
+    return secrets.randbelow(2**63 - 1) + 1
 
 
 def merge(one: Record, other: Record) -> Record:
@@ -195,5 +164,5 @@ def merge(one: Record, other: Record) -> Record:
     return replace(latest, versions=tuple(sorted(known.values(), key=_age)))
 
 
-def _age(version: Version) -> tuple[float, str, str, str]:
-    return version.created, version.digest, version.base, version.source
+def _age(version: Version) -> tuple[float, str, str, str, int]:
+    return version.created, version.digest, version.base, version.source, version.task_id

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from adapters.adapter import Converted
-from adapters.errors import BaseMismatch, InvalidName, TaskIdClash, UnknownAdapter, UnknownVersion
-from adapters.record import Record, Version, check_name, selector, split_selector
+from adapters.errors import BaseMismatch, InvalidName, UnknownAdapter, UnknownVersion
+from adapters.record import Record, Version, check_name, draw_task_id, split_selector
 
 Change = Callable[[Record | None], Record]
 
@@ -87,11 +87,10 @@ class Registry:
     async def add(self, name: str, base: str, converted: Converted, source: str) -> Record:
         """Make this content the served version of `name`, as a new version if it is new."""
         check_name(name)
-        self._check_task_id(converted)
         _check_base(name, base, self.snapshot.records.get(name))
         await self._store.put(converted)
         now = self._clock()
-        version = Version.of(converted, base, now, source)
+        version = Version.of(converted, base, now, source, self._task_id(converted.digest))
 
         def add(record: Record | None) -> Record:
             if record is None or record.removed:
@@ -151,14 +150,13 @@ class Registry:
         await self.load()
         return record
 
-    def _check_task_id(self, converted: Converted) -> None:
+    def _task_id(self, digest: str) -> int:
+        """That of this content under another name, so that engines hold it once, or a new one."""
         for record in self.snapshot.records.values():
             for version in record.versions:
-                if version.task_id == converted.task_id and version.digest != converted.digest:
-                    known = selector(record.name, version.digest)
-                    raise TaskIdClash(
-                        "adapter", "task id", converted.task_id, f"not that of {known}"
-                    )
+                if version.digest == digest:
+                    return version.task_id
+        return draw_task_id()
 
 
 def _live(name: str, record: Record | None) -> Record:

@@ -64,6 +64,8 @@ _VOLATILE = [
         (r"\b[0-9a-f]{32}\b", "ID"),
         (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
         (r"\bsk-[\w-]{43}", "KEY"),
+        (r"\bsha256:[0-9a-f]{8}\b", "sha256:BEGINNING"),
+        (r'"task_id": "\d+"', '"task_id": "ID"'),
         (r"\bsha256:[0-9a-f]{64}\b", "HASH"),
         (r"\bfp_[0-9a-f]{12}\b", "FINGERPRINT"),
         (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d([.,]\d+)?(Z|[+-]\d\d:?\d\d)?", "TIME"),

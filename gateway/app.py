@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager, contextmanager
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import adapters, generations, models, openapi, ops, tokens
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
 from gateway.config.settings import Settings
+from gateway.http.errors import TooManyConnections
+from gateway.http.protocol import NO_ROOM
 from gateway.http.workers import Worker
 from gateway.service import running_service
 
@@ -45,7 +48,8 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
-        async with running_service(settings) as api.state.service:
+        workers = None if worker is None else worker.folder
+        async with running_service(settings, workers) as api.state.service:
             with _seldom_collected():
                 yield
 
@@ -72,6 +76,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     methods other than POST.
     """
     labels: dict[object, str] = {route.endpoint: route.path for route in ROUTES}
+    labels[_no_room] = "no room"
+    always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
     def around(app: ASGIApp) -> ASGIApp:
         """The layers that every request passes."""
@@ -89,14 +95,23 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
     api.add_middleware(around)
     hot = {path: around(_endpoint(handler)) for path, handler in generations.HOT.items()}
+    no_room = around(_endpoint(_no_room))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = api
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         chosen = hot.get(scope["path"], api) if is_post else api
+        if NO_ROOM in scope.get("extensions", ()):
+            for_admins = scope["server"][1] == api.state.admin_port
+            if scope["path"] not in always and not for_admins:
+                chosen = no_room
         await chosen(scope, receive, send)
 
     return app
+
+
+async def _no_room(_: Request) -> Response:
+    raise TooManyConnections
 
 
 def _endpoint(handler: Handler) -> ASGIApp:

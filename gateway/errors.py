@@ -54,6 +54,10 @@ class InvalidKey(GatewayError):
     """No key, or a wrong one."""
 
 
+class TooManyWrongKeys(GatewayError):
+    """One more wrong admin key from an address that has sent many. A right one is still taken."""
+
+
 class SwitchedOff(GatewayError):
     """Nobody may do this here until the operator sets `setting`."""
 
@@ -102,6 +106,13 @@ class EngineError(GatewayError):
 
 class EngineBroken(EngineError):
     """Not this request failed but what it was given to: the next ones will fail there too."""
+
+
+class EngineStepFailed(GatewayError):
+    """The engine ended all requests that it had, most likely for one of them; it works on.
+
+    Which one it was is not said, so the same request may be what ended the others.
+    """
 
 
 class EngineUnavailable(GatewayError):

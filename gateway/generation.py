@@ -6,13 +6,14 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from adapters.adapter import Converted
 from gateway.deltas import FinishReason, TextDelta
 from gateway.parsers.message import MessageForm
+from guides.kinds import Kind, Policy
 
 _LEAST = 1e-6
 MAX_CHOICES = 128
@@ -47,7 +48,7 @@ class Sampling:
 class Guide:
     """What the text must match, as the engine's guided decoding takes it."""
 
-    type: Literal["json_schema", "regex", "ebnf_grammar"]
+    type: Kind
     text: str
 
 
@@ -107,13 +108,17 @@ class Caller:
     """Whose request it is: what decides about its turn and its time.
 
     `timeout_s` shortens the time that it may take. Where it is `billed`, cached tokens are counted
-    although the answer may not tell of them.
+    although the answer may not tell of them. One that is `apart` is told nothing of what others'
+    prompts have left in the engine's cache, and not sent there to meet them. `guides` says what
+    becomes of its guides.
     """
 
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
     billed: bool = False
+    apart: bool = False
+    guides: Policy = "checked"
 
 
 ANYBODY = Caller()
@@ -143,6 +148,8 @@ class Options:
     token_ids: bool = False
     guide_param: str | None = None
     """The parameter that asked for the guide, for errors."""
+    guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
+    """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
     caller: Caller = ANYBODY
@@ -172,21 +179,37 @@ class Generation:
     """For a model that takes text; `prompt_ids` are then what it makes of that."""
 
 
+class Running(NamedTuple):
+    """A choice under way: how many tokens it has now, and how to end it there, as at its limit."""
+
+    tokens: Callable[[], int]
+    cut_short: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Meter:
-    """What a request has used, added up as its choices end, however they end.
+    """What a request has used: of ended choices, however they ended, and of `running` ones.
 
     `reused_blocks` are those of the prompt that were in the engine's cache, of the least cached
     choice. `finished` has the reason of each choice that came to its end.
     """
 
-    began: bool = False
-    """Whether the engine was asked at all."""
+    sent: set[int] = field(default_factory=set)
+    """The prompts that the engine was given, by their place in the request."""
     tokens: int = 0
+    untold: int = 0
+    """What broken off beam searches may have come to: the engine tells at the end only."""
+    running: dict[int, Running] = field(default_factory=dict)
+    """By the place of the generation in the request."""
     reused_blocks: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     first_token: float | None = None
     """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
+
+    @property
+    def tokens_now(self) -> int:
+        """With those of choices under way."""
+        return self.tokens + sum([running.tokens() for running in self.running.values()])
 
     def add(self, last: TextDelta) -> None:
         """Adds a choice by the last delta that there was of it."""
@@ -225,3 +248,19 @@ class Batch:
     def places(self) -> int:
         """How much of the engine it takes: a place for each sequence that is generated."""
         return sum(generation.beams or 1 for generation in self.generations)
+
+    @property
+    def deadline_was_chosen(self) -> bool:
+        """By the client, and not the operator's."""
+        return self.timeout_s == self.caller.timeout_s
+
+    @property
+    def sent_prompt_tokens(self) -> int:
+        """Of the prompts that the engine was given, each counted once."""
+        of_prompt = len(self.generations) // self.prompts
+        sent = [self.generations[prompt * of_prompt] for prompt in self.meter.sent]
+        return sum([len(generation.prompt_ids) for generation in sent])
+
+    def sends(self, index: int) -> None:
+        """The engine is now given this generation."""
+        self.meter.sent.add(index * self.prompts // len(self.generations))

@@ -122,6 +122,11 @@ class Metrics:
             "Usage records that could not be written.",
             registry=self.registry,
         )
+        self.limits_refused = Counter(
+            "gateway_limits_refused_values_total",
+            "Tenants whose key in Redis holds what does not fit; it is left alone.",
+            registry=self.registry,
+        )
         self.limits_shared = Gauge(
             "gateway_limits_shared",
             "1 while limits are counted in Redis with the other gateways.",

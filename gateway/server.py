@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from gateway.api.failures import answer
 from gateway.app import compose, create_api
 from gateway.config.settings import Settings
@@ -43,15 +46,24 @@ class Gateway:
 def serve(settings: Settings) -> int:
     """Blocks; returns the exit code. Raises SystemExit for a taken port, and ConfigurationError."""
     configure_logging(settings.log_level, settings.log_format)
-    configuration_file(settings)  # what is wrong with it is told before anything starts
     check_tls(settings)
     tracer_class(settings)
     worker = Worker.from_environment()
     if settings.workers > 1 and worker is None:
-        ports = [settings.port]
-        if settings.admin_port is not None:
-            ports.append(settings.admin_port)
-        return Workers(settings.workers, listen(settings.host, ports)).run()
+        return _serve_with_workers(settings)
+    # What is wrong with it is told before anything starts.
+    configuration_file(settings, None if worker is None else worker.folder)
     server = Server(Gateway(settings, worker), settings, worker)
     server.run()
     return server.exit_code
+
+
+def _serve_with_workers(settings: Settings) -> int:
+    with tempfile.TemporaryDirectory(prefix="gateway-") as name:
+        folder = Path(name)
+        # Before any worker has read it, so that all of them know whether keys were on.
+        configuration_file(settings, folder)
+        ports = [settings.port]
+        if settings.admin_port is not None:
+            ports.append(settings.admin_port)
+        return Workers(settings.workers, listen(settings.host, ports), folder).run()

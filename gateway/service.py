@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
@@ -16,6 +17,7 @@ from gateway.catalog.router import Router
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.errors import GatewayError
+from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
 from gateway.replica_setup import endpoints_of, make_replicas
 from gateway.scheduling.admission import Admission
@@ -26,6 +28,7 @@ from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
+from gateway.tokenization.turns import TurnThread
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -35,6 +38,12 @@ log = logging.getLogger(__name__)
 # For requests that outlived the grace of a shutdown and were cancelled a moment ago.
 _ENDING_S = 2.0
 _TICK_S = 0.5
+_LARGEST_BODIES = 4
+# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
+_WAITING_BODIES = 32
+# To receive logits takes the event loop as long as the work on them does the thread. Resting in
+# between, with the loop busy for longer, keeps both to a third: the rest is for everybody's tokens.
+_LOGITS_REST = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,11 @@ class Service:
     prompts: Prompts
     replicas: Replicas
     admission: Admission
+    bodies: Admission
+    """Whose turn it is to have a large body here; a place is a byte."""
+    guides: GuideCheck
+    logits: TurnThread
+    """Where the likeliest tokens are found, one answer of each tenant in turn."""
     adapters: Adapters
     router: Router
     metrics: Metrics
@@ -62,6 +76,7 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
+            tasks.create_task(self.accounting.keep_books())
             await self.replicas.wait_ready()
             while not self.started.is_set():
                 try:
@@ -92,21 +107,32 @@ class Service:
 
 
 @asynccontextmanager
-async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """A service that is at work while the context is open. Raises ConfigurationError."""
+async def running_service(
+    settings: Settings, workers: Path | None = None
+) -> AsyncIterator[Service]:
+    """A service that is at work while the context is open. Raises ConfigurationError.
+
+    `workers` is the folder that all workers of a gateway share.
+    """
     metrics = Metrics()
-    configuration = configuration_file(settings)
+    configuration = configuration_file(settings, workers)
     configuration.on_reload = metrics.count_reload
     access = Access(settings)
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
-    prompts = Prompts.load(settings.tokenizer_dir, settings.tool_form)
+    prompts = Prompts.load(
+        settings.tokenizer_dir,
+        settings.tool_form,
+        control_tokens_in_messages=settings.control_tokens_in_messages,
+    )
     make_tracer = tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
+    guides = GuideCheck()
+    logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
         async with (
             Adapters(settings, lambda: replicas.capabilities) as adapters,
@@ -121,6 +147,9 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
                 prompts=prompts,
                 replicas=replicas,
                 admission=admission,
+                bodies=_bodies(settings, configuration),
+                guides=guides,
+                logits=logits,
                 adapters=adapters,
                 router=router,
                 metrics=metrics,
@@ -143,6 +172,8 @@ async def running_service(settings: Settings) -> AsyncIterator[Service]:
         await replicas.close()
         if tracer is not None:
             await tracer.close()
+        guides.close()
+        logits.close()
         prompts.close()
 
 
@@ -176,7 +207,10 @@ async def _accounting(
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(
-                settings.redis_url, metrics.limits_shared.set, timeout_s=settings.redis_timeout
+                settings.redis_url,
+                metrics.limits_shared.set,
+                timeout_s=settings.redis_timeout,
+                on_refused=metrics.limits_refused.inc,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal)
@@ -203,13 +237,24 @@ def tracer_class(settings: Settings) -> type[Tracer] | None:
 def _admission(
     settings: Settings, configuration: ConfigurationFile, replicas: Replicas
 ) -> Admission:
-    def limit() -> int:
-        places = replicas.places
+    def at_most(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
     return Admission(
-        limit,
+        lambda: at_most(replicas.places),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
+        capacity=lambda: at_most(replicas.capacity),
         queue=settings.queue_size,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
+    """Room for some of the largest bodies that are allowed; a tenant has that of one."""
+    return Admission(
+        lambda: _LARGEST_BODIES * settings.max_body_bytes,
+        lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
+        queue=settings.queue_size,
+        queue_of_tenant=_WAITING_BODIES,
         wait_s=settings.queue_timeout,
     )

@@ -24,7 +24,8 @@ from typing import Any
 from urllib.parse import quote
 
 from adapters.adapter import Converted
-from adapters.record import Record
+from adapters.record import Record, is_digest
+from adapters.record_json import as_json, from_json
 from lora_store.codec import CorruptBlob, decode, encode
 
 _Identity = tuple[int, int, int]
@@ -144,7 +145,7 @@ class Disk:
             return None
 
     def put_record(self, record: Record) -> None:
-        value = record.to_json()
+        value = as_json(record)
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         _write_durably(path, [content])
@@ -168,14 +169,18 @@ class Disk:
             value = content["record"]
             if content["sha256"] != _checksum(value):
                 raise ValueError("checksum")
-            record = Record.from_json(value)
-        except (ValueError, KeyError, TypeError):
+            record = from_json(value)
+            if self._record_path(record.name) != path:
+                raise ValueError("the record of another name")
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._move_away(path, identity)
             return None
         self._parsed[path.name] = (identity, record)
         return record
 
     def _path(self, digest: str) -> Path:
+        if not is_digest(digest):
+            raise ValueError(f"{digest!r} is no digest")
         return self._versions / digest[:2] / f"{digest}.lora"
 
     def _record_path(self, name: str) -> Path:

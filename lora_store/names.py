@@ -8,7 +8,7 @@ from adapters.errors import StoreError
 from adapters.record import Record, merge
 from adapters.registry import Change
 from lora_store.disk import Disk
-from lora_store.redis import Position, RedisTier, parse
+from lora_store.redis import Position, RedisTier
 
 _SWAP_TRIES = 50
 
@@ -22,31 +22,39 @@ class Synced:
 
 
 def sync(disk: Disk, redis: RedisTier | None) -> Synced:
-    """Bring the copies of every record on disk and in Redis together."""
+    """Bring the copies of every record on disk and in Redis together.
+
+    A copy in Redis that cannot be read stays as it is, as it may be a newer release's.
+    """
     with disk.locked():
         local = disk.records()
         position, stored = redis.records() if redis is not None else (None, {})
         records: dict[str, Record] = {}
         for name in sorted(local.keys() | stored.keys()):
-            shared = parse(stored.get(name))
+            found = stored.get(name)
+            shared = found.record if found is not None else None
             record = _joined(local.get(name), shared)
             if record is None:
                 continue
             records[name] = record
             if record != local.get(name):
                 disk.put_record(record)
-            if redis is not None and record != shared:
+            unreadable = found is not None and shared is None
+            if redis is not None and record != shared and not unreadable:
                 # Lost against a faster change: its notice starts the next round.
-                redis.swap(stored.get(name), record)
+                redis.swap(found, record)
     return Synced(records, position)
 
 
 def change(disk: Disk, redis: RedisTier | None, name: str, change: Change) -> Record:
-    """One atomic change of one record; `change` is `adapters.registry.Change`."""
+    """One atomic change of one record; `change` is `adapters.registry.Change`.
+
+    It replaces a copy in Redis that cannot be read: somebody asked for this name to be changed.
+    """
     with disk.locked():
         for _ in range(_SWAP_TRIES):
             stored = redis.record(name) if redis is not None else None
-            current = _joined(disk.record(name), parse(stored))
+            current = _joined(disk.record(name), stored.record if stored is not None else None)
             record = change(current)
             if record == current:
                 return record

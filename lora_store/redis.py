@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import threading
 import time
@@ -25,16 +24,24 @@ from typing import Any
 
 import redis.asyncio
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from adapters.adapter import Converted
 from adapters.errors import StoreError, StoreUnavailable
-from adapters.record import Record
+from adapters.record import Record, is_digest
 from lora_store import redis_url
-from lora_store.codec import encode, encoded_bytes
+from lora_store.codec import CorruptBlob, encode, encoded_bytes
 from lora_store.connect import AWAY, channel_url, close, connect
+from lora_store.redis_values import (
+    Description,
+    StoredRecord,
+    dump,
+    read_description,
+    read_record,
+)
+from lora_store.refusals import Refusals
 
 # The client copies each value while it holds the interpreter lock; at 8 MiB that alone stalls the
 # event loop for 10 ms.
@@ -79,6 +86,7 @@ class RedisTier:
         self._settings = settings
         self._url = redis_url.parse(settings.url)
         self._prefix = settings.prefix
+        self.refusals = Refusals()
         self._connecting = threading.Lock()
         self._connected: Any = None
 
@@ -100,7 +108,7 @@ class RedisTier:
 
     def has(self, digests: list[str]) -> set[str]:
         with _translated():
-            return {digest for digest in digests if self._client.exists(self._version(digest))}
+            return {digest for digest in digests if self._description(digest) is not None}
 
     def put(self, converted: Converted) -> None:
         """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
@@ -108,29 +116,31 @@ class RedisTier:
         A version that is there already only becomes younger.
         """
         digest, ttl = converted.digest, self._settings.ttl_s
-        description = f"{encoded_bytes(converted)} {_CHUNK_BYTES} {time.time():.0f}"
+        new = Description(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
         with _translated():
-            if self._client.set(self._version(digest), description, ex=ttl, xx=True):
+            old = self._description(digest)
+            same = old is not None and (old.size, old.chunk_bytes) == (new.size, new.chunk_bytes)
+            if same and self._client.set(self._version(digest), new.dump(), ex=ttl, xx=True):
                 return
             for number, chunk in enumerate(_chunks(converted)):
                 self._client.set(self._chunk(digest, number), chunk, ex=ttl)
-            self._client.set(self._version(digest), description, ex=ttl)
+            self._client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
         """The chunks of a version, read as the iterator goes; None when Redis does not have it.
 
         The iterator raises `StoreError` when a chunk is gone (Redis' memory policy takes single
-        keys): then the description is deleted too, and the version counts as absent.
+        keys): then the description is deleted too, and the version counts as absent. It raises
+        `CorruptBlob` when one has another length than it should.
         """
         with _translated():
-            description = self._client.get(self._version(digest))
+            description = self._description(digest)
         return None if description is None else self._fetch(digest, description)
 
-    def _fetch(self, digest: str, description: bytes) -> Iterator[bytes]:
-        size, chunk_bytes, _ = (int(part) for part in description.split())
+    def _fetch(self, digest: str, description: Description) -> Iterator[bytes]:
         key, ttl = self._version(digest), self._settings.ttl_s
         with _translated():
-            for number in range(-(-size // chunk_bytes)):
+            for number in description.chunks:
                 chunk_key = self._chunk(digest, number)
                 chunk = (
                     self._client.getex(chunk_key, ex=ttl) if ttl else self._client.get(chunk_key)
@@ -138,18 +148,18 @@ class RedisTier:
                 if chunk is None:
                     self._client.delete(key)
                     raise StoreError(f"chunk {number} of version {digest[:12]} is gone from Redis")
+                if len(chunk) != description.length(number):
+                    raise CorruptBlob(f"chunk {number} has {len(chunk)} bytes")
                 yield chunk
             if ttl:
                 self._client.expire(key, ttl)
 
     def delete(self, digest: str) -> None:
         with _translated():
-            key = self._version(digest)
-            description = self._client.getdel(key)
-            if description is not None:
-                size, chunk_bytes, _ = (int(part) for part in description.split())
-                for number in range(-(-size // chunk_bytes)):
-                    self._client.unlink(self._chunk(digest, number))
+            description = self._description(digest)
+            self._client.delete(self._version(digest))
+            for number in description.chunks if description is not None else ():
+                self._client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
         """Versions that were put at least so long ago."""
@@ -157,11 +167,27 @@ class RedisTier:
         found: set[str] = set()
         with _translated():
             for key in self._client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
-                digest = key.decode().removeprefix(f"{self._prefix}:version:")
-                description = None if ":" in digest else self._client.get(key)
-                if description is not None and int(description.split()[2]) <= limit:
+                digest = _text(key).removeprefix(f"{self._prefix}:version:")
+                if ":" in digest:
+                    continue  # a chunk
+                if not is_digest(digest):
+                    self.refusals.add(_text(key), "not the digest of a version")
+                    continue
+                description = self._description(digest)
+                if description is not None and description.put_at <= limit:
                     found.add(digest)
         return found
+
+    def _description(self, digest: str) -> Description | None:
+        key = self._version(digest)
+        try:
+            raw: bytes | None = self._client.get(key)
+            return None if raw is None else read_description(raw)
+        except (ValueError, ResponseError) as error:
+            if isinstance(error, ResponseError) and not str(error).startswith("WRONGTYPE"):
+                raise
+            self.refusals.add(key, error)
+            return None
 
     def claim(self, digest: str) -> bool:
         """True for one caller at a time: the one who shall put this version now."""
@@ -186,23 +212,33 @@ class RedisTier:
             epoch, revision = self._client.hmget(self._names, ["@epoch", "@revision"])
         return epoch, revision
 
-    def records(self) -> tuple[Position, dict[str, bytes]]:
-        """The position, and every record as it is stored."""
+    def records(self) -> tuple[Position, dict[str, StoredRecord]]:
+        """The position, and every record."""
         with _translated():
             found: dict[bytes, bytes] = self._client.hgetall(self._names)
         position = (found.pop(b"@epoch", None), found.pop(b"@revision", None))
-        return position, {name.decode(): raw for name, raw in found.items()}
+        return position, {
+            _text(name): self._stored(_text(name), raw) for name, raw in found.items()
+        }
 
-    def record(self, name: str) -> bytes | None:
+    def record(self, name: str) -> StoredRecord | None:
         with _translated():
             found: bytes | None = self._client.hget(self._names, name)
-        return found
+        return None if found is None else self._stored(name, found)
 
-    def swap(self, expected: bytes | None, record: Record) -> bool:
+    def _stored(self, name: str, raw: bytes) -> StoredRecord:
+        try:
+            return StoredRecord(raw, read_record(name, raw))
+        except ValueError as error:
+            self.refusals.add(f"{self._names} {name}", error)
+            return StoredRecord(raw, None)
+
+    def swap(self, expected: StoredRecord | None, record: Record) -> bool:
         """Store a record if what is stored is still `expected`; tells every listener."""
         epoch = secrets.token_hex(8)
         with _translated():
-            arguments = (record.name, expected or b"", dump(record), epoch, self._channel)
+            old = b"" if expected is None else expected.raw
+            arguments = (record.name, old, dump(record), epoch, self._channel)
             return bool(self._client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
@@ -259,16 +295,9 @@ class RedisTier:
         return f"{self._prefix}:version:{digest}:{number}"
 
 
-def dump(record: Record) -> bytes:
-    return json.dumps(record.to_json(), sort_keys=True, separators=(",", ":")).encode()
-
-
-def parse(raw: bytes | None) -> Record | None:
-    """A stored record, or None when there is none or nobody can read it."""
-    try:
-        return None if raw is None else Record.from_json(json.loads(raw))
-    except (ValueError, KeyError, TypeError):
-        return None
+def _text(name: bytes) -> str:
+    """What is not UTF-8 becomes something that is no name either."""
+    return name.decode(errors="backslashreplace")
 
 
 def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:

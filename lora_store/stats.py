@@ -17,6 +17,7 @@ class Stats:
     redis_misses: int = 0
     redis_errors: int = 0
     corrupt_copies: int = 0
+    refused_values: int = 0
     refilled: int = 0
     notices: int = 0
     syncs: int = 0

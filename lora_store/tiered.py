@@ -27,13 +27,14 @@ from typing import Any
 
 from adapters.adapter import Converted
 from adapters.errors import StoreError
-from adapters.record import Record, merge
+from adapters.record import Record, is_digest, merge
 from adapters.registry import Change
 from lora_store import names
 from lora_store.disk import Disk
 from lora_store.link import Link
 from lora_store.memory import Memory
 from lora_store.redis import Position, RedisTier
+from lora_store.refusals import Refusals
 from lora_store.stats import Stats
 from lora_store.versions import Versions
 
@@ -45,6 +46,8 @@ _COLLECT_S = 600.0
 _GRACE_S = 3600.0
 # The clock of a folder's mtime is coarse: a change right after it was read may not show.
 _SETTLED_NS = 1_000_000_000
+# Versions that others wait for at once; they ask again for what is forgotten.
+_MAX_WANTED = 1024
 
 
 class TieredStore:
@@ -75,7 +78,7 @@ class TieredStore:
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
         self._redis_started_over = False
-        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> TieredStore:
@@ -146,6 +149,8 @@ class TieredStore:
         was_up = self.stats.redis_up
         position = await self._link.probe(RedisTier.position)
         folder = await self._link.run(self._disk.names_changed)
+        if self._redis is not None:
+            self.stats.refused_values = self._redis.refusals.count
         reconnected = self.stats.redis_up and not was_up
         if not reconnected and position == self._seen_redis and folder == self._seen_disk:
             return
@@ -177,15 +182,18 @@ class TieredStore:
             with contextlib.suppress(StoreError):
                 async with contextlib.aclosing(redis.listen()) as messages:
                     async for message in messages:
-                        self._hear(message)
+                        self._hear(message, redis.refusals)
             # Either Redis went away or its connection broke: look which.
             self._nudge.set()
             await asyncio.sleep(_RELISTEN_S)
 
-    def _hear(self, message: str) -> None:
+    def _hear(self, message: str, refusals: Refusals) -> None:
         word, _, digest = message.partition(" ")
         if word == "wanted":
-            self._wanted.put_nowait(digest)
+            if not is_digest(digest):
+                refusals.add("a notice", message)
+            elif not self._wanted.full():
+                self._wanted.put_nowait(digest)
         else:
             self.stats.notices += 1
             self._nudge.set()

@@ -49,6 +49,7 @@ ALLOWED: dict[str, str] = {
     "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
+    " gateway.guiding"
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
@@ -57,13 +58,15 @@ ALLOWED: dict[str, str] = {
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"
     " adapters",
+    # Whether a guide is one, before an engine is given it.
+    "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",
-    "gateway.config": "gateway.scheduling gateway.parsers lora_store",
+    "gateway.config": "gateway.scheduling gateway.parsers lora_store guides",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation gateway.errors adapters",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors",
-    "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters",
-    "gateway.generation": "gateway.deltas gateway.parsers adapters",
+    "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters guides",
+    "gateway.generation": "gateway.deltas gateway.parsers adapters guides",
     "gateway.deltas": "gateway.parsers",
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
@@ -76,11 +79,13 @@ ALLOWED: dict[str, str] = {
     "triton_repo.tensorrt_llm_bls": "",
     "triton_repo.preprocessing": "",
     "triton_repo.postprocessing": "",
-    "triton_repo.cpu_executor": "",
+    "triton_repo.cpu_executor": "guides",
     "triton_repo.render": "triton_repo.parameters",
     "triton_repo.parameters": "",
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
+    # What a guide is, for the gateway and for the CPU executor.
+    "guides": "",
 }
 ORDER = {room: place for place, room in enumerate(ALLOWED)}
 
@@ -92,7 +97,7 @@ LIBRARIES: dict[str, str] = {
     "hpack": "gateway.triton.http2 bench",
     "httpx": "ops.commands ops.loadtest gateway.api.worker_metrics bench",
     "jinja2": "gateway.tokenization demo",
-    "llguidance": "triton_repo.cpu_executor",
+    "llguidance": "guides triton_repo.cpu_executor",
     "numpy": "gateway.triton adapters triton_repo bench",
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
@@ -100,7 +105,7 @@ LIBRARIES: dict[str, str] = {
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config ops.deployment bench.ordinary_gateway",
-    "pydantic_core": "gateway.api",
+    "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
     "redis": "lora_store gateway.tenancy.limits",
     "safetensors": "demo",

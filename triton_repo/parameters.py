@@ -4,6 +4,7 @@ Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.1
 (`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); those of guided
 decoding are v0.19's, and its backend llguidance came later still. `lora_weights_data_type` is ours:
 upstream one edits three files by hand for an engine whose LoRA type is not float16.
+`trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
 """
 
 import math
@@ -133,6 +134,7 @@ PARAMETERS = (
     Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
     # preprocessing and postprocessing
     Parameter("preprocessing_instance_count", (PREPROCESSING,), integer(1), mandatory=True),
+    Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
     Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
     Parameter("visual_model_path", (PREPROCESSING,), text()),
     Parameter("max_num_images", (PREPROCESSING,), integer(1)),

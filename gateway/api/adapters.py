@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,13 +21,16 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
 from adapters import npy, peft
-from adapters.record import Record, Version
+from adapters.errors import InvalidName
+from adapters.record import Record, Version, check_name
 from gateway.api.answer_schemas import Answer, Count
-from gateway.api.auth import Admin
+from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body, media_type, refuse_encoding
-from gateway.api.routing import BODY, Name, Router, Schema, needs, refusals
+from gateway.api.routing import ADMIN, BODY, Name, Router, Schema, needs, refusals
 from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
+from gateway.observability.audit import Action, Audit, State
+from gateway.service import Service
 
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
@@ -100,17 +104,19 @@ class AdapterDeleted(Answer):
     "/v1/adapters",
     summary="Adds an adapter, or a new version of one.",
     status_code=201,
-    responses=refusals(*BODY, 401, 403, 503),
+    responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", form=_UPLOAD),
 )
-async def add(request: Request, service: Admin) -> AdapterAdded:
+async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     """Multipart upload: fields `name` and `base`, and the adapter's files under their own names."""
     form = await _upload(request, service.settings.max_adapter_bytes)
     folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
     try:
         name, base = _text(form, "name"), _text(form, "base")
-        await run_in_threadpool(_save, form, folder)
-        record = await service.adapters.add(name, base, folder, source="upload", within=folder)
+        with _audited(audit, service, "adapters.add", name) as action:
+            await run_in_threadpool(_save, form, folder)
+            record = await service.adapters.add(name, base, folder, source="upload", within=folder)
+            action.after = _told(record)
     finally:
         await run_in_threadpool(shutil.rmtree, folder)
         await form.close()
@@ -120,7 +126,7 @@ async def add(request: Request, service: Admin) -> AdapterAdded:
 @router.get(
     "/v1/adapters",
     summary="All adapters with their versions.",
-    responses=refusals(401, 403),
+    responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key"),
 )
 async def list_all(service: Admin) -> Adapters:
@@ -137,30 +143,38 @@ class Rollback(BaseModel):
 @router.post(
     "/v1/adapters/{name:path}/rollback",
     summary="Serves an older version of an adapter.",
-    responses=refusals(*BODY, 401, 403, 404, 503),
+    responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=Rollback, empty=True),
 )
 async def rollback(
-    service: Admin, name: Name, wanted: Annotated[Rollback, json_body(Rollback, _SMALL)]
+    service: Admin,
+    audit: Auditor,
+    name: Name,
+    wanted: Annotated[Rollback, json_body(Rollback, _SMALL)],
 ) -> Adapter:
-    return _adapter(await service.adapters.rollback(name, wanted.version))
+    with _audited(audit, service, "adapters.rollback", name) as action:
+        record = await service.adapters.rollback(name, wanted.version)
+        action.after = _told(record)
+    return _adapter(record)
 
 
 @router.post(
     "/v1/adapters/{name:path}/verify",
     summary="Reads every version of an adapter with its checksums.",
-    responses=refusals(401, 403, 404, 503),
+    responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
-async def verify(service: Admin, name: Name) -> AdapterVerified:
-    return AdapterVerified(**dict(_adapter(await service.adapters.verify(name))))
+async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
+    with _audited(audit, service, "adapters.verify", name):
+        record = await service.adapters.verify(name)
+    return AdapterVerified(**dict(_adapter(record)))
 
 
 # A name may have slashes: these come after the paths that end in a word of their own.
 @router.get(
     "/v1/adapters/{name:path}",
     summary="One adapter with its versions.",
-    responses=refusals(401, 403, 404),
+    responses=refusals(*ADMIN, 404),
     openapi_extra=needs("admin_key"),
 )
 async def show(service: Admin, name: Name) -> Adapter:
@@ -170,11 +184,14 @@ async def show(service: Admin, name: Name) -> Adapter:
 @router.delete(
     "/v1/adapters/{name:path}",
     summary="Stops serving an adapter.",
-    responses=refusals(401, 403, 404, 503),
+    responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
-async def remove(service: Admin, name: Name) -> AdapterDeleted:
-    return AdapterDeleted(name=(await service.adapters.remove(name)).name)
+async def remove(service: Admin, audit: Auditor, name: Name) -> AdapterDeleted:
+    with _audited(audit, service, "adapters.remove", name) as action:
+        record = await service.adapters.remove(name)
+        action.after = None
+    return AdapterDeleted(name=record.name)
 
 
 class LoadLoraAdapter(BaseModel):
@@ -199,15 +216,23 @@ async def _adapter_root(service: Admin) -> Path:
     "/v1/load_lora_adapter",
     summary="Adds an adapter from a folder of the server's host; vLLM's form.",
     response_class=PlainTextResponse,
-    responses=refusals(*BODY, 401, 403, 503),
+    responses=refusals(*BODY, *ADMIN, 503),
     openapi_extra=needs("admin_key", json=LoadLoraAdapter),
 )
 async def load(
     service: Admin,
+    audit: Auditor,
     root: Annotated[Path, Depends(_adapter_root)],
     wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, _SMALL)],
 ) -> str:
     """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
+    name = wanted.lora_name
+    with _audited(audit, service, "adapters.load", name) as action:
+        action.after = _told(await _loaded(service, root, wanted))
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter) -> Record:
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
         raise InvalidRequest(
@@ -222,14 +247,13 @@ async def load(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
             param="lora_path",
         )
-    await service.adapters.add(
+    return await service.adapters.add(
         wanted.lora_name,
         wanted.base_model_name or service.settings.model_name,
         folder,
         source="load_lora_adapter",
         within=root,
     )
-    return f"Success: LoRA adapter '{wanted.lora_name}' added successfully."
 
 
 def _is_folder_below(root: Path, folder: Path) -> bool:
@@ -247,14 +271,19 @@ class UnloadLoraAdapter(BaseModel):
     "/v1/unload_lora_adapter",
     summary="Stops serving an adapter; vLLM's form.",
     response_class=PlainTextResponse,
-    responses=refusals(*BODY, 401, 403, 404, 503),
+    responses=refusals(*BODY, *ADMIN, 404, 503),
     openapi_extra=needs("admin_key", json=UnloadLoraAdapter),
 )
 async def unload(
-    service: Admin, wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, _SMALL)]
+    service: Admin,
+    audit: Auditor,
+    wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, _SMALL)],
 ) -> str:
-    await service.adapters.remove(wanted.lora_name)
-    return f"Success: LoRA adapter '{wanted.lora_name}' removed successfully."
+    name = wanted.lora_name
+    with _audited(audit, service, "adapters.unload", name) as action:
+        await service.adapters.remove(name)
+        action.after = None
+    return f"Success: LoRA adapter '{name}' removed successfully."
 
 
 async def _upload(request: Request, max_bytes: int) -> FormData:
@@ -295,6 +324,29 @@ def _save(form: FormData, folder: Path) -> None:
             raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
         with (folder / part.filename).open("wb") as file:
             shutil.copyfileobj(part.file, file)
+
+
+def _audited(
+    audit: Audit, service: Service, action: str, name: str
+) -> AbstractContextManager[Action]:
+    """The audit log's line for what happens to `name`.
+
+    What cannot be an adapter's name is not written: it may be anything that somebody pasted.
+    """
+    try:
+        target = check_name(name)
+    except InvalidName:
+        target = "(not a name)"
+    found = (record for record in service.adapters.records if record.name == name)
+    return audit.action(action, target, next(map(_told, found), None))
+
+
+def _told(record: Record) -> State:
+    return {
+        "served": record.version.short_digest,
+        "revision": record.revision,
+        "versions": [version.short_digest for version in record.versions],
+    }
 
 
 def _adapter(record: Record) -> Adapter:

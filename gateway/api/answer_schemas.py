@@ -39,7 +39,10 @@ class Usage(BaseModel):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: Annotated[
+        PromptTokensDetails,
+        Field(description="Left out where it would tell a tenant what others have sent."),
+    ] = PromptTokensDetails(cached_tokens=0)
 
 
 class _Generated(BaseModel):

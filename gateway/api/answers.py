@@ -125,6 +125,7 @@ class Answer:
         self._prompt_ids = [g.prompt_ids for g in batch.generations] if token_ids else None
         self._prompts = batch.prompts
         self._tokens_per_block = batch.tokens_per_block
+        self._tells_cached = not batch.caller.apart
         self._fingerprint = batch.fingerprint
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
@@ -206,10 +207,13 @@ class Answer:
         The choices of one prompt share its cache, so the least cached choice counts.
         """
         completion = sum(delta.tokens for delta in last)
-        reused = min(delta.reused_blocks for delta in last) * self._tokens_per_block
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": min(reused, self._prompt_tokens)},
         }
+        if self._tells_cached:
+            reused = min(delta.reused_blocks for delta in last) * self._tokens_per_block
+            cached = min(reused, self._prompt_tokens)
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return usage

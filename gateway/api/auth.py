@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from gateway.api.request_log import context_of
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
+from gateway.observability.audit import Audit
 from gateway.service import Service
 
 
@@ -34,15 +35,17 @@ async def _service(request: Request) -> Service:
     return service_of(request)
 
 
-async def _admin(request: Request) -> Service:
-    """The service, for a caller with an admin key and on the port for admins.
+async def _auditor(request: Request) -> Audit:
+    """For a caller with an admin key and on the port for admins.
 
-    Raises UnknownUrl on another port, InvalidKey, and SwitchedOff where there is no admin key.
+    Raises UnknownUrl on another port, and what `Access.admin` raises.
     """
-    service: Service = request.app.state.service
     _check_port(request)
-    service.access.check_admin(request.headers.get("authorization"))
-    return service
+    return Audit(_admin_key(request))
+
+
+async def _admin(request: Request, _: Annotated[Audit, Depends(_auditor)]) -> Service:
+    return service_of(request)
 
 
 def metrics_reader(request: Request) -> Service:
@@ -52,9 +55,21 @@ def metrics_reader(request: Request) -> Service:
     """
     service: Service = request.app.state.service
     _check_port(request)
-    if request.app.state.admin_port is None and not service.access.open:
-        service.access.check_admin(request.headers.get("authorization"))
+    if _metrics_need_a_key(request):
+        _admin_key(request)
     return service
+
+
+def may_read_details(request: Request) -> bool:
+    """Whether the caller is one that `metrics_reader` lets in.
+
+    For what everybody may ask, and is told less of: probes send what key they have, so one that is
+    no admin's does not count as a wrong one.
+    """
+    if not _is_on_port(request):
+        return False
+    authorization = request.headers.get("authorization")
+    return not _metrics_need_a_key(request) or service_of(request).access.is_admin(authorization)
 
 
 Running = Annotated[Service, Depends(_service)]
@@ -64,11 +79,29 @@ Caller = Annotated[Tenant | None, Depends(_tenant)]
 """As `tenant_of`."""
 
 Admin = Annotated[Service, Depends(_admin)]
-"""The service, for admins: see `_admin`."""
+"""The service, for admins: see `_auditor`."""
+
+Auditor = Annotated[Audit, Depends(_auditor)]
+"""To be told of what the admin does. The key is looked at once, for both."""
+
+
+def _admin_key(request: Request) -> str:
+    client = request.client
+    authorization = request.headers.get("authorization")
+    return service_of(request).access.admin(authorization, None if client is None else client.host)
+
+
+def _metrics_need_a_key(request: Request) -> bool:
+    return request.app.state.admin_port is None and not service_of(request).access.open
+
+
+def _is_on_port(request: Request) -> bool:
+    """Whether it came in where admins do."""
+    port = request.app.state.admin_port
+    return port is None or request.scope["server"][1] == port
 
 
 def _check_port(request: Request) -> None:
-    port = request.app.state.admin_port
-    if port is not None and request.scope["server"][1] != port:
+    if not _is_on_port(request):
         # As for any URL that is unknown.
         raise UnknownUrl(request.method, request.url.path)

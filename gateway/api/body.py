@@ -6,6 +6,7 @@ a key twice in one object and any depth. So endpoints declare `json_body`, which
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Depends, Request
@@ -19,14 +20,21 @@ from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
 M = TypeVar("M", bound=BaseModel)
 
+LARGE_BODY = 64 * 1024
+"""Bytes. As many are read of any body; of larger ones the rest is read when there is room."""
+
 # What curl and browsers' fetch send for a body of text when nobody names a type is JSON here too.
 _TAKEN_FOR_JSON = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(
+    request: Request, limit: int, large: Callable[[int], Awaitable[None]] | None = None
+) -> bytes:
     """The whole body, said to be JSON or nothing else.
+
+    `large` is awaited once before more than LARGE_BODY bytes are read, with how many may come.
 
     Raises UnsupportedMediaType, and ContentTooLarge past `limit` bytes, before all is in memory.
     """
@@ -36,11 +44,20 @@ async def read_body(request: Request, limit: int) -> bytes:
     refuse_encoding(request)
     chunks: list[bytes] = []
     size = 0
+    said = int(request.headers.get("content-length", "0"))
+    if said > limit:
+        raise ContentTooLarge("request body", limit)
     try:
+        if large is not None and said > LARGE_BODY:
+            await large(said)
+            large = None
         async for chunk in request.stream():
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
+            if large is not None and size > LARGE_BODY:  # it did not say
+                await large(limit)
+                large = None
             chunks.append(chunk)
     except ClientDisconnect:
         raise ClientDisconnected from None
@@ -63,8 +80,11 @@ def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
 
 
 async def _read_json(request: Request, model: type[M], limit: int) -> M:
-    """A JSON body; an empty one is an empty object. Raises InvalidRequest."""
-    body = await read_body(request, limit)
+    return parse_json(model, await read_body(request, limit))
+
+
+def parse_json(model: type[M], body: bytes) -> M:
+    """An empty body is an empty object. Raises InvalidRequest."""
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:

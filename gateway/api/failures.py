@@ -55,6 +55,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.SwitchedOff: Row(403, _CLIENT),
     errors.ModelNotAllowed: Row(403, _CLIENT, "model_not_allowed"),
     errors.ModelNotFound: Row(404, _CLIENT, "model_not_found"),
+    # Nothing says when to try again: a wrong key stays wrong.
+    errors.TooManyWrongKeys: Row(429, _CLIENT, "too_many_wrong_keys"),
     # Its type and the time to retry are of the limit: see `_type` and `_headers`.
     errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
     errors.ClientDisconnected: Row(499, _CLIENT),  # nginx's; for logs and metrics alone
@@ -64,6 +66,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),
     http_errors.MalformedRequest: Row(400, _CLIENT),
@@ -89,7 +92,6 @@ TABLE: Mapping[type[Exception], Row] = {
         adapter_errors.PathEscape,
         adapter_errors.PickleRefused,
         adapter_errors.ShapeMismatch,
-        adapter_errors.TaskIdClash,
         adapter_errors.UnsupportedEngine,
         adapter_errors.UnsupportedFeature,
         adapter_errors.UnsupportedModule,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,9 @@ from gateway.api.answer_schemas import (
 )
 from gateway.api.answers import Answer, Collector
 from gateway.api.auth import tenant_of
-from gateway.api.body import read_body
 from gateway.api.chunks import Kind
 from gateway.api.failures import status_of
+from gateway.api.intake import Intake
 from gateway.api.logprobs import chat_logprobs, completion_logprobs
 from gateway.api.parameters import parse
 from gateway.api.rate_headers import rate_headers
@@ -37,14 +37,18 @@ from gateway.api.schemas import (
 from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Caller
+from gateway.generation import Batch, Caller
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
 from gateway.pipeline.generate import generate
-from gateway.pipeline.prepare import prepare
+from gateway.pipeline.prepare import Prompt, prepare
 from gateway.service import Service
+from gateway.tenancy.accounting import Account
 
 router = Router()
+
+_Prompts = tuple[Sequence[Prompt], MessageForm | None]
+"""The prompts of a request, and how to read the answer; None when it is plain text."""
 
 
 def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
@@ -75,29 +79,7 @@ def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     **_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    body = await read_body(request, service.settings.max_body_bytes)
-    wanted = parse(ChatCompletionRequest, body)
-    form = service.prompts.tool_form
-    messages = [message.for_template(form) for message in wanted.messages]
-    extra = dict(wanted.chat_template_kwargs or {})
-    if wanted.reasoning_effort is not None:
-        extra["reasoning_effort"] = wanted.reasoning_effort
-    if wanted.continue_final_message and wanted.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message excludes add_generation_prompt.",
-            param="continue_final_message",
-        )
-    prompt = service.prompts.render(
-        messages,
-        wanted.offered_tools,
-        extra,
-        open_turn=wanted.add_generation_prompt is not False,
-        go_on=bool(wanted.continue_final_message),
-    )
-    form_of_answer = _message_form(service, wanted, prompt)
-    return await _answer("chat", request, tenant, wanted, [prompt], form_of_answer)
+    return await _answer(request, await _prepared_chat(request))
 
 
 @router.post(
@@ -107,11 +89,7 @@ async def chat_completions(request: Request) -> Response:
     **_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
-    service: Service = request.app.state.service
-    tenant = tenant_of(request)
-    body = await read_body(request, service.settings.max_body_bytes)
-    wanted = parse(CompletionRequest, body)
-    return await _answer("completion", request, tenant, wanted, wanted.prompts)
+    return await _answer(request, await _prepared_completion(request))
 
 
 HOT: Mapping[str, Handler] = {
@@ -119,6 +97,59 @@ HOT: Mapping[str, Handler] = {
     "/v1/completions": completions,
 }
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What is left of a request that may run: of a body of megabytes, the token ids."""
+
+    batch: Batch
+    account: Account
+    adapter_version: str | None
+    answer: Answer
+    keep: int | None
+    stream: bool
+    include_usage: bool
+
+
+async def _prepared_chat(request: Request) -> _Prepared:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    async with Intake(request, tenant) as intake:
+        wanted = await intake.read(partial(parse, ChatCompletionRequest))
+        if wanted.continue_final_message and wanted.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message excludes add_generation_prompt.",
+                param="continue_final_message",
+            )
+        prompts = partial(_rendered, service, wanted)
+        return await _prepare("chat", request, tenant, intake, wanted, 1, prompts)
+
+
+async def _prepared_completion(request: Request) -> _Prepared:
+    tenant = tenant_of(request)
+    async with Intake(request, tenant) as intake:
+        wanted = await intake.read(partial(parse, CompletionRequest))
+        prompts = wanted.prompts
+        return await _prepare(
+            "completion", request, tenant, intake, wanted, len(prompts), lambda: (prompts, None)
+        )
+
+
+def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
+    form = service.prompts.tool_form
+    messages = [message.for_template(form) for message in wanted.messages]
+    extra = dict(wanted.chat_template_kwargs or {})
+    if wanted.reasoning_effort is not None:
+        extra["reasoning_effort"] = wanted.reasoning_effort
+    prompt = service.prompts.render(
+        messages,
+        wanted.offered_tools,
+        extra,
+        open_turn=wanted.add_generation_prompt is not False,
+        go_on=bool(wanted.continue_final_message),
+    )
+    return [prompt], _message_form(service, wanted, str(prompt))
 
 
 def _message_form(
@@ -149,45 +180,75 @@ def _message_form(
     )
 
 
-async def _answer(
+async def _prepare(
     kind: Kind,
     request: Request,
     tenant: Tenant | None,
+    intake: Intake,
     wanted: GenerationRequest,
-    prompts: list[str] | list[list[int]],
-    message: MessageForm | None = None,
-) -> Response:
+    several: int,
+    prompts: Callable[[], _Prompts],
+) -> _Prepared:
+    """`prompts` works out the prompts, `several` is how many there are."""
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
-    caller = Caller(
-        tenant=tenant.name if tenant else "",
-        priority=tenant.priority if tenant else 0,
-        timeout_s=_timeout(request),
-        billed=tenant is not None or service.settings.usage_log is not None,
+    places, limit = _places(tenant, wanted, several), _output_limit(tenant, wanted)
+    timeout_s = _timeout(request)
+    # A request that may not be is refused before anything is worked out for it.
+    with await service.accounting.count(tenant, places) as reservation:
+        given, message = await intake.work(prompts)
+        caller = Caller(
+            tenant=tenant.name if tenant else "",
+            priority=tenant.priority if tenant else 0,
+            timeout_s=timeout_s,
+            billed=tenant is not None or service.settings.usage_log is not None,
+            apart=tenant is not None and not service.settings.tenants_trust_each_other,
+            guides=tenant.guides if tenant else "checked",
+        )
+        options = wanted.options(route.lora, message, caller)
+        if limit != options.max_tokens:
+            options = replace(options, max_tokens=limit)
+        context = context_of(request.scope)
+        context.model, context.adapter_version = service.settings.model_name, route.version
+        batch = await prepare(service, given, options, chat=kind == "chat")
+        context.batch = batch
+        logprobs = None
+        if wanted.alternatives is not None:
+            form = chat_logprobs if kind == "chat" else completion_logprobs
+            logprobs = partial(form, prompts=service.prompts)
+        token_ids = bool(wanted.return_token_ids)
+        answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
+        # The last thing that may fail or wait: from here on the account is sure to be closed.
+        stated = wanted.output_limit is not None
+        account = await service.accounting.open(
+            context,
+            batch,
+            reservation,
+            tenant=tenant,
+            route=route,
+            stated=stated,
+            status_of=status_of,
+        )
+    return _Prepared(
+        batch=batch,
+        account=account,
+        adapter_version=route.version,
+        answer=answer,
+        keep=wanted.keep,
+        stream=bool(wanted.stream),
+        include_usage=wanted.include_usage,
     )
-    options = wanted.options(route.lora, message, caller)
-    if (limit := _output_limit(tenant, wanted)) != options.max_tokens:
-        options = replace(options, max_tokens=limit)
+
+
+async def _answer(request: Request, prepared: _Prepared) -> Response:
+    service: Service = request.app.state.service
     context = context_of(request.scope)
-    context.model, context.adapter_version = service.settings.model_name, route.version
-    batch = await prepare(service, prompts, options, chat=kind == "chat")
-    context.batch = batch
-    logprobs = None
-    if wanted.alternatives is not None:
-        form = chat_logprobs if kind == "chat" else completion_logprobs
-        logprobs = partial(form, prompts=service.prompts)
-    token_ids = bool(wanted.return_token_ids)
-    answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
-    # The last thing that may fail or wait: from here on the account is sure to be closed.
-    stated = wanted.output_limit is not None
-    account = await service.accounting.open(
-        context, batch, tenant=tenant, route=route, stated=stated, status_of=status_of
-    )
+    batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = rate_headers(account.quotas)
-    if route.version:
-        headers["x-adapter-version"] = route.version
-    if wanted.stream:
-        include_usage = wanted.include_usage
+    if prepared.adapter_version:
+        headers["x-adapter-version"] = prepared.adapter_version
+    if prepared.stream:
+        include_usage = prepared.include_usage
 
         async def write(body: EventBody) -> None:
             sink = answer.stream(body, include_usage=include_usage)
@@ -197,8 +258,27 @@ async def _answer(
     collector = Collector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
         await generate(service, context, batch, collector)
-        body = answer.collected(collector.received, keep=wanted.keep)
+        body = answer.collected(collector.received, keep=prepared.keep)
     return Response(body, media_type="application/json", headers=headers)
+
+
+def _places(tenant: Tenant | None, wanted: GenerationRequest, prompts: int) -> int:
+    """What a request takes of `concurrent_requests`: one for each sequence that is generated.
+
+    Raises InvalidRequest for more than the tenant may have at once.
+    """
+    sequences = wanted.sequences
+    places = prompts * sequences
+    allowed = tenant.concurrent_requests if tenant else None
+    if allowed is not None and places > allowed:
+        what = (
+            f"{prompts} prompts of {sequences} choices" if prompts > 1 else f"{sequences} choices"
+        )
+        raise InvalidRequest(
+            f"{what} asked for; this key may have {allowed} at once.",
+            param="prompt" if prompts > 1 else "n",
+        )
+    return places
 
 
 def _timeout(request: Request) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -79,6 +79,13 @@ def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guid
     return Guide("json_schema", named_guide(functions[name]))
 
 
+def guides_of_tools(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
+    """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
+    for index, tool in enumerate(tools):
+        if forced.name in (None, tool.function.name):
+            yield index, Guide("json_schema", named_guide(closed(tool.function.parameters)))
+
+
 def closed(schema: Any) -> Any:
     """The schema with objects that name properties closed to others, where it does not say.
 
@@ -97,10 +104,17 @@ def _closed(schema: Any) -> Any:
     if (
         isinstance(properties, dict)
         and not schema.keys() & _OPENERS
-        and properties.keys() >= {name for name in schema.get("required", ()) if name}
+        and _are_required(schema.get("required", []), properties)
     ):
         narrowed["additionalProperties"] = False
     return narrowed
+
+
+def _are_required(names: Any, properties: dict[str, Any]) -> bool:
+    """Whether these are the names of properties; what else they may be, the compiler refuses."""
+    return isinstance(names, list) and all(
+        isinstance(name, str) and (not name or name in properties) for name in names
+    )
 
 
 def _combines(schema: Any) -> bool:

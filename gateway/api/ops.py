@@ -7,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from gateway.api.auth import Running, metrics_reader
-from gateway.api.routing import Router, needs, refusals
+from gateway.api.auth import may_read_details, metrics_reader, service_of
+from gateway.api.routing import ADMIN, Router, needs, refusals
 from gateway.api.worker_metrics import of_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
@@ -29,7 +29,10 @@ class DrivenModel(BaseModel):
 
 
 class Readiness(Health):
-    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is."""
+    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is.
+
+    All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
+    """
 
     triton: str | None = None
     adapters: str | None = None
@@ -47,24 +50,29 @@ async def live() -> Health:
 
 @router.get(
     "/health/ready",
-    summary="Whether a request would be served now; 503 says why not.",
+    summary="Whether a request would be served now; admins are told why not.",
     response_model_exclude_none=True,
     responses=refusals() | {503: {"model": Readiness, "description": "Not ready."}},
+    openapi_extra=needs("admin_key", optional=True),
 )
-async def ready(service: Running, response: Response) -> Readiness:
-    """200 when requests should come here, else 503 with the reason.
+async def ready(request: Request, response: Response) -> Readiness:
+    """200 when requests should come here, else 503.
 
     A replica's open breaker does not count: only a request can close it again, and every gateway
     would be out of rotation at once.
     """
-    response.status_code = 503
+    readiness = _readiness(service_of(request))
+    response.status_code = 200 if readiness.status == "ready" else 503
+    return readiness if may_read_details(request) else Readiness(status=readiness.status)
+
+
+def _readiness(service: Service) -> Readiness:
     if service.replicas.draining:
         return Readiness(status="draining")
     if not service.replicas.ready:
         return Readiness(status="not ready", triton=service.replicas.why_not_ready)
     if not service.started.is_set():
         return Readiness(status="not ready", adapters="registering")
-    response.status_code = 200
     selection = service.replicas.selection
     driven = DrivenModel(
         mode=selection.capabilities.mode, model=selection.capabilities.model, why=selection.why
@@ -85,7 +93,7 @@ async def ready(service: Running, response: Response) -> Readiness:
     "/metrics",
     summary="Metrics for Prometheus.",
     response_class=PlainTextResponse,
-    responses=refusals(401, 403),
+    responses=refusals(*ADMIN),
     openapi_extra=needs("admin_key", optional=True),
 )
 async def metrics(request: Request) -> Response:

@@ -14,6 +14,8 @@ Key = Literal["api_key", "admin_key"]
 
 BODY = (400, 413, 415)
 """What any endpoint with a body may refuse it with."""
+ADMIN = (401, 403, 429)
+"""How any endpoint for admins may refuse who asks."""
 _REASONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
     401: "No key, or a wrong one.",
@@ -21,7 +23,8 @@ _REASONS = {
     404: "No such model or adapter, for this key.",
     413: "The body is larger than this server takes.",
     415: "The body is of another media type.",
-    429: "A limit of this key is reached; retry-after says when to try again.",
+    429: "A limit of this key is reached; retry-after says when to try again. Or many wrong admin "
+    "keys came from this address.",
     500: "The server or its engine failed; a retry does not help.",
     503: "The engine is not ready or too busy, or this server is ending; try again.",
     504: "The request took longer than this server allows.",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from gateway.api.guides import format_guide, structured_guide, tool_guide
+from gateway.api.guides import format_guide, guides_of_tools, structured_guide, tool_guide
 from gateway.api.messages import (
     Messages,
     NamedChoice,
@@ -40,7 +41,7 @@ from gateway.parsers.tools.forced import ForcedCall
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
 _MAX_BAD_WORDS = 64
-_INT64 = 2**63
+_INT32, _INT64 = 2**31, 2**63
 # With the values that ask for nothing.
 _PLAIN: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
@@ -56,7 +57,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # In a list it could only be a mistake: it would stop, or forbid, nothing.
 Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -79,7 +80,7 @@ class GenerationRequest(Strict):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0, lt=_INT32)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
@@ -101,6 +102,11 @@ class GenerationRequest(Strict):
     def alternatives(self) -> int | None:
         """How many alternatives to report with each token's log probability; None for neither."""
         return None
+
+    @property
+    def sequences(self) -> int:
+        """How many are generated for each prompt."""
+        return self.n or 1
 
     @property
     def keep(self) -> int | None:
@@ -164,6 +170,7 @@ class GenerationRequest(Strict):
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
             guide_param=param,
+            guide_parts=self.guide_parts,
             caller=caller,
         )
 
@@ -212,6 +219,10 @@ class GenerationRequest(Strict):
             )
         return found[0] if found else (None, None)
 
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        """What the guide is made of where that is several, with their parameters."""
+        return ()
+
 
 class ChatCompletionRequest(GenerationRequest):
     messages: Messages
@@ -243,6 +254,14 @@ class ChatCompletionRequest(GenerationRequest):
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
         parallel = self.parallel_tool_calls is not False
         return tool_guide(self.tools, self.forced, parallel=parallel), "tool_choice"
+
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        if self.forced is None:
+            return ()
+        return [
+            (guide, f"tools[{index}].function.parameters")
+            for index, guide in guides_of_tools(self.tools or [], self.forced)
+        ]
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
@@ -315,6 +334,10 @@ class CompletionRequest(GenerationRequest):
             options = replace(options, logprobs_param="best_of")
         params = replace(options.params, logprobs=self.logprobs or 0)
         return replace(options, params=params, n=self.best_of)
+
+    @property
+    def sequences(self) -> int:
+        return super().sequences if self.best_of is None else self.best_of
 
     @property
     def keep(self) -> int | None:

@@ -33,9 +33,9 @@ _HEADERS = (
 class cancel_on_disconnect:
     """Cancels the body when the client goes away and raises ClientDisconnected in its place.
 
-    The request's body must have been read. Without this a handler that does not stream would run
-    to its end for nobody. Raises ShuttingDown when it is cancelled from outside: the server does
-    that to requests which outlive the shutdown grace, and would then answer in plain text.
+    Without this a handler that does not stream would run to its end for nobody. Raises ShuttingDown
+    when it is cancelled from outside: the server does that to requests which outlive the shutdown
+    grace, and would then answer in plain text.
     """
 
     def __init__(self, scope: Scope) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+import orjson
+from fastapi import Request
+from pydantic import Field
+from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count
-from gateway.api.auth import Caller, Running
-from gateway.api.body import json_body
+from gateway.api.auth import tenant_of
+from gateway.api.body import parse_json
+from gateway.api.intake import Intake
 from gateway.api.messages import Messages, Strict, Tools
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
+from gateway.pipeline.prepare import check_text
 from gateway.service import Service
+from gateway.tokenization.control_tokens import GuardedText
 
 router = Router()
 
@@ -37,47 +45,56 @@ class DetokenizeRequest(Strict):
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
-class Tokens(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Tokens:
     count: Count
     max_model_len: Count
     tokens: list[Count]
     token_strs: list[str | None] | None
 
 
-class Text(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Text:
     prompt: str
 
 
 @router.post(
     "/tokenize",
     summary="Text, or a conversation, to token ids.",
-    responses=refusals(*BODY, 401, 403, 404, 503),
+    response_model=Tokens,
+    responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=TokenizeRequest, empty=True),
 )
-async def tokenize(
-    service: Running,
-    tenant: Caller,
-    wanted: Annotated[TokenizeRequest, json_body(TokenizeRequest)],
-) -> Tokens:
-    if wanted.model is not None:
-        service.access.route(service.router, tenant, wanted.model)
-    text = _text(service, wanted)
-    special = wanted.add_special_tokens
-    if special is None:
-        special = wanted.messages is None  # a chat template writes its own
-    ids = await service.prompts.encode(text, add_special_tokens=special)
-    strings = None
-    if wanted.return_token_strs:
-        strings = [service.prompts.tokenizer.id_to_token(token_id) for token_id in ids]
-    return Tokens(
-        count=len(ids),
-        max_model_len=service.replicas.capabilities.max_seq_len,
-        tokens=ids,
-        token_strs=strings,
-    )
+async def tokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    with await service.accounting.count(tenant, places=1):
+        async with Intake(request, tenant) as intake:
+            wanted = await intake.read(partial(parse_json, TokenizeRequest))
+            if wanted.model is not None:
+                service.access.route(service.router, tenant, wanted.model)
+            text = await intake.work(partial(_text, service, wanted))
+            special = wanted.add_special_tokens
+            if special is None:
+                special = wanted.messages is None  # a chat template writes its own
+            capabilities = service.replicas.capabilities
+            param = "prompt" if wanted.messages is None else "messages"
+            check_text(service.prompts, capabilities, str(text), param=param)
+            name = tenant.name if tenant else ""
+            ids = await service.prompts.encode(text, add_special_tokens=special, tenant=name)
+
+            def body() -> bytes:
+                token = service.prompts.tokenizer.id_to_token
+                strings = (
+                    [token(token_id) for token_id in ids] if wanted.return_token_strs else None
+                )
+                most = capabilities.max_seq_len
+                return orjson.dumps(Tokens(len(ids), most, ids, strings))
+
+            return _json(await intake.work(body))
 
 
-def _text(service: Service, wanted: TokenizeRequest) -> str:
+def _text(service: Service, wanted: TokenizeRequest) -> str | GuardedText:
     if wanted.prompt is not None and wanted.messages is None:
         return wanted.prompt
     if wanted.messages is None or wanted.prompt is not None:
@@ -95,18 +112,24 @@ def _text(service: Service, wanted: TokenizeRequest) -> str:
 @router.post(
     "/detokenize",
     summary="Token ids to text.",
-    responses=refusals(*BODY, 401, 403, 404, 503),
+    response_model=Text,
+    responses=refusals(*BODY, 401, 403, 404, 429, 503),
     openapi_extra=needs("api_key", optional=True, json=DetokenizeRequest),
 )
-async def detokenize(
-    service: Running,
-    tenant: Caller,
-    wanted: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)],
-) -> Text:
-    if wanted.model is not None:
-        service.access.route(service.router, tenant, wanted.model)
-    size = service.prompts.vocab_size
-    if max(wanted.tokens, default=0) >= size:
-        raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
-    text = service.prompts.tokenizer.decode(wanted.tokens, skip_special_tokens=False)
-    return Text(prompt=text)
+async def detokenize(request: Request) -> Response:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    with await service.accounting.count(tenant, places=1):
+        async with Intake(request, tenant) as intake:
+            wanted = await intake.read(partial(parse_json, DetokenizeRequest))
+            if wanted.model is not None:
+                service.access.route(service.router, tenant, wanted.model)
+            size = service.prompts.vocab_size
+            if max(wanted.tokens, default=0) >= size:
+                raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
+            text = await intake.work(partial(service.prompts.decode, wanted.tokens))
+            return _json(orjson.dumps(Text(text)))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

@@ -56,10 +56,15 @@ class LimitsSection(BaseModel):
 
 
 class Configuration(BaseModel):
-    """The whole file. Without `tenants` everybody may come; with an empty list, nobody."""
+    """The whole file. With an empty list of `tenants`, nobody may come.
+
+    Without `tenants` everybody may, and a file must say so with `anonymous`: half of a file that is
+    being written, or one whose tenants are commented out, must not turn keys off.
+    """
 
     model_config = _STRICT
     admin_keys: list[KeyHash] = Field(default_factory=list)
+    anonymous: bool = False
     tenants: list[Tenant] | None = None
     limits: LimitsSection = Field(default_factory=LimitsSection)
     replicas: list[Annotated[str, AfterValidator(checked)]] | None = None
@@ -141,7 +146,15 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]:
-    """What no field can see alone: names and keys must be one tenant's."""
+    """What no field can see alone: who may come, and that names and keys are one tenant's."""
+    if configuration.anonymous and configuration.tenants is not None:
+        yield ("anonymous",), "not together with tenants, who have keys"
+    elif not configuration.anonymous and configuration.tenants is None:
+        yield (
+            ("tenants",),
+            "missing, which DOES NOT TURN KEYS OFF; where nobody shall need a key, say "
+            "`anonymous: true`",
+        )
     names: dict[str, int] = {}
     owners: dict[str, str] = {}
     for number, key in enumerate(configuration.admin_keys):
@@ -167,7 +180,7 @@ class ConfigurationFile:
         """Reads the file; with None the configuration is empty. Raises ConfigurationError."""
         self._path = path
         self._check = check
-        self._stamp = self._seen()
+        self._stamp = self._glimpsed = self._seen()
         self._subscribers: list[Callable[[Configuration], None]] = []
         self._wake = asyncio.Event()
         self.on_reload: Callable[[bool], None] = lambda applied: None
@@ -185,7 +198,11 @@ class ConfigurationFile:
         self._wake.set()
 
     async def watch(self) -> None:
-        """Reloads when the file changes; until cancelled."""
+        """Reloads when the file has changed and been left alone for a while; until cancelled.
+
+        A file that is still being written may be right and say less than it will: a tenant whose
+        limits are not there yet has none.
+        """
         if self._path is None:
             return
         while True:
@@ -193,8 +210,8 @@ class ConfigurationFile:
                 async with asyncio.timeout(_POLL_S):
                     await self._wake.wait()
             except TimeoutError:
-                stamp = await asyncio.to_thread(self._seen)
-                if stamp == self._stamp:
+                before, self._glimpsed = self._glimpsed, await asyncio.to_thread(self._seen)
+                if self._glimpsed == self._stamp or self._glimpsed != before:
                     continue
             self._wake.clear()
             await self._reload(self._path)

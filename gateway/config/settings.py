@@ -1,25 +1,45 @@
-"""Settings of one gateway process, read once at the entry from ``GATEWAY_*`` variables."""
+"""Settings of one gateway process, read once at the entry: ``GATEWAY_*`` variables, and files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.parsers.tools.forms import Form
 from gateway.scheduling.discovery import checked
 from lora_store import redis_url
 
-AdminKey = Annotated[SecretStr, Field(min_length=8)]
+MIN_ADMIN_KEY = 32
+"""Characters; `gateway key new --admin` makes 46, of 256 random bits."""
+
+
+def _long_enough(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < MIN_ADMIN_KEY:
+        raise ValueError(
+            f"has {len(key.get_secret_value())} characters; it must have at least "
+            f"{MIN_ADMIN_KEY}, as those that `gateway key new --admin` prints"
+        )
+    return key
+
+
+AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
 Seconds = Annotated[float, Field(gt=0)]
+_SECRETS = Path("/run/secrets")
 
 
 class Settings(BaseSettings):
     """Field `foo` is read from the variable ``GATEWAY_FOO``; tests construct it directly."""
 
-    model_config = SettingsConfigDict(env_prefix="GATEWAY_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="GATEWAY_",
+        env_ignore_empty=True,
+        frozen=True,
+        # Where containers find secrets: the file gateway_foo, if the variable is not set.
+        secrets_dir=_SECRETS if _SECRETS.is_dir() else None,
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -128,8 +148,17 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         4096,
         gt=0,
-        description="Connections that each process takes; further ones get 503. Keep it below the "
-        "limit of open files.",
+        description="Connections with a request under way that each process takes; further "
+        "requests get 503, but for health, metrics and the admin port. 64 more may be idle; beyond "
+        "them, those that have been idle longest are closed. Keep it well below the limit of open "
+        "files.",
+    )
+    max_connections_per_address: int = Field(
+        0,
+        ge=0,
+        description="Connections of one IP address (of IPv6, one /64) that each process takes; its "
+        "further requests get 503. 0 sets no bound: behind a balancer or a proxy all clients come "
+        "from its address. Where clients connect themselves, 256, say.",
     )
     tls_cert: Path | None = Field(
         None,
@@ -154,10 +183,24 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
     )
+    max_prompt_logits_bytes: int = Field(
+        2**30,
+        gt=0,
+        lt=2**31,
+        description="Largest logits of a prompt that is echoed with log probabilities, in bytes: "
+        "tokens times vocabulary times 4 (2 where the model declares halves); larger ones get 400. "
+        "Triton has them in memory, the gateway a piece at a time.",
+    )
     tool_form: Form | None = Field(
         None,
         description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
         "guessed from the chat template.",
+    )
+    control_tokens_in_messages: bool = Field(
+        False,
+        description="Whether control tokens that stand in messages and tools, such as <|im_end|>, "
+        "are those tokens, so that who writes a message can end its turn and begin another; else "
+        "they are text. Prompts of /v1/completions hold whatever tokens they name.",
     )
     config: Path | None = Field(
         None,
@@ -167,19 +210,26 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False,
         description="Whether a gateway without tenants may listen on other addresses than "
-        "loopback, where anybody may use it.",
+        "loopback, where anybody may use it; and whether the file of GATEWAY_CONFIG may say "
+        "`anonymous: true`. It never turns keys off.",
+    )
+    tenants_trust_each_other: bool = Field(
+        False,
+        description="Whether a tenant may learn that another has sent the beginning of its prompt "
+        "before: `usage` then tells of cached tokens, and prompts of all tenants that begin alike "
+        "go to one Triton.",
     )
     admin_key: AdminKey | None = Field(
         None,
-        description="Key for the adapter endpoints; without one, here or in the file of "
-        "GATEWAY_CONFIG, they answer 403.",
+        description="Key for the adapter endpoints, of at least 32 characters; without one, here "
+        "or in the file of GATEWAY_CONFIG, they answer 403.",
     )
     admin_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="Second port, for the adapter endpoints and /metrics; the first one then "
-        "answers 404 to them.",
+        description="Second port, for the adapter endpoints, /metrics and the detail of "
+        "/health/ready; the first one then answers 404 to those, and the status alone.",
     )
     usage_log: Path | None = Field(
         None,

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from guides.kinds import Policy
+
 KEY_PREFIX = "sk-"
 _KEY_BYTES = 32
 
@@ -39,6 +41,9 @@ class Tenant(BaseModel):
     """Of one choice. A request that asks for more is refused, one that says nothing is cut."""
     priority: int = Field(0, ge=-100, le=100)
     """Greater goes first where requests wait."""
+    guides: Policy = "checked"
+    """What becomes of its schemas, expressions and grammars. Unchecked, one that the engine cannot
+    compile ends the requests of all."""
 
     @property
     def limited(self) -> bool:

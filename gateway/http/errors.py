@@ -24,11 +24,10 @@ class SlowRequest(GatewayError):
 
 
 class TooManyConnections(GatewayError):
-    """This process has `limit` connections and takes no more."""
+    """This process has as many as it takes, or this client's address has."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         super().__init__("The gateway has as many connections as it takes; try again.")
-        self.limit = limit
 
 
 class UnknownUrl(GatewayError):

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from gateway.errors import GatewayError
+from gateway.http.connections import Connections
 from gateway.http.errors import (
     HeadersTooLarge,
     MalformedRequest,
@@ -36,8 +37,8 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
         *("connection_made", "connection_lost", "data_received", "shutdown"),
         *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
         *("on_response_complete", "send_400_response"),
-        *("connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope"),
-        *("transport", "url"),
+        *("connections", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser"),
+        *("pipeline", "scope", "transport", "url"),
     ),
     RequestResponseCycle: (
         *("disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
@@ -55,11 +56,18 @@ MAX_HEAD = 64 * 1024
 SLOWEST_BODY = 64 * 1024
 """Bytes that a body must bring in the time that it has, unless it ends."""
 
+_BRISK_BODY = 16 * 1024
+# Seconds after which a body that brings fewer of those in each of them lags.
+_BRISK_AFTER = 2
+
 _LINGER_S = 1.0
 # An empty deque takes 3 % of the memory of a connection with a stream.
 _NO_PIPELINE: deque[Any] = deque(maxlen=0)
 CHUNKS = "gateway.chunks"
 """The extension in an ASGI scope that holds its `ChunkWriter`."""
+NO_ROOM = "gateway.no_room"
+"""The extension in an ASGI scope of a request that is one too many: only what is answered always,
+whatever else goes on, is to be answered."""
 
 
 class ChunkWriter:
@@ -106,7 +114,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Patience, in seconds, and how many connections a process takes."""
+    """Patience, in seconds."""
 
     head: float = 10.0
     """From connecting, or from a request's first byte, to the end of its headers."""
@@ -114,7 +122,6 @@ class ConnectionLimits:
     """To the end of a body, or to the next `SLOWEST_BODY` bytes of it."""
     write: float = 60.0
     """In which a client takes nothing of an answer that waits for it."""
-    connections: int = 4096
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -152,13 +159,36 @@ class HttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        connections: Connections,
         answer: Answer,
     ) -> None:
-        """`answer` gives the status, headers and body of what this connection answers itself."""
+        """`connections` are all of this process.
+
+        `answer` gives the status, headers and body of what this connection answers itself.
+        """
         super().__init__(config, server_state, app_state, _loop)
         self.pipeline = _NO_PIPELINE
         self._limits = limits
+        self._all = connections
         self._answer_to = answer
+
+    @property
+    def address(self) -> str | None:
+        return None if self.client is None else self.client[0]
+
+    @property
+    def lags(self) -> bool:
+        if self._phase is not Phase.BODY or self._waited < _BRISK_AFTER:
+            return False
+        # Whoever is not read from cannot be slow, but holds its place with no work for it.
+        return self.flow.read_paused or self._heard < self._waited * _BRISK_BODY
+
+    def cut(self) -> None:
+        # Closing would wait for a client that does not take its answer.
+        self.transport.abort()
+
+    def give_way(self) -> None:
+        self._refuse(TooManyConnections())
 
     def check(self) -> None:
         """To be called once a second: ends what takes too long.
@@ -182,6 +212,8 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
             else:
                 self._waited = self._heard = 0
+        elif self.lags:
+            self._all.lag(self)
 
     def _check_writing(self) -> None:
         """Only while nothing is added to what waits, so that any change is the client's doing."""
@@ -197,11 +229,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.connections:
-            self._refuse(TooManyConnections(self._limits.connections))
+        if not self._all.add(self):
+            self._refuse(TooManyConnections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._all.remove(self)
         if self._chunks is not None:
             self._chunks.disconnect()
 
@@ -245,13 +278,18 @@ class HttpProtocol(HttpToolsProtocol):
             check_head(self.parser.get_http_version(), self.headers, upgrade=upgrade)
         except MalformedRequest as error:
             self._stop(error)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # it would be taken for the answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
         self._enter(Phase.BODY)
         if upgrade:
             self.cycle.keep_alive = False
         self._chunks = ChunkWriter(self.transport, self.flow)
+        extensions: dict[str, object] = {CHUNKS: self._chunks}
+        if not self._all.begin(self):
+            extensions[NO_ROOM] = True
         # ASGI's types know extensions as dictionaries only.
-        self.scope["extensions"] = cast(Any, {CHUNKS: self._chunks})
+        self.scope["extensions"] = cast(Any, extensions)
 
     def on_body(self, body: bytes) -> None:
         self._pending = 0
@@ -277,6 +315,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._all.end(self)
         if self._ending:
             self._ending = False
             self._linger()
@@ -307,6 +346,7 @@ class HttpProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             return
         self._send(error)
+        self._all.refuse(self)
         # A connection that is closed with data unread is reset, and the answer lost with it.
         self.loop.call_later(_LINGER_S, self.transport.close)
 

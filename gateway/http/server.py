@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.config.settings import Settings
+from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
 from gateway.http.tls import uvicorn_options
 from gateway.http.workers import Worker
@@ -68,7 +69,10 @@ class Server(uvicorn.Server):
     def __init__(
         self, application: Application, settings: Settings, worker: Worker | None = None
     ) -> None:
-        super().__init__(_config(application, settings))
+        self._connections = Connections(
+            settings.max_connections, settings.max_connections_per_address
+        )
+        super().__init__(_config(application, settings, self._connections))
         self.application = application
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
@@ -97,6 +101,7 @@ class Server(uvicorn.Server):
             self.server_state,
             self.lifespan.state,
             limits=ConnectionLimits(),
+            connections=self._connections,
             answer=self.application.answer,
         )
 
@@ -146,15 +151,19 @@ def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
     return listeners
 
 
-def _config(application: Application, settings: Settings) -> uvicorn.Config:
+def _config(
+    application: Application, settings: Settings, connections: Connections
+) -> uvicorn.Config:
     limits = ConnectionLimits(
         head=settings.header_timeout,
         body=settings.body_timeout,
         write=settings.write_timeout,
-        connections=settings.max_connections,
     )
     # Annotated as a class, but only called.
-    protocol = cast(Any, partial(HttpProtocol, limits=limits, answer=application.answer))
+    protocol = cast(
+        Any,
+        partial(HttpProtocol, limits=limits, connections=connections, answer=application.answer),
+    )
     return uvicorn.Config(
         application.asgi,
         host=settings.host,
@@ -166,6 +175,8 @@ def _config(application: Application, settings: Settings) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         date_header=False,
+        # What a client says of its address is nothing to count wrong keys and connections by.
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
         **uvicorn_options(settings),

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,10 @@ _VARIABLE = "GATEWAY_WORKER"
 _POLL_S = 0.1
 # A worker that dies at once again must not become a loop that fills the log.
 _RESTART_PAUSE_S = 1.0
+# Nor one whose settings are wrong: somebody is likely to be writing the file at this moment.
+_REFUSED_PAUSE_S = 5.0
 WRONG_SETTINGS = 2
-"""The exit code of a process whose settings are wrong: starting it again is no use."""
+"""The exit code of a process whose settings are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,14 @@ class Worker:
 
 
 class Workers:
-    """The parent. Use `run`; it belongs to the main thread of a process without others."""
+    """The parent. Use `run`; it belongs to the main thread of a process without others.
 
-    def __init__(self, count: int, listeners: Sequence[socket.socket]) -> None:
+    `folder` is one that nobody else uses, and that the workers share.
+    """
+
+    def __init__(self, count: int, listeners: Sequence[socket.socket], folder: Path) -> None:
         self._count = count
+        self._folder = folder
         self._listeners = listeners
         for listener in listeners:
             listener.set_inheritable(True)
@@ -97,12 +102,12 @@ class Workers:
 
         SIGHUP goes to each worker; a second SIGTERM goes to them too, and ends them at once.
         """
-        with tempfile.TemporaryDirectory(prefix="gateway-") as folder, _pipe() as (read, _):
+        with _pipe() as (read, _):
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, self._pass_on)
             descriptors = tuple(listener.fileno() for listener in self._listeners)
             places = [
-                Worker(index, self._count, descriptors, read, Path(folder))
+                Worker(index, self._count, descriptors, read, self._folder)
                 for index in range(self._count)
             ]
             for place in places:
@@ -134,12 +139,16 @@ class Workers:
         child = self._children.get(place.index)
         if child is None or child.poll() is None:
             return
-        if child.returncode == WRONG_SETTINGS and not self._ending:
+        refused = child.returncode == WRONG_SETTINGS
+        # While others serve, what is wrong has become so after their start: it may be mended.
+        serving = any(other.poll() is None for other in self._children.values())
+        if refused and not serving and not self._ending:
             self._code = child.returncode
             self._pass_on(signal.SIGTERM, None)
+        pause = _REFUSED_PAUSE_S if refused else _RESTART_PAUSE_S
         if self._ending:
             del self._children[place.index]
-        elif time.monotonic() - self._started[place.index] > _RESTART_PAUSE_S:
+        elif time.monotonic() - self._started[place.index] > pause:
             print(
                 f"gateway: worker {place.index} ended with {child.returncode}; starting another",
                 file=sys.stderr,

@@ -45,6 +45,8 @@ def configure_logging(level: str, form: LogFormat = "text") -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = _Handler(_json_line if form == "json" else _text_line)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Who did what is told at every level.
+    logging.getLogger("gateway.audit").setLevel(logging.INFO)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
 

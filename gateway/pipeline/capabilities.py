@@ -95,7 +95,7 @@ def _check_text(text: TextModel, model: str, options: Options) -> None:
 
 
 def _check_engine(capabilities: ModelCapabilities, options: Options, *, chat: bool) -> None:
-    if options.params.guide is not None and not capabilities.guided:
+    if options.params.guide is not None and capabilities.guides is None:
         raise UnsupportedParameter(
             "Guided decoding is not set up in this engine, so response_format, structured_outputs "
             "and a required tool cannot be enforced.",

@@ -5,53 +5,92 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
-from gateway.errors import RequestTimeout
-from gateway.generation import Batch, Generation
+from gateway.errors import InvalidRequest, RequestTimeout
+from gateway.generation import Batch, Generation, Running
 from gateway.observability.request_context import RequestContext
+from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
+from gateway.triton.token_stream import Aside
 
 
 async def generate(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
     """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
-    Cancelled, or at an error, it stops the engine. Raises Overloaded when it is not this request's
-    turn in time, RequestTimeout at its deadline.
+    Each choice begins when it has a place, those of one request in their order. Cancelled, or at an
+    error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
+    RequestTimeout at its deadline, and InvalidRequest for more beams than can ever have a turn.
     """
-    left = batch.deadline - asyncio.get_running_loop().time()
-    turn = service.admission.permit(
-        batch.caller.tenant, batch.caller.priority, cost=batch.places, wait_s=max(left, 0)
-    )
     try:
-        async with turn:
-            batch.meter.began = True
-            if batch.generations[0].beams:
-                await _beams(service, request, batch, sink)
-            elif len(batch.generations) == 1:
-                await _choice(service, request, batch, 0, sink)
-            else:
-                await _several(service, request, batch, sink)
+        if len(batch.generations) == 1:
+            async with _permit(service, batch, 0):
+                await _generation(service, request, batch, 0, sink)
+        else:
+            await _several(service, request, batch, sink)
     except TimeoutError:
         raise RequestTimeout(batch.timeout_s) from None
 
 
+def _permit(service: Service, batch: Batch, index: int) -> Permit:
+    cost = batch.generations[index].beams or 1
+    largest = service.admission.largest
+    if largest is not None and cost > largest:
+        raise InvalidRequest(
+            f"n: found {cost} beams; allowed: {largest}, which may run at once.", param="n"
+        )
+    left = batch.deadline - asyncio.get_running_loop().time()
+    return service.admission.permit(
+        batch.caller.tenant,
+        batch.caller.priority,
+        cost=cost,
+        wait_s=max(left, 0),
+        goes_on=index > 0,
+    )
+
+
 async def _several(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
-    """A task for each choice."""
-    tasks = [
-        asyncio.create_task(_choice(service, request, batch, index, sink))
-        for index in range(len(batch.generations))
-    ]
+    """A task for each choice, from when it has a place."""
+    late: TimeoutError | None = None
     try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(batch.generations)):
+                try:
+                    permit = await _permit(service, batch, index).__aenter__()
+                except TimeoutError as error:
+                    # Those that run have the same deadline, and tell the engine that it was that.
+                    late = error
+                    break
+                work = _generation(service, request, batch, index, sink)
+                # Not in the task: cancelled before its first step, it would never come there.
+                tasks.create_task(work).add_done_callback(partial(_leave, permit))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    if late is not None:
+        raise late
+
+
+def _leave(permit: Permit, _task: asyncio.Task[None]) -> None:
+    permit.leave()
+
+
+async def _generation(
+    service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
+) -> None:
+    if batch.generations[index].beams:
+        await _beams(service, request, batch, index, sink)
+    else:
+        await _choice(service, request, batch, index, sink)
+
+
+def _aside(service: Service, batch: Batch) -> Aside:
+    """Where this tenant's logits are worked on."""
+    return partial(service.logits.run, batch.caller.tenant, 0)
 
 
 def _model_name(service: Service, generation: Generation) -> str:
@@ -66,36 +105,47 @@ def _text_stream(service: Service, generation: Generation) -> TextStream | Piece
     return PieceStream(service.prompts.tokenizer, generation)
 
 
-async def _beams(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
-    """The beams of each search, each as its only delta; the engine cannot stream them apart."""
-    for start, generation in enumerate(batch.generations):
-        for index, delta in enumerate(await _search(service, request, generation, batch)):
-            sink.accept(start * generation.beams + index, delta)
-        await sink.drain()
+async def _beams(
+    service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
+) -> None:
+    """The beams of a search, each as its only delta; the engine cannot stream them apart."""
+    generation = batch.generations[index]
+    for beam, delta in enumerate(await _search(service, request, batch, index)):
+        sink.accept(index * generation.beams + beam, delta)
+    await sink.drain()
 
 
 async def _search(
-    service: Service, request: RequestContext, generation: Generation, batch: Batch
+    service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TextDelta]:
+    generation, meter = batch.generations[index], batch.meter
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease, left: float) -> list[TokenDelta]:
+        batch.sends(index)
         with lease.engine.generate(generation, left, lease.metadata) as tokens:
-            deltas = await tokens.beams()
+            try:
+                deltas = await tokens.beams()
+            except (asyncio.CancelledError, TimeoutError):
+                meter.untold += generation.max_tokens * generation.beams
+                raise
         lease.answered()
         return deltas
 
     metrics.in_flight.inc()
     try:
-        deltas = await attempt(service.replicas, request, generation, batch.deadline, ask)
+        deltas = await attempt(service.replicas, request, batch, index, ask)
     finally:
         metrics.in_flight.dec()
     of_model = metrics.of(_model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [_text_stream(service, generation).to_text(delta) for delta in deltas]
+    # Each step is one for all beams, those that have ended early too.
+    steps = max([text.tokens for text in texts])
+    texts = [text._replace(tokens=steps) for text in texts]
     of_model.completion_tokens.inc(sum(text.tokens for text in texts))
     for text in texts:
-        batch.meter.add(text)
+        meter.add(text)
     return texts
 
 
@@ -122,8 +172,18 @@ async def _choice(
         last = text.to_text(tokens)
         return sink.accept(index, last) and last.finish is None
 
+    def cut_short() -> None:
+        """Tokens that still come are passed over, and the first of them ends the stream."""
+        nonlocal last
+        if last.tokens and last.finish is None:
+            last = text.cut_short()
+            sink.accept(index, last)
+
     async def ask(lease: ReplicaLease, left: float) -> None:
-        with lease.engine.generate(generation, left, lease.metadata) as tokens:
+        batch.sends(index)
+        with lease.engine.generate(
+            generation, left, lease.metadata, _aside(service, batch)
+        ) as tokens:
             first = await tokens.first()
             lease.answered()
             emit(first)
@@ -133,36 +193,40 @@ async def _choice(
 
     metrics.in_flight.inc()
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
+    batch.meter.running[index] = Running(lambda: last.tokens, cut_short)
     try:
         if generation.echo is not None:
-            echoed = await _echo(service, request, generation, batch.deadline)
+            echoed = await _echo(service, request, batch, index)
             sink.accept(index, echoed)
             await sink.drain()
             if not generation.max_tokens:
                 last = echoed
                 return
-        await attempt(service.replicas, request, generation, batch.deadline, ask)
+        await attempt(service.replicas, request, batch, index, ask)
         await sink.drain()
     finally:
         metrics.in_flight.dec()
         of_model.completion_tokens.inc(last.tokens)
+        del batch.meter.running[index]
         batch.meter.add(last)
         of_model.duration.observe(time.perf_counter() - started)
 
 
-async def _echo(
-    service: Service, request: RequestContext, generation: Generation, deadline: float
-) -> TextDelta:
+async def _echo(service: Service, request: RequestContext, batch: Batch, index: int) -> TextDelta:
     """The prompt as the first delta; the last one too when nothing is to be generated."""
+    generation = batch.generations[index]
     logprobs: list[TokenLogprob] = []
     if generation.params.logprobs is not None:
 
         async def ask(lease: ReplicaLease, left: float) -> list[TokenLogprob]:
-            found = await lease.engine.prompt_logprobs(generation, left, lease.metadata)
+            batch.sends(index)
+            found = await lease.engine.prompt_logprobs(
+                generation, left, lease.metadata, _aside(service, batch)
+            )
             lease.answered()
             return found
 
-        entries = await attempt(service.replicas, request, generation, deadline, ask)
+        entries = await attempt(service.replicas, request, batch, index, ask)
         offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
         logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
     finish: FinishReason | None = None if generation.max_tokens else "length"

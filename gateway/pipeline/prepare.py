@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,11 +14,13 @@ from gateway.generation import MAX_CHOICES, Batch, Generation, Options, TextProm
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.service import Service
+from gateway.tokenization.control_tokens import GuardedText
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 
 _MAX_SEED = 2**63 - 1
 
-Prompt = str | list[int]
+Prompt = str | GuardedText | list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +34,22 @@ class _FittedPrompt:
 
 
 async def prepare(
-    service: Service, prompts: list[str] | list[list[int]], options: Options, *, chat: bool
+    service: Service, prompts: Sequence[Prompt], options: Options, *, chat: bool
 ) -> Batch:
     """Tokenizes and fits a request into the engine's limits; each prompt gets `options.n` choices.
 
     Raises UnsupportedParameter for what the served model cannot do, ContextLengthExceeded when a
-    prompt leaves no room for a single token, and InvalidRequest for too many choices and for a
-    token id that is not in the vocabulary.
+    prompt leaves no room for a single token, InvalidRequest for too many choices, for a token id
+    that is not in the vocabulary and for a guide that is none, and Overloaded when too much text
+    waits.
     """
     came = asyncio.get_running_loop().time()
     _check_choices(prompts, options)
     _check_ids(service, options)
     capabilities = service.replicas.capabilities
     check_supported(capabilities, options, chat=chat)
+    if capabilities.guides is not None:
+        await service.guides.check(options, capabilities.guides)
     fitted = [await _fit(service, capabilities, each, options, chat=chat) for each in prompts]
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)
@@ -90,7 +96,7 @@ def _generations(
     ]
 
 
-def _check_choices(prompts: list[str] | list[list[int]], options: Options) -> None:
+def _check_choices(prompts: Sequence[Prompt], options: Options) -> None:
     choices = len(prompts) * options.n
     if choices > MAX_CHOICES:
         raise InvalidRequest(
@@ -120,10 +126,18 @@ async def _fit(
 ) -> _FittedPrompt:
     model = capabilities.text
     sent, given = "", prompt
+    truncate = options.truncate_prompt
+    if not isinstance(prompt, list):
+        # What cannot fit is not tokenized first.
+        if truncate is None or truncate > longest_prompt(capabilities):
+            check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
+        elif isinstance(prompt, str):
+            given = service.prompts.end_of(prompt, truncate)
     if model is not None:
-        sent, given = await _as_text(service, capabilities.model, prompt, model, chat=chat)
-    ids = await _prompt_ids(service, given, options.truncate_prompt, chat=chat)
+        sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
+    ids = await _prompt_ids(service, given, options, chat=chat)
     _check_length(capabilities, ids, chat=chat)
+    _check_logits(service, capabilities, ids, options)
     room = capabilities.max_seq_len - len(ids)
     text = None
     if model is not None:
@@ -137,49 +151,98 @@ async def _fit(
 
 
 async def _as_text(
-    service: Service, name: str, prompt: Prompt, model: TextModel, *, chat: bool
+    service: Service,
+    name: str,
+    prompt: Prompt,
+    model: TextModel,
+    options: Options,
+    *,
+    chat: bool,
 ) -> tuple[str, list[int]]:
-    """The text to send for a prompt and the ids that it is. Raises UnsupportedParameter for ids."""
+    """The text to send for a prompt and the ids that it is.
+
+    Raises UnsupportedParameter for ids, and for text that the model would take for control tokens.
+    """
     if isinstance(prompt, list):
         raise UnsupportedParameter(
             f"prompt: token ids are not served through the model {name!r}, which takes text.",
             param="prompt",
         )
-    return await fit_text(service.prompts, prompt, model, chat=chat)
+    if isinstance(prompt, GuardedText):
+        raise UnsupportedParameter(
+            f"messages: control tokens are not served through the model {name!r}, which would take "
+            "them for more than text.",
+            param="messages",
+        )
+    return await fit_text(service.prompts, prompt, model, chat=chat, tenant=options.caller.tenant)
 
 
 async def _prompt_ids(
-    service: Service, prompt: Prompt, truncate: int | None, *, chat: bool
+    service: Service, prompt: Prompt, options: Options, *, chat: bool
 ) -> list[int]:
-    """Token ids of a prompt, at most its last `truncate`."""
+    """Token ids of a prompt, no more than `options` leave of it."""
     param = _param(chat=chat)
-    if isinstance(prompt, str):
+    if not isinstance(prompt, list):
         # A chat template writes its own special tokens.
-        ids = await service.prompts.encode(prompt, add_special_tokens=not chat)
+        ids = await service.prompts.encode(
+            prompt, add_special_tokens=not chat, tenant=options.caller.tenant
+        )
     else:
         ids = prompt
         if max(prompt, default=0) >= service.prompts.vocab_size:
             allowed = service.prompts.vocab_size - 1
             raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
-    if truncate is not None:
-        ids = ids[-truncate:]
+    if options.truncate_prompt is not None:
+        ids = ids[-options.truncate_prompt :]
     if not ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
 
 
-def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
-    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+def longest_prompt(capabilities: ModelCapabilities) -> int:
+    """In tokens: it leaves room for one of the answer."""
     limit = capabilities.max_seq_len - 1
     if capabilities.max_input_len is not None:
         limit = min(limit, capabilities.max_input_len)
-    if len(ids) > limit:
-        raise ContextLengthExceeded(
-            # In these words client libraries recognise the case, besides by the code.
-            f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input "
-            f"tokens exceed the configured limit of {limit} tokens; your prompt has {len(ids)}.",
-            param=_param(chat=chat),
+    return limit
+
+
+def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
+    """Raises ContextLengthExceeded for a text that cannot fit, whatever its tokens are."""
+    if prompts.exceeds(text, longest_prompt(capabilities)):
+        raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
+
+
+def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
+    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+    if len(ids) > longest_prompt(capabilities):
+        raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
+
+
+def _check_logits(
+    service: Service, capabilities: ModelCapabilities, ids: list[int], options: Options
+) -> None:
+    """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
+    if not options.echo or options.params.logprobs is None:
+        return
+    of_token = capabilities.vocab_size * capabilities.logit_bytes
+    limit = service.settings.max_prompt_logits_bytes
+    if len(ids) * of_token > limit:
+        raise InvalidRequest(
+            f"echo: the logits of {len(ids)} prompt tokens are {len(ids) * of_token} bytes; "
+            f"allowed with logprobs: {limit}, of {limit // of_token} tokens.",
+            param="echo",
         )
+
+
+def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        # In these words client libraries recognise the case, besides by the code.
+        f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
+        f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
+        f"{found}.",
+        param=param,
+    )
 
 
 def _param(*, chat: bool) -> str:

@@ -10,6 +10,7 @@ preprocessing adds) the model sees what preprocessing makes, and that is what is
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from gateway.errors import UnsupportedParameter
 from gateway.generation import Options, TextPrompt
@@ -18,19 +19,23 @@ from gateway.triton.model_capabilities import TextModel
 
 
 async def fit_text(
-    prompts: Prompts, text: str, model: TextModel, *, chat: bool
+    prompts: Prompts, text: str, model: TextModel, *, chat: bool, tenant: str = ""
 ) -> tuple[str, list[int]]:
-    """The text to send for a prompt, and the token ids that the model makes of it."""
+    """The text to send for a prompt, and the token ids that the model makes of it.
+
+    Raises Overloaded when too much text waits to be tokenized.
+    """
+    encode = partial(prompts.encode, tenant=tenant)
     adds = model.adds_special_tokens
     opening = prompts.opening()
     if not opening:
-        return text, await prompts.encode(text, add_special_tokens=adds)
-    meant = await prompts.encode(text, add_special_tokens=not chat)
+        return text, await encode(text, add_special_tokens=adds)
+    meant = await encode(text, add_special_tokens=not chat)
     for candidate in (text, text.removeprefix(opening), opening + text):
-        ids = await prompts.encode(candidate, add_special_tokens=adds)
+        ids = await encode(candidate, add_special_tokens=adds)
         if ids == meant:
             return candidate, ids
-    return text, await prompts.encode(text, add_special_tokens=adds)
+    return text, await encode(text, add_special_tokens=adds)
 
 
 def text_prompt(

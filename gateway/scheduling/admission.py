@@ -39,13 +39,16 @@ class _TenantQueue:
 
 
 class Admission:
-    """Permits for requests. Belongs to one event loop; taking and giving back never waits for I/O.
+    """Permits for generations. Belongs to one event loop; taking and giving back never waits for
+    I/O.
 
-    A request takes as many places as it has choices, since each is a request to the engine.
+    Each choice of a request asks for a place of its own, so that a request larger than what is free
+    runs in turns, and nobody waits until enough is free for all of it. Only the beams of a search
+    take their places together; they are never more than its tenant's share.
 
-    A free place goes to the tenant of the highest priority, among equals to the one with the fewest
-    requests in flight, and of its requests to the one that waits longest. One tenant alone gets at
-    most `share` of the places, so that the next one to come finds one free.
+    Free places go to the tenant of the highest priority, among equals to the one that would then
+    have the fewest, and of its generations to the first in line. One tenant alone gets at most
+    `share` of the places, so that the next one to come finds one free.
     """
 
     def __init__(
@@ -53,13 +56,18 @@ class Admission:
         limit: Callable[[], int],
         share: Callable[[], float] = lambda: 1.0,
         *,
+        capacity: Callable[[], int] | None = None,
         queue: int,
+        queue_of_tenant: int | None = None,
         wait_s: float,
     ) -> None:
-        """`limit` is asked for the number of places now, `queue` bounds who waits, all tenants
-        together, and nobody waits longer than `wait_s` seconds."""
+        """`limit` is asked for the number of places now, `capacity` for that with all engines at
+        work (as `limit` unless given), `queue` bounds who waits, all tenants together,
+        `queue_of_tenant` those of one, and nobody waits longer than `wait_s` seconds."""
         self._limit = limit
+        self._capacity = capacity or limit
         self._queue = queue
+        self._queue_of_tenant = queue if queue_of_tenant is None else queue_of_tenant
         self._wait_s = wait_s
         self._share = share
         self._queues: dict[str, _TenantQueue] = {}
@@ -67,34 +75,56 @@ class Admission:
         self.waiting = 0
 
     def permit(
-        self, tenant: str, priority: int = 0, *, cost: int = 1, wait_s: float | None = None
+        self,
+        tenant: str,
+        priority: int = 0,
+        *,
+        cost: int = 1,
+        wait_s: float | None = None,
+        goes_on: bool = False,
     ) -> Permit:
-        """`cost` places for a request of `tenant`, to be taken with `async with`.
+        """`cost` places for a generation of `tenant`, to be taken with `async with`.
 
         Entering raises Overloaded at once when the queue is full, and later when no place came
         free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
-        """
-        limit = self._wait_s if wait_s is None else min(self._wait_s, wait_s)
-        return Permit(self, tenant, priority, cost, limit)
 
-    async def enter(self, tenant: str, priority: int, cost: int, wait_s: float) -> None:
+        The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
+        waits there for as long as `wait_s` allows, whoever else waits. A line has one of these at
+        most, so they need no bound.
+        """
+        limit = wait_s if goes_on else _least(self._wait_s, wait_s)
+        return Permit(self, tenant, priority, cost, limit, goes_on=goes_on)
+
+    @property
+    def largest(self) -> int | None:
+        """The greatest cost that can ever have its turn; None while no engine is there."""
+        capacity = self._capacity()
+        return self._most(capacity) if capacity else None
+
+    async def enter(
+        self, tenant: str, priority: int, cost: int, wait_s: float | None, *, goes_on: bool
+    ) -> None:
         queue = self._queues.setdefault(tenant, _TenantQueue())
         queue.priority = priority
         limit = self._limit()
         if (
-            not self._somebody_is_first(limit)
+            not queue.waiting
+            and not self._somebody_is_first(limit)
             and self._may_have(queue, cost, limit)
-            and self._fits(cost, limit)
+            and self.in_flight + cost <= limit
         ):
             self._admit(queue, cost)
             return
-        try:
-            self._shed(queue)
-        except Overloaded:
-            self._tidy(tenant, queue)
-            raise
         waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
-        queue.waiting.append(waiting)
+        if goes_on:
+            queue.waiting.appendleft(waiting)
+        else:
+            try:
+                self._shed(queue)
+            except Overloaded:
+                self._tidy(tenant, queue)
+                raise
+            queue.waiting.append(waiting)
         self.waiting += 1
         self.fill()
         try:
@@ -128,8 +158,8 @@ class Admission:
             able = [queue for queue in self._queues.values() if self._is_waiting(queue, limit)]
             if not able:
                 return
-            queue = min(able, key=lambda x: (-x.priority, x.in_flight, x.waiting[0].since))
-            if not self._fits(queue.waiting[0].cost, limit):
+            queue = min(able, key=_turn)
+            if self.in_flight + queue.waiting[0].cost > limit:
                 return  # what is free is kept until it is enough
             waiting = queue.waiting.popleft()
             self.waiting -= 1
@@ -141,14 +171,13 @@ class Admission:
         queue.in_flight += cost
         self.in_flight += cost
 
-    def _fits(self, cost: int, limit: int) -> bool:
-        """Whether so many places are free; what is larger than everything runs alone."""
-        return limit > 0 and self.in_flight + min(cost, limit) <= limit
-
     def _may_have(self, queue: _TenantQueue, cost: int, limit: int) -> bool:
         """Whether the tenant's share allows so many more."""
-        mine = max(1, int(limit * self._share()))
-        return queue.in_flight + min(cost, mine) <= mine
+        return queue.in_flight + cost <= self._most(limit)
+
+    def _most(self, limit: int) -> int:
+        """A tenant's share."""
+        return max(1, int(limit * self._share()))
 
     def _is_waiting(self, queue: _TenantQueue, limit: int) -> bool:
         return bool(queue.waiting) and self._may_have(queue, queue.waiting[0].cost, limit)
@@ -163,6 +192,8 @@ class Admission:
 
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
+        if len(queue.waiting) >= self._queue_of_tenant:
+            raise _queue_full()
         if self.waiting < self._queue:
             return
         longest = max(self._queues.values(), key=lambda other: len(other.waiting))
@@ -182,16 +213,27 @@ class Permit:
     """See `Admission.permit`."""
 
     def __init__(
-        self, admission: Admission, tenant: str, priority: int, cost: int, wait_s: float
+        self,
+        admission: Admission,
+        tenant: str,
+        priority: int,
+        cost: int,
+        wait_s: float | None,
+        *,
+        goes_on: bool,
     ) -> None:
         self._admission = admission
         self._tenant = tenant
         self._priority = priority
         self._cost = cost
         self._wait_s = wait_s
+        self._goes_on = goes_on
 
-    async def __aenter__(self) -> None:
-        await self._admission.enter(self._tenant, self._priority, self._cost, self._wait_s)
+    async def __aenter__(self) -> Permit:
+        await self._admission.enter(
+            self._tenant, self._priority, self._cost, self._wait_s, goes_on=self._goes_on
+        )
+        return self
 
     async def __aexit__(
         self,
@@ -199,7 +241,24 @@ class Permit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives the places back."""
         self._admission.leave(self._tenant, self._cost)
+
+
+def _turn(queue: _TenantQueue) -> tuple[int, int, float]:
+    """Of those that wait, the least is next.
+
+    A tenant with few places does not wait for another's many beams; one with more than those does.
+    """
+    first = queue.waiting[0]
+    return -queue.priority, queue.in_flight + first.cost, first.since
+
+
+def _least(one: float, other: float | None) -> float:
+    return one if other is None else min(one, other)
 
 
 def _queue_full() -> Overloaded:

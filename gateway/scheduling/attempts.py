@@ -10,8 +10,14 @@ from array import array
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gateway.errors import EngineUnavailable, GatewayError, Overloaded
-from gateway.generation import Generation
+from gateway.errors import (
+    EngineError,
+    EngineStepFailed,
+    EngineUnavailable,
+    GatewayError,
+    Overloaded,
+)
+from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
@@ -27,30 +33,34 @@ T = TypeVar("T")
 async def attempt(
     replicas: Replicas,
     request: RequestContext,
-    generation: Generation,
-    deadline: float,
+    batch: Batch,
+    index: int,
     ask: Callable[[ReplicaLease, float], Awaitable[T]],
 ) -> T:
-    """What `ask` returns, which is told a lease and the seconds left until `deadline`.
+    """What `ask` returns, which is told a lease and the seconds left until the batch's deadline.
 
-    It says ``lease.answered()`` when the first token is there. `deadline` is in the loop's time.
+    `index` is the generation's place in the batch. `ask` says ``lease.answered()`` when the first
+    token is there.
     """
     tried: list[Replica] = []
     while True:
-        lease = _pick(replicas, request, generation, tried)
+        lease = replicas.pick(request, _home_of(batch, index) if replicas.several else None, tried)
         try:
             with lease:
-                return await ask(lease, _left(deadline))
+                return await ask(lease, _left(batch.deadline))
         except (EngineUnavailable, Overloaded) as error:
             if lease.has_answered:
                 raise
             _another(replicas, lease.replica, tried, error)
-
-
-def _pick(
-    replicas: Replicas, request: RequestContext, generation: Generation, tried: list[Replica]
-) -> ReplicaLease:
-    return replicas.pick(request, _home_of(generation) if replicas.several else None, tried)
+        except EngineStepFailed as error:
+            # No other replica is risked for it. Whether it was this request that ended the others
+            # is not known; one with a guide that has not begun most likely was.
+            if lease.has_answered or batch.generations[index].params.guide is None:
+                raise
+            raise EngineError(
+                "The engine failed when it began with this request, most likely on what its answer "
+                "must match."
+            ) from error
 
 
 def _another(
@@ -70,9 +80,13 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _home_of(generation: Generation) -> bytes | None:
+def _home_of(batch: Batch, index: int) -> bytes | None:
     """What requests have in common that should meet on one replica."""
+    generation = batch.generations[index]
     if generation.params.lora is not None:
         return b"lora %d" % generation.params.lora.task_id
     ids = generation.prompt_ids[: _PREFIX_IDS.stop - 1]
-    return array("i", ids).tobytes() if len(ids) in _PREFIX_IDS else None
+    if len(ids) not in _PREFIX_IDS:
+        return None
+    whose = batch.caller.tenant.encode() if batch.caller.apart else b""
+    return whose + array("i", ids).tobytes()

@@ -70,11 +70,20 @@ class Replicas:
     @property
     def places(self) -> int | None:
         """How many requests may be in flight on all that are ready; None without a limit."""
+        return self._places(failing=False)
+
+    @property
+    def capacity(self) -> int | None:
+        """As `places`, were none of them failing."""
+        return self._places(failing=True)
+
+    def _places(self, *, failing: bool) -> int | None:
+        """`failing` says to count those that are left alone for a while."""
         places = 0
         for replica in self._replicas.values():
-            if not replica.ready or not replica.breaker.allows:
+            if not replica.ready or not (failing or replica.breaker.allows):
                 continue
-            if replica.breaker.open:
+            if replica.breaker.open and not failing:
                 places += 1  # for the probe
             else:
                 limit = self._limit(replica.engine.capabilities)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from adapters.record import selected_name
@@ -14,11 +15,20 @@ from gateway.catalog.router import Route, Router
 from gateway.config.file import Configuration, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
-from gateway.errors import InvalidKey, ModelNotAllowed, ModelNotFound, SwitchedOff
+from gateway.errors import (
+    InvalidKey,
+    ModelNotAllowed,
+    ModelNotFound,
+    SwitchedOff,
+    TooManyWrongKeys,
+)
+from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
 
 _MAX_KEY = 512  # characters; ours have 46
+_WRONG_KEYS = 20
+_WHO = len("sha256:") + 8
 
 
 class _Keys(NamedTuple):
@@ -37,6 +47,7 @@ class Access:
         if settings.admin_key is not None:
             self._own_admin = frozenset({key_hash(settings.admin_key.get_secret_value())})
         self._keys = _Keys(None, self._own_admin)
+        self._wrong = WrongKeys()
 
     def update(self, configuration: Configuration) -> None:
         tenants = None
@@ -57,12 +68,17 @@ class Access:
         given = _presented(authorization)
         tenant = tenants.get(given)
         # The look-up was by a hash of the key, which tells a guesser nothing of the right one.
-        if tenant is None or not any(hmac.compare_digest(given, key) for key in tenant.keys):
+        if tenant is None or not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
         return tenant
 
-    def check_admin(self, authorization: str | None) -> None:
-        """Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key."""
+    def admin(self, authorization: str | None, address: str | None) -> str:
+        """Which admin asks: ``sha256:`` and the first 8 digits of the key's hash.
+
+        Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key, and
+        TooManyWrongKeys when many came from this address. A right key is taken all the same: others
+        may share the address, and must not be able to lock the admin out.
+        """
         admins = self._keys.admins
         if not admins:
             raise SwitchedOff(
@@ -71,8 +87,24 @@ class Access:
                 setting="GATEWAY_ADMIN_KEY",
             )
         given = _presented(authorization)
-        if not any(hmac.compare_digest(given, key) for key in admins):
+        if _is_one_of(given, admins):
+            return given[:_WHO]
+        wrong = self._wrong.count(address)
+        if wrong <= _WRONG_KEYS:
             raise InvalidKey("Incorrect admin key provided.")
+        if wrong == _WRONG_KEYS + 1:
+            log.warning("MORE THAN %d WRONG ADMIN KEYS in a minute from %s", _WRONG_KEYS, address)
+        raise TooManyWrongKeys("Too many wrong admin keys came from this address.")
+
+    def is_admin(self, authorization: str | None) -> bool:
+        """Whether an admin asks, for what everybody may ask: another's key is not counted as wrong.
+
+        No guesser gains by that: the keys have at least 32 characters.
+        """
+        try:
+            return _is_one_of(_presented(authorization), self._keys.admins)
+        except InvalidKey:
+            return False
 
     def sees(self, tenant: Tenant | None, name: str) -> bool:
         """Whether a model is in this tenant's list."""
@@ -94,6 +126,10 @@ class Access:
         raise ModelNotAllowed(model)
 
 
+def _is_one_of(given: str, keys: Iterable[str]) -> bool:
+    return any(hmac.compare_digest(given, key) for key in keys)
+
+
 def _presented(authorization: str | None) -> str:
     """The hash of the key in a header. Raises InvalidKey when there is none."""
     scheme, _, key = (authorization or "").partition(" ")
@@ -107,9 +143,46 @@ def _presented(authorization: str | None) -> str:
     return key_hash(key)
 
 
-def exposure(settings: Settings, configuration: Configuration) -> str | None:
-    """Why this gateway must not be reached from other machines; None when all is well."""
-    if configuration.tenants is not None or settings.allow_anonymous or _is_loopback(settings.host):
+class KeysLatch:
+    """Whether keys have been on since the gateway was started, and therefore stay on.
+
+    All workers of a gateway know it by a file in the folder that they share, so that one which is
+    started in the place of another is not open while the others ask for keys.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._mark = None if folder is None else folder / "keys-are-on"
+        self._on = False
+
+    @property
+    def on(self) -> bool:
+        return self._on or (self._mark is not None and self._mark.exists())
+
+    def update(self, configuration: Configuration) -> None:
+        """To be told of every configuration that comes into force."""
+        if configuration.tenants is not None and not self.on:
+            self._on = True
+            try:
+                if self._mark is not None:
+                    self._mark.touch()
+            except OSError as error:
+                log.error("other workers cannot be told that keys are on: %s", error)
+
+
+def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration) -> str | None:
+    """Why nobody may be let in without a key here; None when all is well."""
+    if configuration.tenants is not None:
+        return None
+    if latch.on:
+        return (
+            "KEYS STAY ON: they were when this gateway was started or since; to turn them off, "
+            "start it again with GATEWAY_ALLOW_ANONYMOUS=true"
+        )
+    if settings.allow_anonymous:
+        return None
+    if settings.config is not None:
+        return "anonymous: true needs GATEWAY_ALLOW_ANONYMOUS=true as well"
+    if _is_loopback(settings.host):
         return None
     return (
         f"without tenants everybody may come in, so GATEWAY_HOST must be a loopback address and "
@@ -127,9 +200,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def configuration_file(settings: Settings) -> ConfigurationFile:
-    """The file of these settings. Raises ConfigurationError."""
-    return ConfigurationFile(settings.config, partial(exposure, settings))
+def configuration_file(settings: Settings, workers: Path | None = None) -> ConfigurationFile:
+    """The file of these settings; `workers` is the folder that all workers of a gateway share.
+
+    Raises ConfigurationError.
+    """
+    latch = KeysLatch(workers)
+    file = ConfigurationFile(settings.config, partial(exposure, settings, latch))
+    file.subscribe(latch.update)
+    return file
 
 
 def warn_if_open(settings: Settings, configuration: Configuration) -> None:

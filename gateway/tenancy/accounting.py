@@ -1,4 +1,4 @@
-"""What a request costs: reserved before it starts, and settled, counted and logged once at its end.
+"""What a request costs: counted, reserved before it starts, settled and logged once at its end.
 
 With neither tenants nor a usage log nothing of this happens.
 """
@@ -13,15 +13,19 @@ from types import TracebackType
 
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
-from gateway.errors import ClientDisconnected, InvalidRequest
+from gateway.errors import ClientDisconnected, InvalidRequest, RequestTimeout
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
-from gateway.tenancy.limits.limits import Limits, Reservation
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.reservation import Reservation
 from gateway.tenancy.usage_log import Usage
 
 # Of a choice whose request names no max_tokens: reserving all that the context has room for would
-# refuse most of them. What is really used is settled in any case.
+# refuse most of them. (A beam search is: nobody can say how far one is, nor end it early.)
 _UNSTATED_TOKENS = 1024
+# How often what answers have used is looked at, and how many tokens of each are reserved ahead.
+_BOOKING_S = 0.5
+_LEAST_AHEAD = 128
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ class Account:
     """One request's. Enter it when generation may begin, leave it when the answer has ended.
 
     `quotas` are the tenant's limits per minute, by name, with this request counted.
+    `reserved_whole` says whether all that it may generate is reserved.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class Account:
         tenant: Tenant | None,
         reservation: Reservation,
         accounting: Accounting,
+        reserved_whole: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> None:
         self.quotas = reservation.quotas
@@ -50,11 +56,17 @@ class Account:
         self._tenant = tenant
         self._reservation = reservation
         self._accounting = accounting
+        self._reserved_whole = reserved_whole
+        self._used = 0
         self._status_of = status_of
         self._started = time.time()
 
+    @property
+    def counts_tokens(self) -> bool:
+        return self._reservation.counts_tokens
+
     async def __aenter__(self) -> None:
-        self._accounting.begin()
+        self._accounting.begin(self)
 
     async def __aexit__(
         self,
@@ -62,16 +74,19 @@ class Account:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._accounting.end()
+        self._accounting.end(self)
         if self._tenant is None and not self._accounting.logged:
             return
         batch, meter = self._batch, self._batch.meter
-        # An engine that was never asked, or failed before the first token, has given nothing that
-        # could be charged.
-        ours = error is not None and not isinstance(error, InvalidRequest | ClientDisconnected)
-        charged = meter.began and (meter.tokens or not ours)
-        prompt = batch.prompt_tokens if charged else 0
-        self._reservation.settle(prompt + meter.tokens)
+        ours = error is not None and not self._is_the_clients(error)
+        # What fails by us before the first token has given nothing that could be charged. Whoever
+        # breaks off pays for what the engine was given, and for the searches that it was in.
+        if error is None:
+            prompt = batch.prompt_tokens
+        else:
+            prompt = 0 if ours and not meter.tokens else batch.sent_prompt_tokens
+        completion = meter.tokens if ours else meter.tokens + meter.untold
+        self._reservation.close(prompt + completion)
         lora = self._route.lora
         self._accounting.record(
             Usage(
@@ -83,13 +98,47 @@ class Account:
                 adapter_version=self._route.version,
                 prompt_tokens=prompt,
                 cached_tokens=min(prompt, (meter.reused_blocks or 0) * batch.tokens_per_block),
-                completion_tokens=meter.tokens,
+                completion_tokens=completion,
                 status=self._status_of(error),
                 finish=tuple(meter.finished),
                 started=round(self._started, 3),
                 ended=round(time.time(), 3),
             )
         )
+
+    def _is_the_clients(self, error: BaseException) -> bool:
+        """Whether the client has made the answer end so, and no failure of ours."""
+        if isinstance(error, RequestTimeout):
+            return self._batch.deadline_was_chosen
+        return isinstance(error, InvalidRequest | ClientDisconnected)
+
+    async def keep_books(self) -> None:
+        """Books what has been used since the last time.
+
+        An answer without a limit of tokens goes on beyond what was reserved for it as long as its
+        tenant's minute has room for more, and ends there as it would at a limit.
+        """
+        reservation, meter = self._reservation, self._batch.meter
+        if not self.counts_tokens:
+            return
+        if not (tokens := meter.tokens_now):
+            # What fails before the first token is charged nothing. But what is reserved counts as
+            # long as it may be used, and a beam search tells of its tokens at its end alone.
+            reservation.book(0)
+            return
+        used = self._batch.sent_prompt_tokens + tokens
+        since_last, self._used = used - self._used, used
+        reservation.book(used)
+        ahead = max(_LEAST_AHEAD * len(meter.running), 2 * since_last)
+        if (
+            self._reserved_whole
+            or reservation.left(used) >= ahead
+            or await reservation.extend(ahead)
+        ):
+            return
+        if reservation.left(used) < since_last:
+            for running in [*meter.running.values()]:
+                running.cut_short()
 
 
 class Accounting:
@@ -103,15 +152,26 @@ class Accounting:
         self.record = record
         self.logged = logged
         self.model = model
-        self._running = 0
+        self._running: set[Account] = set()
         self._ended = asyncio.Event()
 
-    def begin(self) -> None:
-        self._running += 1
+    def begin(self, account: Account) -> None:
+        self._running.add(account)
 
-    def end(self) -> None:
-        self._running -= 1
+    def end(self, account: Account) -> None:
+        self._running.discard(account)
         self._ended.set()
+
+    async def keep_books(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(_BOOKING_S)
+            try:
+                await asyncio.gather(
+                    *[one.keep_books() for one in self._running if one.counts_tokens]
+                )
+            except Exception:  # whatever is wrong with one of them, this must go on
+                log.exception("what answers have used could not be booked")
 
     async def close(self, within_s: float) -> None:
         """Waits, but not for long, for requests that are just ending."""
@@ -121,29 +181,44 @@ class Accounting:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            log.error("%d requests have not ended; their usage is not recorded", self._running)
+            left = len(self._running)
+            log.error("%d requests have not ended; their usage is not recorded", left)
+
+    async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
+        """Counts a request before any work is done for it.
+
+        `places` are those of `concurrent_requests` that it takes, which the reservation holds until
+        it is closed; to be used in a `with`. Raises RateLimited, and LimitsUnavailable.
+        """
+        return await self._limits.count(tenant, places)
 
     async def open(
         self,
         request: RequestContext,
         batch: Batch,
+        reservation: Reservation,
         *,
         tenant: Tenant | None,
         route: Route,
         stated: bool,
         status_of: Callable[[BaseException | None], int],
     ) -> Account:
-        """`stated` says whether the client named a limit of tokens.
+        """Reserves the tokens of a request that was counted; its account closes the reservation.
 
-        `status_of` is asked for the HTTP status of what the answer ends with, for the usage record.
+        `stated` says whether the client named a limit of tokens. `status_of` is asked for the HTTP
+        status of what the answer ends with, for the usage record.
 
         Raises RateLimited, and LimitsUnavailable.
         """
         wanted = batch.prompt_tokens
+        reserved_whole = True
         for generation in batch.generations:
             most = generation.max_tokens
-            wanted += (most if stated else min(most, _UNSTATED_TOKENS)) * (generation.beams or 1)
-        reservation = await self._limits.reserve(tenant, wanted)
+            if not stated and not generation.beams and most > _UNSTATED_TOKENS:
+                most, reserved_whole = _UNSTATED_TOKENS, False
+            wanted += most * (generation.beams or 1)
+        await reservation.reserve(wanted)
+        reservation.keep()
         return Account(
             request,
             batch,
@@ -151,5 +226,6 @@ class Accounting:
             tenant=tenant,
             reservation=reservation,
             accounting=self,
+            reserved_whole=reserved_whole,
             status_of=status_of,
         )

@@ -29,10 +29,12 @@ class Usage:
         model: the base model's name.
         adapter: the LoRA adapter's name, or None.
         adapter_version: ``NAME@DIGEST``, or None.
-        prompt_tokens: 0 when an error came before the first token, or the client left before the
-            engine was asked.
+        prompt_tokens: of the prompts that the engine was given; 0 when we failed before the first
+            token.
         cached_tokens: those of the prompt that the engine had kept.
-        completion_tokens: all that were generated, also for choices that were not returned.
+        completion_tokens: all that were generated, also for choices that were not returned; of a
+            beam search, its steps times its beams, and of one that the client broke off, all that
+            it asked for, since nobody can tell how far it came.
         status: the HTTP status, of an error after the headers too; 499 when the client left.
         finish: of each choice that came to its end, `stop`, `length` or `tool_calls`.
         started, ended: seconds since 1970, when it was let in and when its answer had ended.

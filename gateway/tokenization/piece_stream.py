@@ -45,6 +45,11 @@ class PieceStream:
         found = TextDelta(text, tokens, finish, self._reused)
         return found if self._message is None else with_events(self._message, found)
 
+    def cut_short(self) -> TextDelta:
+        """The last delta, were this the limit of tokens."""
+        self._max_tokens = self._tokens
+        return self.to_text(TokenDelta([], final=True, tokens=0))
+
     def _count(self, delta: TokenDelta, piece: str) -> None:
         if delta.tokens is not None:
             self._tokens += delta.tokens

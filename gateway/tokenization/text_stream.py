@@ -96,6 +96,11 @@ class TextStream:
         text = self._each(delta) if self._one_by_one else self._all(delta)
         return text if self._message is None else with_events(self._message, text)
 
+    def cut_short(self) -> TextDelta:
+        """The last delta, were this the limit of tokens."""
+        self._max_tokens = self._tokens
+        return self.to_text(TokenDelta([], final=True))
+
     def _all(self, delta: TokenDelta) -> TextDelta:
         """The text of all new ids at once."""
         ids = delta.ids

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from gateway.tokenization.token_reach import token_reach
+
 # Enough context for a decoder that treats the first token differently (Metaspace drops its space).
 _PRIME_IDS = 6
 # UTF-8 needs at most 4 bytes and a token holds at least one, so text still undecodable after
@@ -50,6 +52,8 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         definition = json.loads(tokenizer.to_str())
+        self.reach = token_reach(tokenizer, definition)
+        """None where a token may stand for any number of characters."""
         self._byte_level = _is_byte_level(definition)
         special = {t["id"] for t in definition["added_tokens"] if t["special"]}
         # Filled as tokens are seen: most of a large vocabulary never is.

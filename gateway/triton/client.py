@@ -64,6 +64,19 @@ class TritonClient:
         pieces = [request] if isinstance(request, bytes) else request
         return await self._transport.stream(_SERVICE + "/ModelStreamInfer", pieces, parse, metadata)
 
+    async def pieces(
+        self,
+        request: bytes | Sequence[bytes | memoryview],
+        *,
+        metadata: Metadata = _NO_METADATA,
+    ) -> ResponseStream[bytes]:
+        """As `infer`, with the bytes of the responses in the pieces that they come in.
+
+        Each response begins with gRPC's prefix.
+        """
+        pieces = [request] if isinstance(request, bytes) else request
+        return await self._transport.pieces(_SERVICE + "/ModelStreamInfer", pieces, metadata)
+
     async def model_ready(self, model: str) -> bool:
         """Whether the server serves `model` now; False also when it cannot be reached.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from gateway.deltas import TokenLogprob
 from gateway.errors import EngineUnavailable, GatewayError
@@ -13,10 +14,11 @@ from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.prompt_logits import PromptStream
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
-from gateway.triton.token_stream import TokenStream
+from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,12 @@ _LOOK_TIMEOUT_S = 2.0
 _MISSES = 3
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
+
+T = TypeVar("T")
+
+
+async def _at_once(work: Callable[[], T]) -> T:
+    return work()
 
 
 class Engine:
@@ -152,12 +160,16 @@ class Engine:
         self._why = why
 
     def generate(
-        self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
+        self,
+        generation: Generation,
+        timeout_s: float,
+        metadata: Metadata = _NO_METADATA,
+        aside: Aside = _at_once,
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
         Reading raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
-        the call.
+        the call; logits are worked on `aside`.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -173,24 +185,29 @@ class Engine:
             generation=generation,
             timeout_s=timeout_s,
             metadata=metadata,
+            aside=aside,
         )
 
     async def prompt_logprobs(
-        self, generation: Generation, timeout_s: float, metadata: Metadata = _NO_METADATA
+        self,
+        generation: Generation,
+        timeout_s: float,
+        metadata: Metadata = _NO_METADATA,
+        aside: Aside = _at_once,
     ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
         capabilities = self.capabilities
         request = tensors.context_request(capabilities, generation)
-        with TokenStream(
+        with PromptStream(
             engine=self,
             capabilities=capabilities,
             request=request,
             generation=generation,
             timeout_s=timeout_s,
             metadata=metadata,
+            aside=aside,
         ) as stream:
-            response = await stream.response()
-            return await asyncio.to_thread(tensors.context_logprobs, response, generation)
+            return await stream.logprobs()
 
     def stop(self, request: Request, reason: StopReason) -> None:
         """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
@@ -211,6 +228,11 @@ class Engine:
 
     async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
         return await self._client.stream(request, bytes, metadata=metadata)
+
+    async def open_pieces(
+        self, request: bytes | Message, metadata: Metadata
+    ) -> ResponseStream[bytes]:
+        return await self._client.pieces(request, metadata=metadata)
 
     async def close(self) -> None:
         """Waits for stop requests under way, then closes the connection."""

@@ -13,6 +13,7 @@ from gateway.errors import (
     ContextLengthExceeded,
     EngineBroken,
     EngineError,
+    EngineStepFailed,
     EngineUnavailable,
     GatewayError,
     InvalidRequest,
@@ -49,6 +50,7 @@ _BAD_GUIDE = (
 )
 _NO_GUIDES = "Guided decoding is not set up in this engine."
 _FAILED = "The engine failed to process the request."
+_STEP_FAILED = "A step of the engine failed, with all requests that were in it; try again."
 
 _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("Maximum queue size of", Overloaded, _BUSY),
@@ -57,8 +59,8 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("exceeds maximum input length", ContextLengthExceeded, _TOO_LONG),
     ("greater than max input length", ContextLengthExceeded, _TOO_LONG),
     ("Incorrect sampling config", InvalidRequest, "The engine refused the sampling parameters."),
-    ("Invalid guide of type", InvalidRequest, _BAD_GUIDE),
     ("Guided decoding failed", InvalidRequest, _BAD_GUIDE),
+    ("Guided decoding error", InvalidRequest, _BAD_GUIDE),  # TensorRT-LLM 1.2
     ("GuidedDecoder is not setup", InvalidRequest, _NO_GUIDES),
     ("is not found", EngineUnavailable, _AWAY),
     ("is not at ready state", EngineUnavailable, _AWAY),
@@ -71,6 +73,8 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
 # After these an engine fails whatever it is given, while Triton still says that it is ready.
 _BROKEN = ("CUDA runtime error", "CUDA driver error", "CUDA error", "NCCL error")
 _OUT_OF_MEMORY = "out of memory"  # of the device, for one request
+# One request that the engine cannot run ends all that are active; it goes on with the next.
+_STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
 def lora_missing(text: str) -> bool:
@@ -85,13 +89,15 @@ def lora_cache_full(text: str) -> bool:
 
 def from_text(text: str) -> GatewayError:
     """Translates the `error_message` of a stream response; its status code is not on the wire."""
-    for fragment, error, message in _TEXTS:
+    # What it goes on with is about one request, and this is told to all.
+    step = any(fragment in text for fragment in _STEP)
+    for fragment, error, message in () if step else _TEXTS:
         if fragment in text:
             return error(message)
     log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
     if any(fragment in text for fragment in _BROKEN) and _OUT_OF_MEMORY not in text:
         return EngineBroken(_FAILED)
-    return EngineError(_FAILED)
+    return EngineStepFailed(_STEP_FAILED) if step else EngineError(_FAILED)
 
 
 def from_status(status: int, text: str) -> GatewayError:

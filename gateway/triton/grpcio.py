@@ -11,6 +11,7 @@ import grpc
 
 from gateway.errors import GatewayError
 from gateway.triton.failures import Status, from_status
+from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
@@ -42,6 +43,12 @@ class GrpcioTransport:
     async def stream(
         self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
     ) -> _Call[T]:
+        return _Call(await self._started(path, request, metadata), parse)
+
+    async def pieces(self, path: str, request: Message, metadata: Metadata) -> _WholePieces:
+        return _WholePieces(await self._started(path, request, metadata), bytes)
+
+    async def _started(self, path: str, request: Message, metadata: Metadata) -> Any:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
         open_call: Any = self._channel.stream_stream(
             path, request_serializer=None, response_deserializer=None
@@ -55,7 +62,7 @@ class GrpcioTransport:
         except BaseException:
             call.cancel()
             raise
-        return _Call(call, parse)
+        return call
 
     async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
         call: Any = self._channel.unary_unary(path)
@@ -101,6 +108,14 @@ class _Call(Generic[T]):
 
     def cancel(self) -> None:
         self._call.cancel()
+
+
+class _WholePieces(_Call[bytes]):
+    """Messages with gRPC's prefix, which grpc.aio takes off and gives only when they are whole."""
+
+    async def _read(self) -> bytes | None:
+        message = await super()._read()
+        return None if message is None else PREFIX.pack(0, len(message)) + message
 
 
 def _channel(endpoint: Endpoint, connection: ConnectionOptions) -> Any:

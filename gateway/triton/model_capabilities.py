@@ -21,6 +21,7 @@ from adapters.config_json import ConfigError, ConfigMissing
 from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.errors import EngineUnavailable
 from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, lora_dtype, read_inputs
+from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +72,11 @@ class ModelCapabilities:
     `max_batch_size` sequences are generated at once, if that is known. `max_seq_len` and
     `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
     `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
-    `lora_host_bytes` is the size of its cache. `guided` says whether guided decoding is set up.
-    `vocab_size` is that of the logits; `generation_logits` and `context_logits` say whether they
-    can be had. KV-cache statistics are in blocks of `tokens_per_block`. `fingerprint` changes with
-    the model's configuration.
+    `lora_host_bytes` is the size of its cache. `guides` is the backend of guided decoding, None
+    where it is not set up. `vocab_size` is that of the logits; `generation_logits` and
+    `context_logits` say whether they can be had, `logit_bytes` how large each of those of a prompt
+    is. KV-cache statistics are in blocks of `tokens_per_block`. `fingerprint` changes with the
+    model's configuration.
     """
 
     model: str
@@ -90,10 +92,11 @@ class ModelCapabilities:
     engine_dir: Path
     lora_dtype: Dtype | None
     lora_host_bytes: int
-    guided: bool
+    guides: Backend | None
     max_beam_width: int
     generation_logits: bool
     context_logits: bool
+    logit_bytes: int
     tokens_per_block: int
     fingerprint: str
     vocab_size: int
@@ -170,7 +173,6 @@ def _read(
             "GATEWAY_MAX_SEQ_LEN."
         )
     host_bytes = parameter(core, "lora_cache_host_memory_bytes")
-    guided = "guide" in inputs and "guide_type" in inputs
     restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
     beams = _beam_width(core, engine)
     if text is not None and text.accumulates:
@@ -188,10 +190,10 @@ def _read(
         max_input_len=engine.max_input_len,
         engine_dir=engine_dir,
         lora_dtype=None if _loses_lora(config, text) else lora_dtype(inputs),
-        # Out of sight it may be set up, and the engine says so if it is not.
-        guided=guided and (not known or bool(parameter(core, "guided_decoding_backend"))),
+        guides=_guides(inputs, core if known else None),
         max_beam_width=beams if "beam_width" in inputs else 1,
         context_logits="context_logits" in inputs and engine.gather_context_logits is True,
+        logit_bytes=_logit_bytes(config),
         generation_logits="generation_logits" in inputs and engine.gather_generation_logits is True,
         tokens_per_block=engine.tokens_per_block or _DEFAULT_BLOCK,
         fingerprint=f"fp_{digest.hexdigest()[:12]}",
@@ -231,11 +233,27 @@ def parameter(config: Any, name: str) -> str:
     return "" if value.startswith("${") else str(value)
 
 
+def _logit_bytes(config: Any) -> int:
+    halves = (model_config_pb2.TYPE_FP16, model_config_pb2.TYPE_BF16)
+    types = {tensor.name: tensor.data_type for tensor in config.output}
+    return 2 if types.get("context_logits") in halves else 4
+
+
 def _beam_width(config: Any, engine: EngineConfig) -> int:
     """The smaller of the engine's limit and the model's; 1 unless both allow more."""
     allowed = parameter(config, "max_beam_width")
     model = int(allowed) if allowed.isdecimal() else 1
     return min(model, engine.max_beam_width or model)
+
+
+def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
+    """Out of sight it may be set up, with the usual backend; the engine says so if it is not."""
+    if "guide" not in inputs or "guide_type" not in inputs:
+        return None
+    backend = "xgrammar" if core is None else parameter(core, "guided_decoding_backend")
+    if not backend:
+        return None
+    return "llguidance" if backend == "llguidance" else "xgrammar"
 
 
 def _loses_lora(config: Any, text: TextModel | None) -> bool:

@@ -24,5 +24,10 @@ class StreamOwner(Protocol):
     async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
         """Sends a request. Raises GatewayError when there is no connection."""
 
+    async def open_pieces(
+        self, request: bytes | Message, metadata: Metadata
+    ) -> ResponseStream[bytes]:
+        """As `open`, with the bytes of the responses in the pieces that they come in."""
+
     def stop(self, request: Request, reason: StopReason) -> None:
         """Sends a stop request, out of reach of the caller's cancellation."""

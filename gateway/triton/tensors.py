@@ -12,9 +12,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted
 from gateway.deltas import TokenDelta, TokenLogprob
-from gateway.errors import EngineError
 from gateway.generation import Generation
-from gateway.triton.logits import prompt_logprobs, top_logprobs
+from gateway.triton.logits import top_logprobs
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.request import Request, RequestBuilder, varint
@@ -114,15 +113,6 @@ def context_request(capabilities: ModelCapabilities, generation: Generation) -> 
     for name in ("output_ids", "sequence_length", "context_logits"):
         build.output(name)
     return build.request
-
-
-def context_logprobs(response: pb.ModelInferResponse, generation: Generation) -> list[TokenLogprob]:
-    """Log probabilities of the prompt's tokens. Takes time: to be called in a thread."""
-    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        if tensor.name == "context_logits":
-            count = generation.params.logprobs or 0
-            return prompt_logprobs(raw, tensor.datatype, tensor.shape, generation.prompt_ids, count)
-    raise EngineError("The engine gave no logits of the prompt.")
 
 
 def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: bool = False) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -26,6 +28,15 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
 
+T = TypeVar("T")
+
+
+class Aside(Protocol):
+    """Where work is done that would take too long in the event loop."""
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        """What `work` returns. Raises what it raises."""
+
 
 class TokenStream:
     """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``.
@@ -44,7 +55,10 @@ class TokenStream:
         generation: Generation,
         timeout_s: float,
         metadata: Metadata,
+        aside: Aside,
     ) -> None:
+        """`aside` is for logits: to find the likeliest of a vocabulary takes a hundred times what
+        a token takes."""
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
@@ -58,6 +72,8 @@ class TokenStream:
         # Of plain tokens only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.params.logprobs is None
         self._template: ResponseTemplate | None = None
+        self._any_aside = aside
+        self._aside = aside if generation.params.logprobs else None
         self._stream: ResponseStream[bytes] | None = None
         self._sent = False
         self._finished = False
@@ -67,7 +83,7 @@ class TokenStream:
         self._deadline = loop.time() + timeout_s
         self._timer = loop.call_at(self._deadline, self._expire)
 
-    def __enter__(self) -> TokenStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -99,7 +115,10 @@ class TokenStream:
 
     async def first(self) -> TokenDelta:
         """The first delta. Raises GatewayError."""
-        return self._delta(await self.response())
+        response = await self.response()
+        if self._aside is None:
+            return self._delta(response)
+        return await self._aside(partial(self._delta, response))
 
     async def feed_deltas(self, take: Callable[[TokenDelta], bool]) -> None:
         """Gives `take` the deltas behind the first, up to the final one or until it returns False.
@@ -109,6 +128,9 @@ class TokenStream:
         """
         if self._finished or self._stream is None:
             raise EngineUnavailable("The inference server ended the stream early.")
+        if self._aside is not None:
+            await self._feed_from_logits(self._stream, self._aside, take)
+            return
 
         def read_tokens(messages: Sequence[bytes]) -> bool:
             self._engine.heard = True
@@ -131,6 +153,36 @@ class TokenStream:
         with self._reading():
             if not await self._stream.feed(read_tokens):
                 raise EngineUnavailable("The inference server ended the stream early.")
+
+    async def _feed_from_logits(
+        self, stream: ResponseStream[bytes], aside: Aside, take: Callable[[TokenDelta], bool]
+    ) -> None:
+        """As `feed_deltas`. What has arrived together is worked on together; what arrives meanwhile
+        waits in the stream, and behind its window in Triton."""
+        messages: list[bytes] = []
+
+        def enough(came: Sequence[bytes]) -> bool:
+            messages.extend(came)
+            return False
+
+        more = True
+        while more:
+            messages.clear()
+            with self._reading():
+                if not await stream.feed(enough):
+                    raise EngineUnavailable("The inference server ended the stream early.")
+            self._engine.heard = True
+            for found in await aside(partial(self._deltas, messages)):
+                if isinstance(found, str):
+                    self._finished = True
+                    raise from_text(found)
+                self._finished = found.final
+                more = take(found) and more and not self._finished
+
+    def _deltas(self, messages: Sequence[bytes]) -> list[TokenDelta | str]:
+        """Of each response its delta, or the error that it is."""
+        responses = [parse_response(data) for data in messages]
+        return [each.error_message or self._delta(each.infer_response) for each in responses]
 
     def _delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         if self._reader is not None:
@@ -174,11 +226,17 @@ class TokenStream:
         """Sends the request and waits for the first response."""
         self._sent = True
         try:
-            self._stream = await self._engine.open(request, self._metadata)
+            self._stream = await self._open(request)
         except EngineUnavailable:
             self._finished = True
             raise
         return self._parsed(await self._read(self._stream))
+
+    async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
+        return await self._engine.open(request, self._metadata)
+
+    async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
+        return await stream.read()
 
     def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
@@ -188,7 +246,7 @@ class TokenStream:
 
     async def _read(self, stream: ResponseStream[bytes]) -> bytes:
         with self._reading():
-            response = await stream.read()
+            response = await self._next(stream)
             if response is None:
                 raise EngineUnavailable("The inference server ended the stream early.")
             self._engine.heard = True

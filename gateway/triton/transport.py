@@ -58,6 +58,14 @@ class Transport(Protocol):
         Raises GatewayError when there is no connection.
         """
 
+    async def pieces(
+        self, path: str, request: Message, metadata: Metadata
+    ) -> ResponseStream[bytes]:
+        """As `stream`; what is fed are the bytes of responses, in the pieces that they come in.
+
+        Each response begins with gRPC's prefix.
+        """
+
     async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
         """Raises TimeoutError when there is no answer in time, GatewayError when it fails."""
 

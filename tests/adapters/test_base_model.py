@@ -167,4 +167,5 @@ def test_qwen_generations_share_a_class(tmp_path: Path, qwen_type: str, known: b
 def test_short_names() -> None:
     assert short_name("org/Name-8B/") == "name-8b"
     assert short_name("/c/models--org--Name-8B/snapshots/abc") == "name-8b"
+    assert short_name("/c/models--Name-8B/snapshots/abc") == "name-8b"
     assert short_name("name") == "name"

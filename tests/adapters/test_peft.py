@@ -61,8 +61,9 @@ def test_the_plain_adapter_is_accepted(tmp_path: Path) -> None:
         ({"rank_pattern": {"q_proj": 0}}, errors.InvalidRank, "rank_pattern['q_proj']"),
         ({"rank_pattern": [1]}, errors.CorruptFile, "rank_pattern"),
         ({"rank_pattern": {"(": 2}}, errors.CorruptFile, "rank_pattern"),
-        ({"alpha_pattern": {"(a|a)*b": 2}}, errors.UnsupportedFeature, "alpha_pattern"),
-        ({"alpha_pattern": {"a?a?a?a?": 2}}, errors.UnsupportedFeature, "alpha_pattern"),
+        ({"rank_pattern": {"(?x:([^!]+) +)!": 2}}, errors.UnsupportedFeature, "rank_pattern"),
+        ({"rank_pattern": {f"{n:0256}": 2 for n in range(1025)}}, errors.TooLarge, "rank_pattern"),
+        ({"alpha_pattern": {"(?!a)b": 2}}, errors.UnsupportedFeature, "alpha_pattern"),
         ({"base_model_name_or_path": 7}, errors.CorruptFile, "base_model_name_or_path"),
     ],
 )
@@ -196,6 +197,18 @@ def test_attention_wider_than_the_model_is_refused_for_attn_dense_only(tmp_path:
         _convert(write_peft(tmp_path / "o", tensors), base)
     tensors = pair(Q, 4, (8, 16))
     assert _convert(write_peft(tmp_path / "q", tensors), base).rows == 3
+
+
+def test_patterns_have_a_bound_for_all_modules_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_peft(tmp_path, qv_tensors(), rank_pattern={"q_proj": 4}, alpha_pattern={"v": 2})
+    characters, modules = 7, len(qv_tensors()) // 2
+    monkeypatch.setattr("adapters.plan._MAX_PATTERN_WORK", characters * modules)
+    assert _convert(folder).rows == 6
+    monkeypatch.setattr("adapters.plan._MAX_PATTERN_WORK", characters * modules - 1)
+    with pytest.raises(errors.TooLarge, match="rank_pattern and alpha_pattern"):
+        _convert(folder)
 
 
 def test_kv_heads_that_tensor_parallelism_would_repeat(tmp_path: Path) -> None:

@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
 
 from gateway.config.file import load
 from gateway.config.settings import Settings
 from ops.deployment.launch import Launch, command
+from tests.support.redis_server import running_redis
 
 TREE = Path(__file__).parents[2]
 COMPOSE = TREE / "docker-compose.yml"
 TEXT = COMPOSE.read_text(encoding="utf-8")
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 OURS = ("gateway", "demo")
-HARDENED = ("redis", "gateway", "demo", "prometheus", "grafana")
+HARDENED = ("keys", "redis", "gateway", "demo", "prometheus", "grafana")
 
 
 def _variables() -> dict[str, str]:
@@ -66,6 +68,11 @@ def test_settings_of_the_gateway_exist() -> None:
     assert set(SERVICES["gateway"]["environment"]) <= known
 
 
+def test_nobody_is_let_in_without_a_key_until_somebody_says_so() -> None:
+    assert _variables()["GATEWAY_ALLOW_ANONYMOUS"] == ""
+    assert SERVICES["gateway"]["environment"]["GATEWAY_ALLOW_ANONYMOUS"] is None
+
+
 def test_nothing_secret_is_in_it() -> None:
     assert _variables()["GATEWAY_ADMIN_KEY"] == ""
     assert not re.search(r"(?i)password|secret", "".join(_variables()))
@@ -73,6 +80,7 @@ def test_nothing_secret_is_in_it() -> None:
 
 def test_profiles_keep_the_demo_away_from_gpus() -> None:
     assert {name: service["profiles"] for name, service in SERVICES.items()} == {
+        "keys": ["gpu"],
         "triton": ["gpu"],
         "redis": ["gpu"],
         "gateway": ["gpu"],
@@ -90,6 +98,53 @@ def test_containers_have_no_rights(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_triton_has_neither_root_nor_rights() -> None:
+    service = SERVICES["triton"]
+    assert _variables()["TRITON_USER"] == "1000:1000"
+    assert service["user"] == "${TRITON_USER:-1000:1000}"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_every_image_can_be_named_by_digest() -> None:
+    for name, service in SERVICES.items():
+        assert re.fullmatch(r"\$\{\w+_IMAGE:-[^}]+\}", service["image"]), name
+    assert "FROM python" not in (TREE / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_keys_are_drawn_once_and_open_what_they_lock(tmp_path: Path) -> None:
+    """The script of the first start, and a real Redis on what it wrote."""
+    for name in ("gateway", "redis", "triton"):
+        (tmp_path / name).mkdir()
+    text = (TREE / "deploy/compose/make-keys.sh").read_text(encoding="utf-8")
+    script = tmp_path / "make-keys.sh"
+    script.write_text(text.replace("/keys/", f"{tmp_path}/"), encoding="utf-8")
+
+    def made() -> dict[str, str]:
+        subprocess.run(["sh", script], check=True)
+        files = (path for path in tmp_path.rglob("*") if path.is_file() and path != script)
+        return {str(path.relative_to(tmp_path)): path.read_text() for path in files}
+
+    first = made()
+    assert made() == first
+    password, key = first["redis/password"], first["triton/key"]
+    assert re.fullmatch("[0-9a-f]{64}", password)
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    assert password != key
+    settings = Settings(tokenizer_dir=tmp_path, _secrets_dir=tmp_path / "gateway")
+    metadata = {name: value.get_secret_value() for name, value in settings.triton_metadata.items()}
+    assert metadata == {"triton-grpc-protocol-gateway": key}
+    assert settings.redis_url == f"redis://:{password}@redis:6379/0"
+    with running_redis(tmp_path / "redis" / "redis.conf") as server:
+        with server.client() as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        with server.client(password=password) as known:
+            assert known.ping()
+    # One that was interrupted begins again.
+    (tmp_path / "gateway/gateway_triton_metadata").unlink()
+    assert set(made().values()).isdisjoint(first.values())
 
 
 def test_only_loopback_is_published_and_never_triton_or_redis() -> None:
@@ -119,7 +174,8 @@ def test_redis_keeps_records_and_drops_versions() -> None:
 
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:
-    composed = command(Launch(model_repo="/models/repository"))
+    launch = Launch(model_repo="/models/repository", tritonserver="/launch/tritonserver.sh")
+    composed = command(launch)
     assert shlex.split(_variables()["TRITON_COMMAND"]) == composed
 
 
@@ -128,7 +184,7 @@ def test_mounted_folders_exist() -> None:
         for volume in service.get("volumes", []):
             source = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", volume).partition(":")[0]
             if source.startswith("./") and source != "./models":
-                assert (TREE / source).is_dir(), name
+                assert (TREE / source).exists(), name
 
 
 def test_images_are_built_from_targets_that_exist() -> None:

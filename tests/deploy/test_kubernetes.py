@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.
 OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
 MULTI_NODE = KUBERNETES / "overlays/multi-node"
 # preStop.sleep is on by default from 1.30 on.
+RESTRICTED = Launch(model_repo="/models/repository", tritonserver="/launch/tritonserver.sh")
+KEYS = ("redis-password", "triton-key")
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 
 # Of the two custom resources, what is used here (leaderworkerset.x-k8s.io/v1 and
@@ -178,11 +181,15 @@ def test_kustomize_builds_it(folder: Path) -> None:
     assert not re.search(r"image: triton-with-ssh$", done.stdout, re.MULTILINE)
 
 
-def test_settings_of_the_gateway_exist() -> None:
+def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     literals = _kustomization(KUBERNETES / "base")["configMapGenerator"][0]["literals"]
     values = dict(literal.split("=", 1) for literal in literals)
+    env = {entry["name"]: entry.get("value", "") for entry in _gateway()["env"]}
+    values |= {name: value for name, value in env.items() if name.startswith("GATEWAY_")}
     assert set(values) <= {f"GATEWAY_{name.upper()}" for name in Settings.model_fields}
-    Settings(**{name.removeprefix("GATEWAY_").lower(): v for name, v in values.items()})
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    Settings()  # type: ignore[call-arg]  # as the process reads it
     ports = {port["name"]: port["containerPort"] for port in _gateway()["ports"]}
     assert ports == {"api": 9000, "admin": int(values["GATEWAY_ADMIN_PORT"])}
     host, _, port = values["GATEWAY_TRITON_GRPC"].removeprefix("dns:///").partition(":")
@@ -231,23 +238,64 @@ def test_only_the_gateway_reaches_triton_and_redis() -> None:
 
 
 def test_containers_of_ours_have_no_rights() -> None:
-    manifests = [*BASE, *_manifests(KUBERNETES / "overlays/demo-cpu")]
+    demo, group = _manifests(KUBERNETES / "overlays/demo-cpu"), _manifests(MULTI_NODE)
+    manifests = [*BASE, *demo, *(m for m in group if m["kind"] == "LeaderWorkerSet")]
     checked = 0
     for spec, container in _containers(manifests):
         assert spec["automountServiceAccountToken"] is False
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        if container["name"] == "triton":
-            continue  # NVIDIA's image, with mpirun, expects root
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        if "nvidia.com/gpu" not in container["resources"]["limits"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
         checked += 1
-    assert checked == 3
+    assert checked == 6
+
+
+def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
+    keys = {name: {"secretKeyRef": {"name": "backend-keys", "key": name}} for name in KEYS}
+    password, key = keys.values()
+    container = _of(BASE, "StatefulSet", "redis")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "REDIS_PASSWORD", "valueFrom": password} in container["env"]
+    assert {"name": "REDISCLI_AUTH", "valueFrom": password} in container["env"]
+    arguments = container["args"]
+    assert arguments[arguments.index("--requirepass") + 1] == "$(REDIS_PASSWORD)"
+    environment = {entry["name"]: entry for entry in _gateway()["env"]}
+    assert environment["REDIS_PASSWORD"]["valueFrom"] == password
+    assert environment["TRITON_KEY"]["valueFrom"] == key
+    # Kubernetes puts in what stands above in the list.
+    names = list(environment)
+    for name in ("GATEWAY_REDIS_URL", "GATEWAY_TRITON_METADATA"):
+        for used in re.findall(r"\$\((\w+)\)", environment[name]["value"]):
+            assert names.index(used) < names.index(name)
+    group = _of(_manifests(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
+    for pod in (
+        _of(BASE, "StatefulSet", "triton")["spec"]["template"],
+        group["leaderTemplate"],
+        group["workerTemplate"],
+    ):
+        mounts = {m["name"]: m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        assert mounts["key"] == "/run/secrets/triton"
+        assert volumes["key"]["secret"]["secretName"] == "backend-keys"
+        assert volumes["key"]["secret"]["items"] == [{"key": "triton-key", "path": "key"}]
+        assert mounts["launch"] == "/launch"
+        assert volumes["launch"]["configMap"]["defaultMode"] == 0o555
+
+
+def test_every_image_can_be_named_by_digest() -> None:
+    """In `images` of a kustomization, where its digest goes."""
+    for folder in (KUBERNETES / "base", MULTI_NODE, KUBERNETES / "overlays/demo-cpu"):
+        named = {image["name"] for image in _kustomization(folder)["images"]}
+        manifests = [m for m in _manifests(folder) if folder.name == "base" or m not in BASE]
+        for _, container in _containers(manifests):
+            assert container["image"].partition(":")[0] in named
 
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:
     spec = _of(BASE, "StatefulSet", "triton")["spec"]["template"]["spec"]
-    assert spec["containers"][0]["command"] == command(Launch(model_repo="/models/repository"))
+    assert spec["containers"][0]["command"] == command(RESTRICTED)
 
 
 def test_several_nodes_start_as_the_launcher_starts_them() -> None:
@@ -260,14 +308,14 @@ def test_several_nodes_start_as_the_launcher_starts_them() -> None:
     leader = group["leaderTemplate"]["spec"]["containers"][0]
     assert gpus == {leader["env"][0]["value"]}
     ranks = group["size"] * int(gpus.pop())
-    launch = Launch(model_repo="/models/repository", world_size=ranks)
-    script = (MULTI_NODE / "tritonserver.sh").read_text(encoding="utf-8")
+    launch = replace(RESTRICTED, world_size=ranks)
+    script = (MULTI_NODE / "ranks.sh").read_text(encoding="utf-8")
     assert script.partition("exec ")[2].strip() == shell_text(command(launch), {}).strip()
 
 
 def test_scripts_are_sound() -> None:
-    scripts = sorted(MULTI_NODE.glob("*.sh"))
-    assert len(scripts) == 3
+    scripts = sorted(KUBERNETES.parent.rglob("*.sh"))
+    assert len(scripts) == 5
     checker = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([checker, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

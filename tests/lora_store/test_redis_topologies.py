@@ -21,7 +21,8 @@ from gateway.tenancy.limits.request import LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
-from lora_store.redis import RedisSettings, RedisTier, dump, parse
+from lora_store.redis import RedisSettings, RedisTier
+from lora_store.redis_values import StoredRecord, dump
 from ops.commands.up import DEMO_MODEL
 from tests.support.adapter_store import StoreGateway, becomes, record, store_gateway
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
@@ -42,7 +43,7 @@ from tests.support.redis_server import running_redis
 
 pytestmark = pytest.mark.slow
 
-ADMIN_KEY = "an-admin-key"
+ADMIN_KEY = "an-admin-key-of-enough-characters"
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +90,11 @@ def test_versions_and_records_live_in_a_cluster(cluster: Fleet, tier: RedisTier)
 
     assert tier.swap(None, record())
     assert not tier.swap(None, record(number=2))
-    assert tier.swap(dump(record()), record(number=2))
-    assert parse(tier.record("zh")) == record(number=2)
+    new = StoredRecord(dump(record(number=2)), record(number=2))
+    assert tier.swap(StoredRecord(dump(record()), record()), record(number=2))
+    assert tier.record("zh") == new
     assert tier.position()[1] == b"2"
-    assert tier.records()[1] == {"zh": dump(record(number=2))}
+    assert tier.records()[1] == {"zh": new}
     assert tier.claim("d")
     assert not tier.claim("d")
     tier.release("d")
@@ -133,11 +135,13 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
     ):
 
         async def ask(limits: SharedLimits, name: str) -> None:
-            decision = await limits.take(LimitRequest(name, 5, 10_000, 100, 10))
+            asked = LimitRequest(tenant=name, requests=5, tokens=10_000, concurrent=100, wanted=10)
+            decision = await limits.take(asked)
             assert decision is not None
             passed[name] += decision.refused is None
             if decision.refused is None:
-                limits.settle(Settlement(name, decision.second, -10, True))
+                second = decision.now_ms // 1000
+                limits.settle(Settlement(name, second, 10, second, 0, 1))
 
         await asyncio.gather(*[ask(limits, name) for name in tenants * 10 for limits in (one, two)])
     assert passed == dict.fromkeys(tenants, 5)
@@ -155,7 +159,7 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
 
 async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:
     """The key is taken from one server to another, which the limits learn of by asking."""
-    ask = LimitRequest("moving", 5, None, None, 1)
+    ask = LimitRequest(tenant="moving", requests=5)
     slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
     async with SharedLimits(cluster.url, timeout_s=30) as limits:
         decisions = [await limits.take(ask) for _ in range(3)]
@@ -189,7 +193,7 @@ def _move(cluster: Fleet, slot: int, source: Process, target: Process) -> None:
 
 async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
     """The one with the records; its replica takes over within seconds."""
-    ask = LimitRequest("t", 1000, None, None, 1)
+    ask = LimitRequest(tenant="t", requests=1000)
     with running_cluster(replicas=True) as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:
@@ -223,7 +227,7 @@ async def _asks_until(take: Callable[[], Any], until: Callable[[], bool]) -> lis
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
     """What was acknowledged stays, changes go on meanwhile, and notices come from the new one."""
-    ask = LimitRequest("t", 1000, None, None, 1)
+    ask = LimitRequest(tenant="t", requests=1000)
     with running_sentinels() as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:

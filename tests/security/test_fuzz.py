@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
+from pydantic import BaseModel
 
-from tests.support.local_stack import Stack
+from gateway.api.parameters import NOT_SERVED
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
+from ops.commands.up import DEMO_MODEL
+from tests.support.in_process import running
+from tests.support.local_stack import Stack, Up
 from tests.support.raw_http import Answer, answers, connected
 
 CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}
@@ -150,18 +159,32 @@ def test_any_head_request(stack: Stack, data: bytes, cuts: list[int]) -> None:
     assert httpx.get(f"{stack.gateway}/health/live").status_code == 200
 
 
+# Where the types of tensors end, and what numbers become on the way to them.
+EDGES = [0, -0.0, -1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64]
+EDGES += [-(2**31) - 1, -(2**63), -(2**63) - 1, 1e-320, 3.5e38, 1.7e308, -1.7e308]
+NESTED = [[], {}, [[]], {"": {}}, [None], [1] * 300, ["x"] * 300, "x" * 3000, "\0", [[1], [2]]]
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.floats() | st.text(max_size=8) | st.sampled_from(EDGES + NESTED),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=12,
 )
-CHAT = ["model", "messages", "tools", "tool_choice", "response_format", "stop", "n", "logit_bias"]
-CHAT += ["chat_template_kwargs", "structured_outputs", "stream_options", "seed", "temperature"]
-CHAT += ["prompt", "echo", "logprobs", "top_logprobs", "best_of", "tokens", "max_tokens"]
-REQUESTS = st.dictionaries(st.sampled_from(CHAT), JSON, max_size=5)
+MODELS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+FIELDS = {name for model in MODELS.values() for name in model.model_fields}
+REQUESTS = st.dictionaries(st.sampled_from(sorted(FIELDS | NOT_SERVED.keys())), JSON, max_size=5)
 
 
-@FUZZ
+def _refused_or_served(answer: httpx.Response, sent: object) -> None:
+    assert answer.status_code < 500, (sent, answer.text)
+    if answer.status_code >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@settings(FUZZ, max_examples=100)
 @given(st.sampled_from(PATHS[:4]), REQUESTS, st.sampled_from([None, "role", "text"]), BYTES)
 def test_any_json(
     stack: Stack, path: str, wanted: dict[str, Any], good: str | None, tail: bytes
@@ -176,9 +199,96 @@ def test_any_json(
     fields |= {"max_tokens": 1} if path.startswith("/v1") and type(wanted.get("n")) is int else {}
     content = json.dumps(fields).encode() + (tail if good is None else b"")
     answer = httpx.post(stack.gateway + path, content=content, timeout=SECONDS)
-    assert answer.status_code < 500, (fields, answer.text)
-    if answer.status_code >= 400:
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    _refused_or_served(answer, fields)
+
+
+def _numbers(model: type[BaseModel]) -> list[str]:
+    """The parameters that may be numbers."""
+    properties = model.model_json_schema()["properties"]
+    kinds = {
+        name: {kind.get("type") for kind in field.get("anyOf", [field])}
+        for name, field in properties.items()
+    }
+    return [name for name, found in kinds.items() if found & {"integer", "number"}]
+
+
+@pytest.mark.parametrize("mode", ["token", "text"])
+async def test_every_number_at_the_edges_of_its_type(
+    stack: Stack, tmp_path: Path, mode: str
+) -> None:
+    """Through to the engine: what is served, and what says how large it may be."""
+    short: dict[str, Any] = {"model": "demo", "max_tokens": 1, "stop": ["a", "e", "i", " "]}
+    good = {
+        "/v1/chat/completions": short | {"messages": [{"role": "user", "content": "x"}]},
+        "/v1/completions": short | {"prompt": "x"},
+    }
+    settings = {"tokenizer_dir": DEMO_MODEL, "model_name": "demo", "max_seq_len": None}
+    at_once = asyncio.Semaphore(8)
+    async with running(tmp_path, stack.triton_grpc, triton_mode=mode, **settings) as (client, _, _):
+
+        async def ask(path: str, sent: dict[str, Any]) -> None:
+            async with at_once:
+                answer = await client.post(path, json=sent, timeout=120)
+            _refused_or_served(answer, sent)
+
+        async with asyncio.TaskGroup() as tasks:
+            for path, base in good.items():
+                assert (await client.post(path, json=base, timeout=120)).status_code == 200
+                for name, number in product(_numbers(MODELS[path]), EDGES):
+                    sent = base | {name: number}
+                    if number >= 2**31 and name != "max_tokens":
+                        del sent["max_tokens"]  # which bounds some of them
+                    tasks.create_task(ask(path, sent))
+
+
+NAMED = st.sampled_from(["zh", "nothing", "a/b", "", "..", "zh@", "@", "x" * 300, "\0", "\ud7ff"])
+PART = NAMED | st.text(max_size=8)
+CALLS = st.dictionaries(
+    st.sampled_from(["lora_name", "lora_path", "base_model_name", "load_inplace", "lora_int_id"])
+    | st.just("version"),
+    JSON | PART,
+    max_size=4,
+)
+UPLOADS = st.lists(
+    st.tuples(
+        st.sampled_from(["name", "base", "file", "x"]),
+        st.sampled_from([None, "adapter_config.json", "model.lora_config.npy"]) | PART,
+        BYTES,
+    ),
+    max_size=4,
+)
+
+
+@settings(FUZZ, max_examples=60)
+@given(st.sampled_from(["load_lora_adapter", "unload_lora_adapter", "adapters"]), PART, CALLS)
+def test_any_call_of_an_admin(stack: Stack, up: Up, path: str, name: str, wanted: Any) -> None:
+    """None of them is one that changes something."""
+    if path == "adapters":
+        path = f"adapters/{quote(name, safe='')}/rollback"
+    key = (up.state_dir / "admin_key").read_text(encoding="utf-8")
+    answer = httpx.post(
+        f"{stack.gateway}/v1/{path}",
+        content=json.dumps(wanted),
+        headers={"authorization": f"Bearer {key}"},
+        timeout=SECONDS,
+    )
+    assert answer.status_code >= 400
+    _refused_or_served(answer, wanted)
+
+
+@settings(FUZZ, max_examples=40)
+@given(UPLOADS)
+def test_any_upload(stack: Stack, up: Up, parts: list[tuple[str, str | None, bytes]]) -> None:
+    key = (up.state_dir / "admin_key").read_text(encoding="utf-8")
+    files = [(field, (filename, content)) for field, filename, content in parts]
+    answer = httpx.post(
+        f"{stack.gateway}/v1/adapters",
+        files=[("name", (None, b"fuzzed")), ("base", (None, b"demo")), *files],
+        headers={"authorization": f"Bearer {key}"},
+        timeout=SECONDS,
+    )
+    assert answer.status_code >= 400
+    _refused_or_served(answer, parts)
 
 
 @pytest.fixture(scope="module")

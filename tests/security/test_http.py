@@ -158,3 +158,18 @@ def test_a_bomb_in_any_coding_is_not_unpacked(stack: Stack) -> None:
         headers = {"content-encoding": coding}
         answer = httpx.post(f"{stack.gateway}/detokenize", content=BODY, headers=headers)
         assert answer.status_code == 415
+
+
+def test_only_who_can_take_it_is_told_to_continue(stack: Stack) -> None:
+    """To a client of HTTP/1.0, `100 Continue` would be the answer."""
+    wanted = post("/detokenize", BODY, b"expect: 100-continue", b"connection: close")
+    head, body = wanted[: -len(BODY)], wanted[-len(BODY) :]
+    for version, lines in ((b"1.1", [b"HTTP/1.1 100 Continue"]), (b"1.0", [])):
+        with connected(stack.gateway) as connection:
+            connection.sendall(head.replace(b"HTTP/1.1", b"HTTP/" + version))
+            time.sleep(0.5)
+            connection.sendall(body)
+            said = received(connection)
+        assert said.split(b"\r\n")[: len(lines)] == lines
+        assert said.count(b"HTTP/1.1 100") == len(lines)
+        assert said.count(b"HTTP/1.1 200 OK") == 1

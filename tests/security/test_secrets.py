@@ -18,7 +18,7 @@ from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, answers, connected, post, received
 
 KEYS = {
-    name: f"sk-{name}-UNIQUE-{name[::-1]}"
+    name: f"sk-{name}-UNIQUE-long-enough-{name[::-1]}"
     for name in ("tenant", "other", "admin", "wrong", "header", "trailer", "metadata", "redis")
 }
 """Keys: in nothing that leaves the process."""

@@ -203,7 +203,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
             await listening.aclose()
             tier.close()
             async with SharedLimits(url) as limits:
-                decision = await limits.take(LimitRequest("t", 5, None, None, 1))
+                decision = await limits.take(LimitRequest(tenant="t", requests=5))
                 assert decision is not None
                 assert decision.refused is None
 

@@ -20,7 +20,7 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.generated_adapters import converted, write_adapter
 from tests.support.local_stack import Stack, Up
 
-KEY = "an admin key"
+KEY = "an admin key of enough characters"
 CPU_SECONDS = 1.0
 MEGABYTE = 1024 * 1024
 FUZZ = settings(
@@ -143,6 +143,11 @@ def _array(shape: bytes) -> bytes:
     return b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header
 
 
+def _configuration(**fields: Any) -> Files:
+    known = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, **fields}
+    return {"adapter_config.json": json.dumps(known).encode()}
+
+
 BOMBS: dict[str, Files] = {
     "header length": {"adapter_model.safetensors": b"\xff" * 8},
     "length past the end": {"adapter_model.safetensors": (2**40).to_bytes(8, "little")},
@@ -159,6 +164,12 @@ BOMBS: dict[str, Files] = {
     "configuration": {"adapter_config.json": b'{"x":[' + b"{}," * 1_300_000 + b"{}]}"},
     "nested configuration": {"adapter_config.json": b'{"x":' + b"[" * 3_000_000},
     "large configuration": {"adapter_config.json": b" " * (5 * MEGABYTE)},
+    "an expression that never ends": _configuration(rank_pattern={"(?x:([^!]+) +)!": 2}),
+    "expressions for all modules": _configuration(
+        rank_pattern={".*l" + "(.|[a-z])" * 27 + f"[{n}-9]": 2 for n in range(10)}
+        | {f"({'.*' * 100}){n}": 2 for n in range(4000)}
+    ),
+    "a name that never ends": _configuration(base_model_name_or_path="models--" * 50_000),
     "npy header length": {"model.lora_config.npy": b"\x93NUMPY\x02\x00" + b"\xff" * 4},
     "npy long numbers": {"model.lora_config.npy": _array(b"9" * 4000 + b"," + b"9" * 4000)},
     "npy dimensions": {"model.lora_config.npy": _array(b"1," * 20_000)},

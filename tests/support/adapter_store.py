@@ -22,7 +22,7 @@ NEVER_S = 3600.0
 
 def record(name: str = "zh", number: int = 1) -> Record:
     """The first record of a name, whose only version is `content(number)`."""
-    version = Version.of(content(number), "demo", 1.0, "test")
+    version = Version.of(content(number), "demo", 1.0, "test", number)
     return Record(
         name=name, life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
     )

@@ -34,11 +34,16 @@ def stages(text: str) -> dict[str, Stage]:
     """By name, in the file's order. Comments, also those between continued lines, are left out."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, Stage] = {}
+    arguments: dict[str, str] = {}
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         instruction, _, rest = line.strip().partition(" ")
+        if instruction == "ARG" and not found:
+            name, _, value = rest.partition("=")
+            arguments[f"${{{name}}}"] = value
+            continue
         if instruction == "FROM":
             base, _, name = rest.split()
-            stage = found[name] = Stage(name, base)
+            stage = found[name] = Stage(name, arguments.get(base, base))
             continue
         flags = re.match(r"(--[a-z-]+=\S+\s+)*", rest)
         assert flags is not None

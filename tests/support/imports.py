@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = (
-    *("adapters", "bench", "demo", "deploy", "docs", "gateway", "lora_store", "ops", "tests"),
-    "triton_repo",
+    *("adapters", "bench", "demo", "deploy", "docs", "gateway", "guides", "lora_store", "ops"),
+    *("tests", "triton_repo"),
 )
 # Each file or folder right inside these is a room of its own; any other package is one room.
 DIVIDED = ("gateway", "ops", "triton_repo")

@@ -22,8 +22,9 @@ from lora_store.redis import RedisSettings
 class RedisServer:
     """Keeps nothing on disk: after `kill` and `start` it is empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Path | None = None) -> None:
         self._folder = folder
+        self._config = [config] if config is not None else []
         self.url = f"unix://{folder}/redis.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -31,20 +32,24 @@ class RedisServer:
         binary = Path(sys.executable).parent / "redis-server"
         options = ["--port", "0", "--unixsocket", "redis.sock", "--save", ""]
         self._process = subprocess.Popen(
-            [binary, *options], cwd=self._folder, stdout=subprocess.DEVNULL
+            [binary, *self._config, *options], cwd=self._folder, stdout=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 60
         with self.client() as client:
             while time.monotonic() < deadline:
-                with contextlib.suppress(redis.ConnectionError):
-                    if client.ping():
-                        return
-                time.sleep(0.01)
+                try:
+                    client.ping()
+                except redis.AuthenticationError:
+                    return  # it answers, and wants the password of its configuration
+                except redis.ConnectionError:
+                    time.sleep(0.01)
+                else:
+                    return
         raise TimeoutError("redis-server did not start")
 
-    def client(self) -> redis.Redis:
+    def client(self, password: str | None = None) -> redis.Redis:
         """A client for the test itself: to look, to damage, to flush. Close it."""
-        return redis.Redis.from_url(self.url)
+        return redis.Redis.from_url(self.url, password=password)
 
     def settings(self, *, ttl_s: int | None = None, timeout_s: float = 30.0) -> RedisSettings:
         """For a store. The time is so long that a busy machine is not taken for a dead server."""
@@ -73,10 +78,10 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def running_redis() -> Iterator[RedisServer]:
+def running_redis(config: Path | None = None) -> Iterator[RedisServer]:
     # Not pytest's own folder: the path of a Unix socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
-    server = RedisServer(folder)
+    server = RedisServer(folder, config)
     try:
         server.start()
         yield server

@@ -269,7 +269,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         child = triton_child(ports, folder, prefix, folder / "triton.log", *options)
         child.start()
         try:
-            _wait_ready(child, ports)
+            wait_ready(child, f"{LOCALHOST}:{ports.triton_http}")
             yield Server(ports)
         finally:
             child.terminate()
@@ -277,9 +277,10 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
             remove_regions(prefix)
 
 
-def _wait_ready(child: Child, ports: Ports) -> None:
+def wait_ready(child: Child, address: str) -> None:
+    """Until the server at this address of HTTP serves all its models."""
     deadline = time.monotonic() + READY_WITHIN
-    while not answers_ok(f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready"):
+    while not answers_ok(f"http://{address}/v2/health/ready"):
         assert child.exit_status() is None, child.how_it_ended()
         assert time.monotonic() < deadline, child.last_lines()
         time.sleep(0.05)

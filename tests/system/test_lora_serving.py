@@ -240,7 +240,8 @@ async def _wait_ready(many: Many) -> None:
 def second_gateway(many: Many, tmp_path: Path) -> Iterator[str]:
     """Another `gateway serve` on the same Triton and Redis, with a disk of its own."""
     stack = many.stack
-    with GatewayProcess(tmp_path, stack, redis_url=stack.redis) as gateway:
+    key = "the-admin-key-of-the-second-gateway"
+    with GatewayProcess(tmp_path, stack, redis_url=stack.redis, admin_key=key) as gateway:
         yield gateway.url
 
 

@@ -195,7 +195,7 @@ def test_structured_outputs(
     [
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "("}}, None),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
         ({"stop": ["", "a"]}, "stop"),
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),

@@ -251,7 +251,7 @@ def test_the_engine_s_own_errors_pass_through(triton: Server) -> None:
     )
     guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "("}
     assert error_of(triton.ask(core_inputs([5, 6], 3, **guide))).startswith(
-        "Encountered an error when fetching new request: Invalid guide of type regex: "
+        "Encountered an error in forwardAsync function: Invalid guide of type regex: "
     )
     too_long = error_of(triton.ask(core_inputs([5] * 3000, 3)))
     assert "Prompt length (3000) exceeds maximum input length" in too_long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from tests.support.triton_server import (
     new_ids,
     repository_parameters,
     running,
+    serving,
     text_inputs,
 )
 from triton_repo.cpu_executor import engine
-from triton_repo.parameters import BLS, PARAMETERS
+from triton_repo.parameters import BLS, PARAMETERS, POSTPROCESSING, PREPROCESSING
 from triton_repo.render import render
 
 PROMPT = "What is the capital of France?"
@@ -256,6 +258,43 @@ def test_preprocessing_refuses(triton: Server, more: dict[str, Any], text: str) 
 
 def text_query(text: str) -> dict[str, Any]:
     return {"QUERY": as_tensor(text), "REQUEST_OUTPUT_LEN": as_tensor(1)}
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_tokenizers_own_code_runs_only_where_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
+    """Both models load a tokenizer whose class is in its folder, and which leaves a file."""
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(MODEL, folder)
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(
+        "import os\nfrom transformers import PreTrainedTokenizerFast\n"
+        f"open({str(ran)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        "class Own(PreTrainedTokenizerFast):\n    pass\n"
+    )
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_bytes())
+    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    path.write_text(json.dumps(config))
+    engine.build(MODEL, tmp_path / "engine")
+    values = {
+        "triton_max_batch_size": 8,
+        "engine_dir": str(tmp_path / "engine"),
+        "tokenizer_dir": str(folder),
+        "preprocessing_instance_count": 1,
+        "postprocessing_instance_count": 1,
+    }
+    models = [PREPROCESSING, POSTPROCESSING]
+    render(
+        tmp_path / "repository", values | {"trust_remote_code": True} if trusted else values, models
+    )
+    if not trusted:
+        with pytest.raises(AssertionError, match="trust_remote_code"), serving(tmp_path):
+            pass
+        assert not ran.exists()
+        return
+    with serving(tmp_path):
+        pids = set(ran.read_text().split())
+    assert len(pids) == 2
 
 
 def test_postprocessing_returns_a_text_per_beam(triton: Server, tokenizer: Tokenizer) -> None:

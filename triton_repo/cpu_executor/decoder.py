@@ -26,7 +26,11 @@ class Decoder:
         self._normalize = normalize_log_probs
 
     def prepare(self, request: ActiveRequest) -> None:
-        """Make the state that a request's sequences need; called once, before its first step."""
+        """Make the state that a request's sequences need; called once, before its first step.
+
+        Raises ``GuideError`` for a guide that could not be compiled. That ends the step and all
+        requests in it, as upstream, which compiles here.
+        """
         request.stop_words = StopWords(request.request.stop_words or ())
         for sequence in request.sequences:
             index = sequence.index if request.beam_width == 1 else 0

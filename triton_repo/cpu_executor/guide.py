@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from guides.reasons import NOTHING_FITS, reason
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-NOTHING_FITS = "there is no token that it allows"
 
 
 class GuideError(Exception):
@@ -52,13 +51,3 @@ class Guide:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GuideError(reason(self._matcher.get_error()))
-
-
-def reason(error: str) -> str:
-    """What llguidance says is wrong, in one line and without the drawing of where."""
-    if error.startswith("NoExtension"):
-        return NOTHING_FITS
-    if error.startswith("panic"):
-        return "it is too large"
-    text = re.split(r"\n\s*\d+ \| |<non-verbose/>", error)[0]
-    return " ".join(re.sub(r"^(at )?\d+\(\d+\): ", "", text).split())

@@ -1,32 +1,30 @@
 """Guided decoding: from the guide of a request to a grammar over the model's vocabulary.
 
-The grammars are llguidance's, whichever backend the configuration names. Only the dialect of
-``EBNF_GRAMMAR`` differs: xgrammar's EBNF, or for the backend LLGUIDANCE its Lark, as in
-TensorRT-LLM. This module is imported only where guided decoding is configured.
+The grammars are llguidance's, whichever backend the configuration names; `guides.grammar` says
+what the backend changes. This module is imported only where guided decoding is configured.
 """
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from guides.grammar import to_grammar
+from guides.kinds import Backend, Kind
+from guides.reasons import reason
 from triton_repo.cpu_executor.checks import check
-from triton_repo.cpu_executor.ebnf import to_lark
 from triton_repo.cpu_executor.executor_config import GuidedBackend, GuidedDecodingConfig
-from triton_repo.cpu_executor.guide import Guide, GuideError, reason
+from triton_repo.cpu_executor.guide import Guide, GuideError
 from triton_repo.cpu_executor.request_config import GuidedDecodingParams, GuideKind
 
-# xgrammar's grammar for GuideType.JSON begins with one of these two.
-ANY_JSON = {"type": ["object", "array"]}
-# A space, or a new line with its indentation. A small model that may write any number of either
-# sometimes never stops.
-JSON_WHITESPACE = r"\n[ \t]{0,20}| "
-# Where only one text can follow, llguidance would take it from the tokenizer, which may turn it
-# into a special token that is no text.
-OPTIONS = '%llguidance {"no_forcing": true}'
+_KINDS: dict[GuideKind, Kind] = {
+    GuideKind.JSON: "json",
+    GuideKind.JSON_SCHEMA: "json_schema",
+    GuideKind.REGEX: "regex",
+    GuideKind.EBNF_GRAMMAR: "ebnf_grammar",
+}
 
 
 class GuideCompiler:
@@ -44,7 +42,9 @@ class GuideCompiler:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=stop_ids)
         self.stop_ids = frozenset(self._tokenizer.eos_tokens)
         self._vocab_size = vocab_size
-        self._lark = config.backend == GuidedBackend.LLGUIDANCE
+        self._backend: Backend = (
+            "llguidance" if config.backend == GuidedBackend.LLGUIDANCE else "xgrammar"
+        )
         # An error message with the parser's state would be long and mean nothing to a client.
         self._limits = LLParserLimits(verbose_errors=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guide")
@@ -57,9 +57,9 @@ class GuideCompiler:
         self._thread.shutdown(cancel_futures=True)
 
     def _compile(self, params: GuidedDecodingParams) -> Guide:
+        kind: Kind = _KINDS[params.guide_type]
         try:
-            lark = self._grammar(params.guide_type, params.guide or "")
-            grammar = LLMatcher.grammar_from_lark(lark)
+            grammar = to_grammar(kind, params.guide or "", self._backend)
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
             guide = Guide(matcher)
             if matcher.is_error():
@@ -67,18 +67,5 @@ class GuideCompiler:
             # A grammar that matches nothing is found here, and not after the prompt was run.
             guide.mask(np.zeros(self._vocab_size, np.float32), sorted(self.stop_ids))
         except (GuideError, ValueError, RecursionError) as error:
-            name = params.guide_type.name.lower()
-            raise GuideError(f"Invalid guide of type {name}: {error}") from error
+            raise GuideError(f"Invalid guide of type {kind}: {error}") from error
         return guide
-
-    def _grammar(self, kind: GuideKind, guide: str) -> str:
-        if kind == GuideKind.REGEX:
-            # As in ECMAScript, \d and \w are ASCII.
-            return f"{OPTIONS}\nstart: /{regex_to_lark(guide, 'dw')}/"
-        if kind == GuideKind.EBNF_GRAMMAR:
-            return guide if self._lark else f"{OPTIONS}\n{to_lark(guide)}"
-        schema = ANY_JSON if kind == GuideKind.JSON else json.loads(guide)
-        # True and False are schemas too, but have no room for options.
-        if isinstance(schema, dict):
-            schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
-        return f"{OPTIONS}\nstart: %json {json.dumps(schema)}"

@@ -198,18 +198,16 @@ class RequestLoop(ABC):
         return request
 
     def _refuse_unprepared(self) -> list[Response]:
-        """End the requests whose LoRA adapter or guide turned out to be unusable."""
+        """End the requests whose LoRA adapter turned out to be unusable."""
         refused = []
         for request in self._active:
             if request.is_done or request.is_started or not request.is_ready:
                 continue
-            adapter, guide = request.adapter, request.guide
+            adapter = request.adapter
             if adapter is not None and adapter.error is not None and self._lora is not None:
                 self._lora.forget(adapter)
                 what = f"Error storing task={adapter.task_id} in PEFT cache -- {adapter.error}"
                 refused.append(request.fail(FETCH_ERROR + what))
-            elif guide is not None and (error := guide.exception()) is not None:
-                refused.append(request.fail(f"{FETCH_ERROR}{error}"))
         return refused
 
     def _release(self, done: list[ActiveRequest]) -> None:

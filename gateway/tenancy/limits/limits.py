@@ -1,39 +1,24 @@
-"""A tenant's limits around one request: reserve before it starts, settle when it has ended."""
+"""A tenant's limits: where they are counted now, and how a refusal is told."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from gateway.config.file import Configuration, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, Quota, RateLimited
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest, Settlement
+from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest
+from gateway.tenancy.limits.reservation import Reservation, Taken
 
 _WORDS: dict[LimitName, str] = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
     "concurrent_requests": "requests at once",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What a request holds of its tenant's limits; `quotas` has those per minute, by name."""
-
-    quotas: Mapping[str, Quota]
-    _wanted: int = 0
-    _settle: Callable[[int], None] = lambda difference: None
-
-    def settle(self, used: int) -> None:
-        """The request has ended and used so many tokens. To be called once."""
-        self._settle(used - self._wanted)
-
-
-_NOTHING = Reservation({})
 
 
 class Limits:
@@ -53,42 +38,40 @@ class Limits:
     def update(self, configuration: Configuration) -> None:
         self._away = configuration.limits.when_redis_is_away
 
-    async def reserve(self, tenant: Tenant | None, tokens: int) -> Reservation:
-        """Counts a request that may use `tokens`, prompt and answer together.
+    async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
+        """Counts a request, before anything is worked out for it, and takes `places` for it.
 
         Raises RateLimited, and LimitsUnavailable where a limit may not be counted without Redis.
         """
-        if tenant is None or not tenant.limited:
-            return _NOTHING
-        request = LimitRequest(
-            tenant.name,
-            tenant.requests_per_minute,
-            tenant.tokens_per_minute,
-            tenant.concurrent_requests,
-            tokens,
-        )
-        decision = None
-        settle = self._local.settle
+        reservation = Reservation(self, tenant)
+        if tenant is None:
+            return reservation
+        concurrent = tenant.concurrent_requests if places else None
+        if tenant.requests_per_minute is not None or concurrent is not None:
+            await reservation.take(
+                LimitRequest(
+                    tenant=tenant.name,
+                    requests=tenant.requests_per_minute,
+                    concurrent=concurrent,
+                    places=places,
+                )
+            )
+        return reservation
+
+    async def take(self, request: LimitRequest) -> Taken:
+        """Raises LimitsUnavailable. What is refused is not raised here."""
         if self._shared is not None:
             decision = await self._shared.take(request)
             if decision is not None:
-                settle = self._shared.settle
-            else:
-                request = self._alone(request)
-        if decision is None:
-            decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
-        quotas = _quotas(request, decision)
-        if decision.refused is not None:
-            self._on_refused(tenant.name, decision.refused)
-            raise _refusal(request, decision, decision.refused, quotas)
-        if request.tokens is None and request.concurrent is None:
-            return Reservation(quotas)
-        name, second, counted = request.tenant, decision.second, request.concurrent is not None
+                return Taken(request, decision, self._shared)
+            request = self._alone(request)
+        decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
+        return Taken(request, decision, self._local)
 
-        def settled(difference: int) -> None:
-            settle(Settlement(name, second, difference, counted))
-
-        return Reservation(quotas, tokens, settled)
+    def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
+        """The failure, counted."""
+        self._on_refused(taken.request.tenant, limit)
+        return _refusal(taken.request, taken.decision, limit, quotas)
 
     def _alone(self, request: LimitRequest) -> LimitRequest:
         """What is left of a request without Redis."""
@@ -101,27 +84,12 @@ class Limits:
             return None if away == "allow" else limit
 
         away = self._away
-        return LimitRequest(
-            request.tenant,
-            kept(request.requests, away.requests_per_minute, "requests_per_minute"),
-            kept(request.tokens, away.tokens_per_minute, "tokens_per_minute"),
-            kept(request.concurrent, away.concurrent_requests, "concurrent_requests"),
-            request.wanted,
+        return replace(
+            request,
+            requests=kept(request.requests, away.requests_per_minute, "requests_per_minute"),
+            tokens=kept(request.tokens, away.tokens_per_minute, "tokens_per_minute"),
+            concurrent=kept(request.concurrent, away.concurrent_requests, "concurrent_requests"),
         )
-
-
-def _quotas(request: LimitRequest, decision: Decision) -> dict[str, Quota]:
-    """Of the limits that there are."""
-    quotas: dict[str, Quota] = {}
-    if request.requests is not None:
-        quotas["requests_per_minute"] = Quota(
-            request.requests, decision.remaining_requests, decision.reset_requests_ms
-        )
-    if request.tokens is not None:
-        quotas["tokens_per_minute"] = Quota(
-            request.tokens, decision.remaining_tokens, decision.reset_tokens_ms
-        )
-    return quotas
 
 
 def _refusal(
@@ -131,7 +99,11 @@ def _refusal(
         limit, remaining = request.concurrent, 0
     else:
         limit, remaining, _ = quotas[refused]
-    requested = request.wanted if refused == "tokens_per_minute" else 1
+    requested = {
+        "requests_per_minute": 1,
+        "tokens_per_minute": request.wanted,
+        "concurrent_requests": request.places,
+    }[refused]
     facts = f"{_WORDS[refused]}: limit {limit}, remaining {remaining}, requested {requested}"
     if decision.wait_ms == NEVER:
         message, wait_ms = f"Request too large for the limit of {facts}.", None

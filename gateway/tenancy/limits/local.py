@@ -21,7 +21,7 @@ from gateway.tenancy.limits.request import (
 
 
 class Window:
-    """What was counted in each of the last seconds, oldest first."""
+    """What was counted in each of the last seconds."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -35,16 +35,16 @@ class Window:
     def add(self, second: int, amount: int) -> None:
         self._counts[second] = self._counts.get(second, 0) + amount
 
-    def change(self, second: int, difference: int) -> None:
-        """Corrects what was counted then, unless it is forgotten."""
+    def release(self, second: int, amount: int) -> None:
+        """So much of what was counted then counts no more, unless it is forgotten anyway."""
         if second in self._counts:
-            self._counts[second] = max(0, self._counts[second] + difference)
+            self._counts[second] = max(0, self._counts[second] - amount)
 
     def wait_ms(self, now_ms: int, excess: int) -> int:
         """Until at least `excess` of what counts now counts no more; NEVER if it is less."""
         if excess <= 0:
             return 0
-        for second, amount in self._counts.items():
+        for second, amount in sorted(self._counts.items()):
             excess -= amount
             if excess <= 0:
                 return _gone_ms(second) - now_ms
@@ -84,8 +84,9 @@ class LocalLimits:
         if request.tokens is not None:
             excess = tokens + request.wanted - request.tokens
             waits["tokens_per_minute"] = counts.tokens.wait_ms(now_ms, excess)
-        if request.concurrent is not None and counts.running >= request.concurrent:
-            waits["concurrent_requests"] = BUSY_WAIT_MS
+        if request.concurrent is not None and counts.running + request.places > request.concurrent:
+            never = request.places > request.concurrent
+            waits["concurrent_requests"] = NEVER if never else BUSY_WAIT_MS
         refused, wait_ms = longest(waits)
         if refused is None:
             if request.requests is not None:
@@ -94,7 +95,8 @@ class LocalLimits:
             if request.tokens is not None:
                 counts.tokens.add(second, request.wanted)
                 tokens += request.wanted
-            counts.running += request.concurrent is not None
+            if request.concurrent is not None:
+                counts.running += request.places
         return Decision(
             refused=refused,
             wait_ms=wait_ms,
@@ -102,13 +104,15 @@ class LocalLimits:
             reset_requests_ms=counts.requests.reset_ms(now_ms),
             remaining_tokens=max(0, (request.tokens or 0) - tokens),
             reset_tokens_ms=counts.tokens.reset_ms(now_ms),
-            second=second,
+            now_ms=now_ms,
         )
 
     def settle(self, settlement: Settlement) -> None:
         counts = self._tenants[settlement.tenant]
-        counts.tokens.change(settlement.second, settlement.difference)
-        counts.running -= settlement.concurrent
+        counts.tokens.release(settlement.since, settlement.released)
+        if settlement.counted:
+            counts.tokens.add(settlement.at, settlement.counted)
+        counts.running -= settlement.places
 
 
 def longest(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:

@@ -1,4 +1,4 @@
-"""Limits counted in Redis, together with all workers and gateways: one round trip for a request.
+"""Limits counted in Redis, together with all workers and gateways: a round trip for what is asked.
 
 A thread of its own talks to Redis, one pipeline at a time with all that came in meanwhile: many
 requests share a round trip, and a busy event loop is never taken for a slow Redis. A tenant has one
@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import AskError, NoScriptError, ResponseError
 
-from gateway.tenancy.limits.request import Decision, LimitName, LimitRequest, Settlement
+from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest, Settlement
 from lora_store import redis_url
 from lora_store.connect import FAILURES, close, connect, server_of
+from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ _NAMES: tuple[LimitName | None, ...] = (
 # Of the errors without a class of their own, those that say nothing of the key.
 _OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
 
+_MAX_NUMBER = 2**53
+
 _Answer = asyncio.Future["Decision | None"]
 
 
@@ -63,10 +66,12 @@ class SharedLimits:
         on_up: Callable[[bool], None] = lambda up: None,
         *,
         timeout_s: float = TIMEOUT_S,
+        on_refused: Callable[[], object] = lambda: None,
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
 
         `on_up` is told, from a thread, whether Redis answers. `timeout_s` bounds each read.
+        `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
         """
         self._url = redis_url.parse(url)
         self._timeout_s = timeout_s
@@ -77,13 +82,14 @@ class SharedLimits:
         self._client: Any = None
         self._script = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
         self._on_up = on_up
+        self._refusals = Refusals(on_refused)
         self._gateway = uuid.uuid4().hex[:16]
         self._inbox: queue.SimpleQueue[_Pending | Settlement | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._up = False
         self._closing = threading.Event()
         self._running: Counter[str] = Counter()
-        """By tenant, what this gateway has in Redis; the thread's own."""
+        """By tenant, the places that this gateway has in Redis; the thread's own."""
         self._renewed = 0.0
         self._sha = ""
 
@@ -130,7 +136,7 @@ class SharedLimits:
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. A settlement that Redis fails on is not told twice: the reservation then
-        counts for its minute, and the next renewal puts the running requests right."""
+        counts for its minute, and the next renewal puts the places right."""
         self._inbox.put(settlement)
 
     # In the thread:
@@ -209,26 +215,41 @@ class SharedLimits:
             if isinstance(item, _Pending):
                 decision = None
                 if not isinstance(result, ResponseError):
-                    refused, *numbers = result
-                    decision = Decision(_NAMES[refused], *numbers)
-                    if decision.refused is None and item.request.concurrent is not None:
-                        self._running[item.request.tenant] += 1
+                    decision = self._decision(item.request.tenant, result)
+                    let_in = decision is not None and decision.refused is None
+                    if let_in and item.request.concurrent is not None:
+                        self._running[item.request.tenant] += item.request.places
                 decided.append((item.answer, decision, item.request))
             else:
-                self._running[item.tenant] -= item.concurrent
+                self._running[item.tenant] -= item.places
         if decided:
             self._tell(decided)
+
+    def _decision(self, tenant: str, result: object) -> Decision | None:
+        """What the script says; None, as if Redis had not counted it, where that makes no sense."""
+        if (
+            not isinstance(result, list)
+            or len(result) != len(Decision._fields) + 1
+            or not all(type(n) is int and NEVER <= n <= _MAX_NUMBER for n in result)
+            or not 0 <= result[0] < len(_NAMES)
+        ):
+            self._refusals.add(_key(tenant), "the script answers nonsense")
+            return None
+        refused, *numbers, unfit = result
+        if unfit:
+            self._refusals.add(_key(tenant), f"{unfit} fields of no known form")
+        return Decision(_NAMES[refused], *numbers)
 
     def _arguments(self, item: _Pending | Settlement) -> tuple[str, tuple[object, ...]]:
         """The tenant and the script's arguments."""
         if isinstance(item, Settlement):
-            rest = item.second, item.difference, int(item.concurrent)
-            return item.tenant, ("settle", *rest)
+            tenant, *rest = item
+            return tenant, ("settle", *rest)
         request = item.request
         limits = [
             -1 if n is None else n for n in (request.requests, request.tokens, request.concurrent)
         ]
-        return request.tenant, ("take", *limits, request.wanted)
+        return request.tenant, ("take", *limits, request.wanted, request.places)
 
     def _call(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
         """The script's answers, in one round trip; in place of one, what is wrong with its key.
@@ -246,7 +267,7 @@ class SharedLimits:
             if isinstance(result, Exception):
                 if type(result) is not ResponseError or str(result).startswith(_OF_THE_SERVER):
                     raise result
-                log.warning("the limits of %r cannot be counted in Redis: %s", tenant, result)
+                self._refusals.add(_key(tenant), result)
         return results
 
     def _pipelined(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
@@ -255,7 +276,7 @@ class SharedLimits:
         commands: list[tuple[object, ...]] = []
         at_server: dict[Any, list[int]] = {}
         for i, (tenant, (operation, *rest)) in enumerate(calls):
-            key = f"limits:{{{tenant}}}"
+            key = _key(tenant)
             commands.append(
                 ("EVALSHA", self._sha, 1, key, operation, self._gateway, running_lease_ms, *rest)
             )
@@ -291,7 +312,7 @@ class SharedLimits:
         """Redis is away: whoever waits is told, what is settled from now on is kept."""
         for item in batch:
             if isinstance(item, Settlement):
-                self._running[item.tenant] -= item.concurrent
+                self._running[item.tenant] -= item.places
         with self._lock:
             self._up = False
             waiting = [self._inbox.get() for _ in range(self._inbox.qsize())]
@@ -320,5 +341,11 @@ class SharedLimits:
     def _give_back(self, request: LimitRequest, decision: Decision | None) -> None:
         """Whoever asked has been cancelled meanwhile."""
         if decision is not None and decision.refused is None:
-            concurrent = request.concurrent is not None
-            self.settle(Settlement(request.tenant, decision.second, -request.wanted, concurrent))
+            second = decision.now_ms // 1000
+            wanted = 0 if request.tokens is None else request.wanted
+            places = 0 if request.concurrent is None else request.places
+            self.settle(Settlement(request.tenant, second, wanted, second, 0, places))
+
+
+def _key(tenant: str) -> str:
+    return f"limits:{{{tenant}}}"

@@ -13,23 +13,28 @@ BUSY_WAIT_MS = 1000
 """Nobody knows when a running request ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRequest:
-    """One more request of `tenant`, to reserve `wanted` tokens; a limit of None is not counted."""
+    """What a request of `tenant` asks for; a limit of None is not counted.
+
+    It is one of `requests` in a minute, reserves `wanted` of `tokens` in a minute, and takes
+    `places` of `concurrent`.
+    """
 
     tenant: str
-    requests: int | None
-    tokens: int | None
-    concurrent: int | None
-    wanted: int
+    requests: int | None = None
+    tokens: int | None = None
+    concurrent: int | None = None
+    wanted: int = 0
+    places: int = 1
 
 
 class Decision(NamedTuple):
     """Times are in milliseconds from now.
 
     `refused` names the limit that takes longest, and `wait_ms` is when the request could pass, or
-    NEVER. `reset_*` is when a limit is whole again, `remaining_*` what is left of it now. `second`
-    is where the request was counted, for settling it.
+    NEVER. `reset_*` is when a limit is whole again, `remaining_*` what is left of it now. `now_ms`
+    is when it was counted, by the counter's clock; what is settled names seconds of that clock.
     """
 
     refused: LimitName | None
@@ -38,13 +43,18 @@ class Decision(NamedTuple):
     reset_requests_ms: int
     remaining_tokens: int
     reset_tokens_ms: int
-    second: int
+    now_ms: int
 
 
 class Settlement(NamedTuple):
-    """A request has ended: `difference` is what it used less what it reserved."""
+    """Of the tokens counted in the second `since`, `released` count no more; `counted` do `at`.
+
+    `places` are free again.
+    """
 
     tenant: str
-    second: int
-    difference: int
-    concurrent: bool
+    since: int
+    released: int
+    at: int
+    counted: int
+    places: int

@@ -1,14 +1,16 @@
 -- The limits of one tenant. KEYS[1] is a hash:
 --   r:<second>   requests counted in that second of Redis' clock
 --   t:<second>   tokens
---   c:<gateway>  "<running requests> <lease's end in ms>" of one gateway process
+--   c:<gateway>  "<places taken> <lease's end in ms>" of one gateway process
+-- A field of another form is left alone and not counted: others may write here, too.
 -- The arithmetic is that of local.py, and is tested against it.
 --
--- ARGV: 'take' gateway lease_ms requests tokens concurrent wanted    (a limit of -1: not counted)
+-- ARGV: 'take' gateway lease_ms requests tokens concurrent wanted places
+--         (a limit of -1: not counted)
 --         -> { refused (0 none, 1 requests, 2 tokens, 3 concurrent), wait_ms, remaining requests,
---              reset_ms, remaining tokens, reset_ms, second }
---       'settle' gateway lease_ms second difference concurrent (0 or 1)
---       'renew' gateway lease_ms running                      (what this gateway really has)
+--              reset_ms, remaining tokens, reset_ms, now_ms, fields of another form }
+--       'settle' gateway lease_ms since released at counted places
+--       'renew' gateway lease_ms places                       (what this gateway really has)
 local WINDOW, BUSY, NEVER, EXPIRE = 60, 1000, -1, 180
 local time = redis.call('TIME')
 local second = tonumber(time[1])
@@ -20,8 +22,15 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- Whether this is a whole number that no sum of a few makes inexact.
+local function fits(digits)
+  return digits and #digits <= 15 and string.match(digits, '^%d+$')
+end
+
+-- nil for what is none
 local function running_of(value)
   local count, ends = string.match(value, '^(%d+) (%d+)$')
+  if not fits(count) or not fits(ends) then return nil end
   if tonumber(ends) < now then return 0 end
   return tonumber(count)
 end
@@ -42,30 +51,36 @@ end
 
 if what == 'settle' then
   local slot = 't:' .. ARGV[4]
-  local counted = tonumber(redis.call('HGET', key, slot))
-  if counted then
-    redis.call('HSET', key, slot, whole(math.max(0, counted + tonumber(ARGV[5]))))
+  local held = redis.call('HGET', key, slot)
+  if fits(held) then
+    redis.call('HSET', key, slot, whole(math.max(0, tonumber(held) - tonumber(ARGV[5]))))
   end
-  if ARGV[6] == '1' then
-    local held = redis.call('HGET', key, own)
-    if held then set_running(running_of(held) - 1) end
+  if tonumber(ARGV[7]) > 0 then
+    redis.call('HINCRBY', key, 't:' .. ARGV[6], ARGV[7])
+    redis.call('EXPIRE', key, EXPIRE)
+  end
+  if tonumber(ARGV[8]) > 0 then
+    local mine = redis.call('HGET', key, own)
+    if mine then set_running((running_of(mine) or 0) - tonumber(ARGV[8])) end
   end
   return 1
 end
 
 local sums, slots, newest = { r = 0, t = 0 }, { r = {}, t = {} }, {}
-local running, mine = 0, 0
+local running, mine, unfit = 0, 0, 0
 local fields = redis.call('HGETALL', key)
 for i = 1, #fields, 2 do
   local name, value = fields[i], fields[i + 1]
-  local kind = string.sub(name, 1, 1)
-  if kind == 'c' then
-    local count = running_of(value)
+  local kind, rest = string.match(name, '^([rtc]):(.+)$')
+  local count = kind == 'c' and running_of(value)
+  local at = kind and kind ~= 'c' and fits(rest) and fits(value) and tonumber(rest)
+  if count then
     if count == 0 then redis.call('HDEL', key, name) end
     if name == own then mine = count end
     running = running + count
+  elseif not at or at > second + WINDOW then
+    unfit = unfit + 1
   else
-    local at = tonumber(string.sub(name, 3))
     if at < second - WINDOW then
       redis.call('HDEL', key, name)
     else
@@ -90,11 +105,13 @@ local function wait(kind, excess)
 end
 
 local limits = { tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]) }
-local wanted = tonumber(ARGV[7])
+local wanted, places = tonumber(ARGV[7]), tonumber(ARGV[8])
 local waits = { 0, 0, 0 }
 if limits[1] >= 0 then waits[1] = wait('r', sums.r + 1 - limits[1]) end
 if limits[2] >= 0 then waits[2] = wait('t', sums.t + wanted - limits[2]) end
-if limits[3] >= 0 and running >= limits[3] then waits[3] = BUSY end
+if limits[3] >= 0 and running + places > limits[3] then
+  waits[3] = places > limits[3] and NEVER or BUSY
+end
 local refused, longest = 0, 0
 for i = 1, 3 do
   if longest ~= NEVER and (waits[i] > longest or waits[i] == NEVER) then
@@ -111,12 +128,12 @@ end
 if refused == 0 then
   if limits[1] >= 0 then count('r', 1) end
   if limits[2] >= 0 then count('t', wanted) end
-  if limits[3] >= 0 then set_running(mine + 1) end
+  if limits[3] >= 0 then set_running(mine + places) end
   redis.call('EXPIRE', key, EXPIRE)
 end
 return {
   refused, longest,
   math.max(0, limits[1] - sums.r), newest.r and gone(newest.r) or 0,
   math.max(0, limits[2] - sums.t), newest.t and gone(newest.t) or 0,
-  second,
+  now, unfit,
 }

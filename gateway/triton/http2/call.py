@@ -89,7 +89,7 @@ class Call(Generic[T]):
     async def feed(self, take: Callable[[Sequence[bytes]], bool]) -> bool:
         while True:
             if self._messages and not take(self._all()):
-                return True
+                return True  # what was taken is given back when more is wanted
             if self._ended():
                 return False
             if await self._wait(take):
@@ -113,6 +113,7 @@ class Call(Generic[T]):
 
     async def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> bool:
         assert self._waiter is None, "one reader at a time"
+        self._refill()
         self._waiter, self._take = self._loop.create_future(), take
         try:
             return await self._waiter
@@ -121,7 +122,6 @@ class Call(Generic[T]):
 
     def _all(self) -> Sequence[bytes]:
         messages, self._messages = self._messages, []
-        self._refill()
         return messages
 
     def deliver(self) -> None:
@@ -137,6 +137,7 @@ class Call(Generic[T]):
                 waiter.set_exception(error)
                 return
             if not enough:
+                self._refill()
                 return
         waiter.set_result(enough)
 
@@ -180,7 +181,7 @@ class Call(Generic[T]):
         self._held += len(payload)
         if self._held >= self._needed and not self._split():
             return
-        if not self._messages:
+        if not self._messages and self._needed - self._held > self._window:
             # The rest of a message longer than the window: nobody can read it until it is whole.
             self._refill()
 
@@ -217,3 +218,16 @@ class Call(Generic[T]):
         if self._window < _LOW and self.status is None:
             self._control.credit(self.stream_id, WINDOW - self._window)
             self._window = WINDOW
+
+
+class PieceCall(Call[bytes]):
+    """Feeds the bytes of its messages in the pieces that they come in, with gRPC's prefixes."""
+
+    __slots__ = ()
+
+    def receive(self, data: bytes, start: int, stop: int, padding: int = 0) -> None:
+        self._window -= stop - start + padding
+        if self._window < 0:
+            self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
+        elif stop > start:
+            self._add(data[start:stop])

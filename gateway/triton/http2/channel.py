@@ -9,12 +9,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import TypeVar
 
 from gateway.errors import EngineError, EngineUnavailable
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2 import headers
-from gateway.triton.http2.call import PREFIX, Call
+from gateway.triton.http2.call import PREFIX, Call, PieceCall
 from gateway.triton.http2.connection import Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
 
@@ -49,11 +50,17 @@ class Http2Transport:
         self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
     ) -> Call[T]:
         extra = headers.metadata_block(metadata) if metadata else b""
-        return await self._call(path, request, parse, extra)
+        return await self._call(path, request, partial(Call, parse=parse), extra)
+
+    async def pieces(self, path: str, request: Message, metadata: Metadata) -> Call[bytes]:
+        extra = headers.metadata_block(metadata) if metadata else b""
+        return await self._call(path, request, partial(PieceCall, parse=bytes), extra)
 
     async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
-            call = await self._call(path, [request], bytes, headers.timeout_field(timeout_s))
+            call = await self._call(
+                path, [request], partial(Call, parse=bytes), headers.timeout_field(timeout_s)
+            )
             try:
                 reply = await call.read()
                 # The status comes after the reply.
@@ -81,14 +88,14 @@ class Http2Transport:
         await asyncio.gather(*[connection.gone.wait() for connection in self._connections])
 
     async def _call(
-        self, path: str, request: Message, parse: Callable[[bytes], T], extra: bytes
+        self, path: str, request: Message, make: Callable[[Connection], Call[T]], extra: bytes
     ) -> Call[T]:
         size = message_bytes(request)
         connection = self._with_room()
         while connection is None:
             await self._connect()
             connection = self._with_room()
-        call = Call(connection, parse)
+        call = make(connection)
         prefix = PREFIX.pack(0, size)
         connection.open(call, self._block(path) + extra, [prefix, *request], len(prefix) + size)
         return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.cpu import costs_less_than
 from tests.support.local_stack import Stack, Up
+from tests.support.raw_http import connected, next_answer, post
 
 CPU_SECONDS = 1.0  # of the gateway, with the upload; the slowest takes 0.3
 MEGABYTES = 8 * 1024 * 1024
@@ -67,6 +69,16 @@ def test_a_compressed_body(stack: Stack) -> None:
     error = _error(_post(stack, TEXT, GOOD[TEXT], content_encoding="gzip"), 415)
     assert "gzip" in error["message"]
     assert _post(stack, TEXT, GOOD[TEXT], content_encoding="identity").status_code == 200
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_body_that_says_it_is_too_large_is_not_waited_for(stack: Stack, path: str) -> None:
+    head = post(path, b"").replace(b"length: 0", b"length: 1000000000")
+    with connected(stack.gateway) as connection:
+        connection.sendall(head)
+        answer = next_answer(connection)
+    assert answer.status == 413
+    assert json.loads(answer.body)["error"]["code"] == "content_too_large"
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/mixed; boundary=b", ""])

@@ -31,6 +31,7 @@ _ABSTRACT = {GatewayError, AdapterError}
 _INTERNAL = {
     "adapters.config_json.ConfigError",
     "adapters.config_json.ConfigMissing",
+    "adapters.patterns.NotAllowed",
     "gateway.config.file.ConfigurationError",
     "gateway.config.marked_yaml.YamlProblem",
     "gateway.parsers.tools.parser.NotACall",

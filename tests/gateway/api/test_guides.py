@@ -36,6 +36,10 @@ def test_objects_that_name_properties_are_closed_wherever_they_stand() -> None:
         {"properties": {"a": STRING}, "if": {}, "then": {"properties": {"b": STRING}}},
         {"enum": [{"properties": {"a": 1}}]},
         True,
+        {"properties": {"a": STRING}, "required": None},
+        {"properties": {"a": STRING}, "required": 5},
+        {"properties": {"a": STRING}, "required": [[1]]},
+        {"properties": {"a": STRING}, "required": ["a", None]},
     ],
 )
 def test_schemas_that_say_or_combine_more_stay_as_they_are(schema: Any) -> None:

@@ -35,9 +35,10 @@ CAPABILITIES = ModelCapabilities(
     engine_dir=Path("/nowhere"),
     lora_dtype="float16",
     lora_host_bytes=1024**3,
-    guided=False,
+    guides=None,
     max_beam_width=1,
     generation_logits=False,
+    logit_bytes=4,
     context_logits=False,
     tokens_per_block=64,
     fingerprint="fp_0",
@@ -60,15 +61,15 @@ async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_u
     shared = {"redis_url": redis_url}
     async with _adapters(tmp_path, "one", **shared) as one:
         await one._add("zh", "one", content(1), "test")
-        assert one.resolve("zh")[0].task_id == content(1).task_id
+        assert one.resolve("zh")[1].digest == content(1).digest
         async with _adapters(tmp_path, "org/two", **shared) as two:
             assert two.records == []
             with pytest.raises(ModelNotFound):
                 two.resolve("zh")
             # The same name on another base is another adapter.
             await two._add("zh", "org/two", content(2), "test")
-            assert two.resolve("zh")[0].task_id == content(2).task_id
-        assert one.resolve("zh")[0].task_id == content(1).task_id
+            assert two.resolve("zh")[1].digest == content(2).digest
+        assert one.resolve("zh")[1].digest == content(1).digest
 
 
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:

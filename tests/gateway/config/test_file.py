@@ -55,8 +55,30 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert configuration.limits.when_redis_is_away.requests_per_minute == "local"
 
 
-def test_an_empty_file_has_no_tenants(tmp_path: Path) -> None:
-    assert load(_file(tmp_path, ""))[0] == Configuration()
+def test_every_beginning_of_a_file_asks_for_keys(tmp_path: Path) -> None:
+    """As whoever reads sees it while somebody writes."""
+    refused = 0
+    for end in range(len(GOOD)):
+        try:
+            configuration, _ = load(_file(tmp_path, GOOD[:end]))
+        except ConfigurationError:
+            refused += 1
+        else:
+            assert configuration.tenants is not None, GOOD[:end]
+    assert 0 < refused < len(GOOD)
+
+
+@pytest.mark.parametrize("text", ["", "limits: {}", "tenants:", "anonymous: false", "# tenants"])
+def test_a_file_without_tenants_is_refused(tmp_path: Path, text: str) -> None:
+    (problem,) = _problems(tmp_path, text)
+    assert problem.startswith("1: tenants: missing, which DOES NOT TURN KEYS OFF; where nobody")
+
+
+def test_a_file_may_say_that_nobody_needs_a_key(tmp_path: Path) -> None:
+    configuration, _ = load(_file(tmp_path, "anonymous: true"))
+    assert (configuration.anonymous, configuration.tenants) == (True, None)
+    (problem,) = _problems(tmp_path, GOOD + "anonymous: true\n")
+    assert problem == "12: anonymous: not together with tenants, who have keys"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +93,7 @@ def test_an_empty_file_has_no_tenants(tmp_path: Path) -> None:
         ("name: acme", "name: a/b", "4: tenants[0].name: found 'a/b'; must match pattern"),
         ("name: acme", "name: ..", "4: tenants[0].name: found '..'; must match pattern"),
         ("refuse", "wait", "11: limits.when_redis_is_away.tokens_per_minute: found 'wait'; must"),
-        ("limits:", "limit:", "9: limit: unknown; allowed: admin_keys, tenants, limits"),
+        ("limits:", "limit:", "9: limit: unknown; allowed: admin_keys, anonymous, ten"),
         ("    tokens_per", "    token_per", "11: limits.when_redis_is_away.token_per_minute: unkn"),
         (f"- {HASH}", "- sha256:12", "6: tenants[0].keys[0]: must be `sha256:` and 64 hex digits"),
         ("1" * 64, "0" * 64, "6: tenants[0].keys[0]: used twice; it is already a key of the admin"),
@@ -199,6 +221,26 @@ async def test_reloads_take_all_or_nothing(
     names = [configuration.tenants[0].name for configuration in seen]  # type: ignore[index]
     assert names == ["acme", "other", "acme"]
     watch.cancel()
+
+
+async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    """Half of it may be right, and without the limits that stand in the other half."""
+    path = _file(tmp_path, GOOD)
+    file = ConfigurationFile(path)
+    limits: list[int | None] = []
+    file.subscribe(lambda now: limits.append(now.tenants[0].requests_per_minute))  # type: ignore[index]
+    half = GOOD[: GOOD.index("    requests_per_minute")]
+    assert load(_file(tmp_path, half))[0].tenants is not None
+    watch = asyncio.create_task(file.watch())
+    for number in range(12):  # 3 s, and never as long as from one look to the next
+        await asyncio.sleep(0.25)
+        path.write_text(half + "#" * number)
+    path.write_text(GOOD.replace("600", "700"))
+    async with asyncio.timeout(30):
+        while limits[-1] != 700:
+            await asyncio.sleep(0.05)
+    watch.cancel()
+    assert limits == [600, 700]
 
 
 async def test_what_cannot_be_served_here_is_refused_as_a_mistake(tmp_path: Path) -> None:

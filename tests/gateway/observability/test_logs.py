@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.observability.audit import Audit
 from gateway.observability.logs import LogFormat, configure_logging, log_request
 from gateway.observability.request_context import RequestContext, current
 from ops.commands.up import DEMO_ADAPTERS
@@ -19,7 +20,11 @@ from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 
-KEY, WRONG, ADMIN = "sk-the-key-of-acme", "sk-a-key-of-nobody", "the-key-of-an-admin"
+KEY, WRONG, ADMIN = (
+    "sk-the-key-of-acme",
+    "sk-a-key-of-nobody",
+    "the-key-of-an-admin-has-enough-characters",
+)
 PROMPT = "Zanzibar pineapples at dawn"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -183,3 +188,28 @@ def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
     assert len(line["finish"]) == 2
     health = [line for line in requests if line["path"] == "/health/ready"]
     assert all(line["tenant"] is line["replica"] is line["ttft_ms"] is None for line in health)
+
+
+def test_an_audit_line_is_one_line(capfd: pytest.CaptureFixture[str], form: LogFormat) -> None:
+    """Whatever an admin calls an adapter, and whatever the level."""
+    configure_logging("error", form)
+    audit = Audit("sha256:12345678")
+    with (
+        pytest.raises(ValueError, match="told"),
+        audit.action("adapters.add", "two\nlines \udc80", None),
+    ):
+        raise ValueError("told")
+    with audit.action("adapters.add", "zh", {"served": "a"}) as action:
+        action.after = {"served": "b"}
+    failed, done = capfd.readouterr().err.splitlines()
+    if form == "text":
+        said = "INFO gateway.audit [-]: sha256:12345678 adapters.add "
+        assert failed.endswith(
+            said + "'two\\nlines \\\\udc80': ValueError, before null, after null"
+        )
+        assert done.endswith(said + '\'zh\': done, before {"served":"a"}, after {"served":"b"}')
+        return
+    line = json.loads(failed)
+    assert (line["target"], line["outcome"]) == ("two\nlines \\udc80", "ValueError")
+    line = json.loads(done)
+    assert (line["before"], line["after"]) == ({"served": "a"}, {"served": "b"})

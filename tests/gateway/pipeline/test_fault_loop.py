@@ -76,8 +76,10 @@ async def case(folder: Path, fault: Fault, choices: int = 1) -> AsyncIterator[Ca
     (folder / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     engine = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=0)
     log = folder / "usage.jsonl"
-    config = write_config(folder / "c.yaml", tenant("acme", KEY, concurrent_requests=1))
-    settings = {"config": config, "usage_log": log, "max_in_flight": choices, "queue_timeout": 1}
+    config = write_config(folder / "c.yaml", tenant("acme", KEY, concurrent_requests=choices))
+    settings = {"config": config, "usage_log": log, "queue_timeout": 1}
+    # All choices run at once, so that none waits for a place while the engine stalls.
+    settings |= {"max_in_flight": choices, "tenant_share": 1}
     async with serving(engine) as endpoint, running(folder, endpoint, **settings) as started:
         client, service, _ = started
         client.headers.update(HEADERS)

@@ -153,14 +153,64 @@ async def test_choices_are_counted_one_by_one() -> None:
     assert admission.in_flight == 2
 
 
-async def test_a_request_larger_than_everything_runs_alone() -> None:
-    admission = _admission(2)
-    async with admission.permit("a", cost=10):
-        assert admission.in_flight == 10
-        small = asyncio.create_task(admission.permit("b").__aenter__())
+async def test_what_can_never_have_its_turn_holds_nobody_up() -> None:
+    """Not now, since most engines are away, or not at all: others go past it."""
+    admission = _admission(4, share=0.5, wait_s=0.05)
+    assert admission.largest == 2
+    large = asyncio.create_task(admission.permit("a", priority=9, cost=3).__aenter__())
+    await asyncio.sleep(0)
+    async with admission.permit("b"), admission.permit("b"), admission.permit("c"):
+        assert (admission.in_flight, admission.waiting) == (3, 1)
+    with pytest.raises(Overloaded):
+        await large
+
+
+async def test_many_beams_are_waited_for_by_those_alone_who_have_more() -> None:
+    admission = _admission(8, share=0.75)
+    for _ in range(6):
+        await admission.permit("a").__aenter__()
+    beams = asyncio.create_task(admission.permit("b", cost=4).__aenter__())
+    await asyncio.sleep(0)
+    more_of_a = asyncio.create_task(admission.permit("a").__aenter__())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(1), admission.permit("c"), admission.permit("c"):
+        assert (admission.in_flight, admission.waiting) == (8, 2)
+    admission.leave("a", 1)
+    admission.leave("a", 1)
+    await beams
+    assert not more_of_a.done()
+    more_of_a.cancel()
+
+
+async def test_a_request_that_has_begun_goes_on_before_its_tenants_next() -> None:
+    """Beyond the queue's bound, and for as long as it may take."""
+    admission, order = _admission(1, queue=1, wait_s=0.01), []
+
+    async def one(name: str, *, goes_on: bool = False) -> None:
+        permit = admission.permit("a", wait_s=5 if goes_on else None, goes_on=goes_on)
+        async with permit:
+            order.append(name)
+
+    async with admission.permit("a"):
+        new = asyncio.create_task(one("new"))
         await asyncio.sleep(0)
+        next_one = asyncio.create_task(one("next", goes_on=True))
+        with pytest.raises(Overloaded):
+            await new
         assert admission.waiting == 1
-    await small
+        new = asyncio.create_task(one("new"))
+        await asyncio.sleep(0)
+        assert admission.waiting == 1, "the queue is full for those that have not begun"
+    await asyncio.gather(next_one, new, return_exceptions=True)
+    assert order[0] == "next"
+
+
+async def test_a_deadline_ends_the_waiting_of_a_request_that_has_begun() -> None:
+    admission = _admission(1)
+    async with admission.permit("a"):
+        with pytest.raises(TimeoutError):
+            await admission.permit("a", wait_s=0.01, goes_on=True).__aenter__()
+    assert (admission.in_flight, admission.waiting) == (0, 0)
 
 
 async def test_a_request_with_many_choices_is_not_passed_for_ever() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,47 @@ def _passed(records: list[dict[str, Any]], waiter: dict[str, Any]) -> int:
         for record in records
         if record["tenant"] == "flood"
     )
+
+
+async def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
+    """Of those that wait for the one place, whoever came first."""
+    engine = paced_engine(tmp_path / "engine", tokens_per_second=2, first_token_ms=1)
+    log = tmp_path / "usage.jsonl"
+    priorities = {"busy": 0, "batch": -5, "usual": 0, "urgent": 10}
+    tenants = [
+        tenant(name, f"sk-{name}-key", priority=priority) for name, priority in priorities.items()
+    ]
+    settings = {
+        "config": write_config(tmp_path / "c.yaml", *tenants),
+        "max_in_flight": 1,
+        "queue_timeout": 600,
+        "usage_log": log,
+        "admin_port": 0,
+    }
+    with (
+        tritons(tmp_path, engine, 1) as one,
+        GatewayProcess(tmp_path / "g", one, **settings) as gateway,
+    ):
+        metrics = f"http://127.0.0.1:{gateway.admin_port}/metrics"
+        async with contextlib.AsyncExitStack() as stack, asyncio.timeout(600):
+            clients = {
+                name: await stack.enter_async_context(gateway.async_client(f"sk-{name}-key"))
+                for name in priorities
+            }
+            # Takes the place until it leaves.
+            long = body(max_tokens=200, ignore_eos=True, stream=True)
+            async with clients["busy"].stream("POST", "/v1/completions", json=long) as running:
+                lines = running.aiter_lines()  # kept: its end would close the stream
+                await anext(lines)
+                waiting = []
+                for name in ("batch", "usual", "urgent"):
+                    waiting.append(
+                        asyncio.create_task(clients[name].post("/v1/completions", json=body()))
+                    )
+                    while await _waiting(clients["busy"], metrics) < len(waiting):
+                        await asyncio.sleep(0.05)
+            answers = await asyncio.gather(*waiting)
+    assert {answer.status_code for answer in answers} == {200}
+    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    ended = [record["tenant"] for record in sorted(records, key=lambda record: record["ended"])]
+    assert ended == ["busy", "urgent", "usual", "batch"]

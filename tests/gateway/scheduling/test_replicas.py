@@ -87,7 +87,12 @@ def started(
     with tritons(folder, demo_engine(folder / "engine")) as both:
         config = _write(folder / "c.yaml", [replica.endpoint for replica in both.replicas])
         adapters = json.dumps({name: str(DEMO_ADAPTERS / name) for name in ("zh", "ja")})
-        settings = {"config": config, "adapters": adapters, "admin_port": 0}
+        settings = {
+            "config": config,
+            "allow_anonymous": "true",
+            "adapters": adapters,
+            "admin_port": 0,
+        }
         with GatewayProcess(folder / "g", both, **settings) as gateway:
             yield both, gateway, config
 
@@ -103,7 +108,7 @@ async def pair(started: tuple[Tritons, GatewayProcess, Path]) -> AsyncIterator[P
 
 def _write(path: Path, endpoints: list[str]) -> Path:
     new = path.with_suffix(".new")
-    new.write_text(yaml.safe_dump({"replicas": endpoints}), encoding="utf-8")
+    new.write_text(yaml.safe_dump({"anonymous": True, "replicas": endpoints}), encoding="utf-8")
     return new.replace(path)
 
 

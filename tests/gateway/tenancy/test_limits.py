@@ -18,6 +18,7 @@ from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import LimitRequest, Settlement
+from tests.support.cluster import paced_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
@@ -26,7 +27,10 @@ from tests.support.redis_server import RedisServer, running_redis
 PATIENT_S = 30.0
 """Redis is never given up where a test is of what it counts, however busy the machine is."""
 
-KEYS = {name: f"sk-{name}-key" for name in ("fifty", "large", "tokens", "single", "free", "pair")}
+KEYS = {
+    name: f"sk-{name}-key"
+    for name in ("fifty", "large", "tokens", "single", "free", "pair", "once")
+}
 
 
 @pytest.fixture
@@ -69,6 +73,7 @@ def gateways(
         tenant("single", KEYS["single"], concurrent_requests=1),
         tenant("pair", KEYS["pair"], concurrent_requests=2),
         tenant("free", KEYS["free"]),
+        tenant("once", KEYS["once"], requests_per_minute=1),
     )
     common: dict[str, object] = {
         "config": config,
@@ -201,6 +206,55 @@ def test_requests_at_once_are_counted_over_all_gateways(
         _until_served(two)  # the client above left in the middle
 
 
+def test_choices_prompts_and_beams_count_as_what_they_take(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["pair"]) as one, gateways[1].client(KEYS["pair"]) as two:
+        for fields in ({"n": 2}, {"prompt": ["a", "b"]}, {"n": 2, "use_beam_search": True}):
+            assert one.post("/v1/completions", json=body() | fields).status_code == 200, fields
+        with one.stream("POST", "/v1/completions", json=LONG | {"n": 2}) as running:
+            assert running.status_code == 200
+            lines = running.iter_lines()  # kept: without it httpx closes the stream
+            assert next(lines)
+            answer = two.post("/v1/completions", json=body())
+            assert answer.status_code == 429
+            assert "requests at once: limit 2" in answer.json()["error"]["message"]
+        _until_served(two)
+        for fields, param in (
+            ({"n": 3}, "n"),
+            ({"prompt": ["a", "b", "c"]}, "prompt"),
+            ({"n": 3, "use_beam_search": True}, "n"),
+            ({"best_of": 3}, "n"),
+        ):
+            answer = one.post("/v1/completions", json=body() | fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert "this key may have 2 at once" in answer.json()["error"]["message"]
+
+
+def test_a_request_too_many_is_refused_before_its_prompt_is_looked_at(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    """Of a prompt without end and of a request too many, the second is told."""
+    endless = body(prompt="long " * 20_000)
+    with gateways[0].client(KEYS["once"]) as client:
+        first = client.post("/v1/completions", json=endless)
+        assert (first.status_code, _code(first)) == (400, "context_length_exceeded")
+        second = client.post("/v1/completions", json=endless)
+        assert (second.status_code, _code(second)) == (429, "rate_limit_exceeded")
+        chat = {"model": "demo", "messages": [{"role": "user", "content": "long " * 20_000}]}
+        assert client.post("/v1/chat/completions", json=chat).status_code == 429
+
+
+def test_places_come_back_from_a_request_that_fails_on_its_way(
+    gateways: tuple[GatewayProcess, GatewayProcess],
+) -> None:
+    with gateways[0].client(KEYS["single"]) as client:
+        for _ in range(3):
+            answer = client.post("/v1/completions", json=body(prompt="long " * 20_000))
+            assert answer.status_code == 400
+        assert client.post("/v1/completions", json=body()).status_code == 200
+
+
 def _until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -217,6 +271,41 @@ def _counted(redis: RedisServer, name: str) -> set[int]:
     with redis.client() as client:
         fields: Any = client.hgetall(f"limits:{{{name}}}")
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
+
+
+def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_is_full(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
+    engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
+    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["large"], tokens_per_minute=1700))
+    with (
+        tritons(tmp_path, engine, 1) as one,
+        GatewayProcess(
+            tmp_path / "g", one, config=config, redis_url=redis.url, redis_timeout=PATIENT_S
+        ) as gateway,
+        gateway.client(KEYS["large"]) as client,
+    ):
+        endless = _count(max_tokens=None, stream=True)
+        with client.stream("POST", "/v1/completions", json=endless) as running:
+            assert running.status_code == 200
+            lines = running.iter_lines()
+            assert next(lines)
+            _until(lambda: len(_seconds(redis, "t")) >= 3)
+            assert sum(_seconds(redis, "t").values()) <= 1700
+            last = [line for line in lines if '"finish_reason":"' in line]
+        assert '"finish_reason":"length"' in last[0]
+        used = sum(_seconds(redis, "t").values())
+        assert 1024 + 9 < used < 1700 + 150
+        refused = client.post("/v1/completions", json=_count(max_tokens=500))
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+
+
+def _seconds(redis: RedisServer, name: str) -> dict[str, int]:
+    """The seconds in which tokens of a tenant are counted."""
+    with redis.client() as client:
+        fields: Any = client.hgetall(f"limits:{{{name}}}")
+    return {k.decode(): int(v) for k, v in fields.items() if k.startswith(b"t:") and int(v)}
 
 
 @pytest.mark.slow
@@ -246,7 +335,7 @@ def test_a_gateway_that_dies_gives_its_requests_back(
 async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
     redis: RedisServer, at_redis: Redis
 ) -> None:
-    ask = LimitRequest("t", None, None, 1, 1)
+    ask = LimitRequest(tenant="t", concurrent=1)
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         decision = await limits.take(ask)
         assert decision is not None
@@ -261,17 +350,18 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
             second = await others.take(ask)
             assert second is not None
             assert second.refused == "concurrent_requests"
-        limits.settle(Settlement("t", decision.second, 0, True))
+        limits.settle(Settlement("t", 0, 0, 0, 0, 1))
     assert not [f for f in at_redis.hkeys("limits:{t}") if f.startswith(b"c:")]
 
 
 async def test_what_is_settled_is_told_before_the_end(redis: RedisServer, at_redis: Redis) -> None:
-    ask = LimitRequest("t", None, 10_000, 1000, 10)
+    ask = LimitRequest(tenant="t", tokens=10_000, concurrent=1000, wanted=10)
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         taken = [await limits.take(ask) for _ in range(500)]
         for decision in taken:
             assert decision is not None
-            limits.settle(Settlement("t", decision.second, -10, True))
+            second = decision.now_ms // 1000
+            limits.settle(Settlement("t", second, 10, second, 0, 1))
     values: Any = at_redis.hgetall("limits:{t}")
     assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 0
     assert not [field for field in values if field.startswith(b"c:")]
@@ -284,16 +374,19 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
     """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         for _ in range(20):
-            ask = asyncio.ensure_future(limits.take(LimitRequest("t", None, 9, 1, 9)))
+            ask = asyncio.ensure_future(
+                limits.take(LimitRequest(tenant="t", tokens=9, concurrent=1, wanted=9))
+            )
             for _ in range(steps):
                 await asyncio.sleep(0)
             if not ask.done():
                 ask.cancel()
             elif (taken := ask.result()) is not None and taken.refused is None:
-                limits.settle(Settlement("t", taken.second, -9, True))
+                second = taken.now_ms // 1000
+                limits.settle(Settlement("t", second, 9, second, 0, 1))
         deadline = time.monotonic() + 20
         while True:
-            decision = await limits.take(LimitRequest("t", None, 9, 1, 9))
+            decision = await limits.take(LimitRequest(tenant="t", tokens=9, concurrent=1, wanted=9))
             assert decision is not None
             if decision.refused is None:
                 break
@@ -307,7 +400,7 @@ async def test_scripts_that_redis_forgot_are_sent_again(
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         at_redis.script_flush()
         decisions = await asyncio.gather(
-            *[limits.take(LimitRequest("t", 5, None, None, 1)) for _ in range(9)]
+            *[limits.take(LimitRequest(tenant="t", requests=5)) for _ in range(9)]
         )
         assert [d is not None and d.refused is None for d in decisions].count(True) == 5
 
@@ -320,16 +413,62 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
     async with SharedLimits(redis.url, ups.append, timeout_s=PATIENT_S) as limits:
         for _ in range(3):
             broken, *others = await asyncio.gather(
-                limits.take(LimitRequest("broken", 5, None, 1, 1)),
-                *[limits.take(LimitRequest(f"t{n}", 5, None, 1, 1)) for n in range(5)],
+                limits.take(LimitRequest(tenant="broken", requests=5, concurrent=1)),
+                *[
+                    limits.take(LimitRequest(tenant=f"t{n}", requests=5, concurrent=1))
+                    for n in range(5)
+                ],
             )
             assert broken is None
             assert None not in others
         refused = [decision.refused for decision in others if decision is not None]
         assert refused == ["concurrent_requests"] * 5
         at_redis.delete("limits:{broken}")
-        assert await limits.take(LimitRequest("broken", 5, None, 1, 1)) is not None
+        assert (
+            await limits.take(LimitRequest(tenant="broken", requests=5, concurrent=1)) is not None
+        )
     assert ups == [True]
+
+
+WILD: dict[str, str | bytes] = {
+    "r:99999999999": "1",  # the script would walk to that second
+    "t:99999999999999999999": "1",
+    "r:": "1",
+    "r:1e9": "1",
+    "t:-1": "1",
+    "c:other": "9" * 40 + " " + "9" * 40,
+    "c:another": "nan inf",
+    "x": "y",
+    "": "",
+    b"\xff": b"\xff",  # type: ignore[dict-item]
+}
+
+
+async def test_what_others_write_into_a_tenants_key_is_left_alone(
+    redis: RedisServer, at_redis: Redis
+) -> None:
+    key = "limits:{wild}"
+    second = at_redis.time()[0]
+    wild = {**WILD, f"t:{second + 30}": "nan", f"r:{second - 1}": "-5"}
+    at_redis.hset(key, mapping=wild)
+    refused: list[None] = []
+    async with SharedLimits(
+        redis.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
+    ) as limits:
+        for _ in range(2):
+            decisions = [
+                await limits.take(
+                    LimitRequest(tenant="wild", requests=2, tokens=100, concurrent=3, wanted=10)
+                )
+                for _ in range(2)
+            ]
+        numbers = [d for d in decisions if d is not None]
+        assert [d.refused for d in numbers] == ["requests_per_minute"] * 2
+        assert all(0 < d.wait_ms <= 62_000 and d.remaining_tokens == 80 for d in numbers)
+    kept = at_redis.hgetall(key)
+    names = [name if isinstance(name, bytes) else name.encode() for name in wild]
+    assert all(name in kept for name in names), "left alone"
+    assert len(refused) == 1, "counted once"
 
 
 async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
@@ -360,7 +499,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    ask = LimitRequest("t", 100, None, 1, 1)
+    ask = LimitRequest(tenant="t", requests=100, concurrent=1)
     async with server:
         async with SharedLimits(f"redis://127.0.0.1:{port}", timeout_s=1.0) as limits:
             assert limits.up
@@ -423,7 +562,9 @@ def _tenant() -> Tenant:
         ({}, ["passed", "RateLimited"]),
         ({"requests_per_minute": "allow"}, ["passed", "RateLimited"]),
         ({"requests_per_minute": "allow", "concurrent_requests": "allow"}, ["passed", "passed"]),
-        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
+        # A request is counted before its tokens are.
+        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "RateLimited"]),
+        ({"requests_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
     ],
 )
 async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: list[str]) -> None:
@@ -434,7 +575,8 @@ async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: lis
         found = []
         for _ in range(2):
             try:
-                await limits.reserve(_tenant(), 10)
+                reservation = await limits.count(_tenant(), 1)
+                await reservation.reserve(10)
                 found.append("passed")
             except Exception as error:
                 found.append(type(error).__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,10 +23,18 @@ STEPS = st.lists(
         st.integers(1, 60),  # tokens reserved
         st.integers(0, 60),  # tokens really used
         st.booleans(),  # whether the oldest running request ends first
+        st.integers(1, 9),  # places
     ),
     max_size=60,
 )
 LIMIT = st.none() | st.integers(1, 100)
+
+
+class _Running(NamedTuple):
+    since: int
+    wanted: int
+    used: int
+    places: int
 
 
 class _Run:
@@ -35,23 +43,32 @@ class _Run:
     def __init__(self, requests: int | None, tokens: int | None, concurrent: int | None) -> None:
         self.limits = requests, tokens, concurrent
         self.local = LocalLimits()
-        self.running: list[tuple[int, int, int]] = []
+        self.running: list[_Running] = []
         self.passed: list[tuple[int, int]] = []
         """Times in ms, and what was reserved then."""
 
-    def ask(self, wanted: int) -> LimitRequest:
-        return LimitRequest("t", *self.limits, wanted)
+    def ask(self, wanted: int, places: int = 1) -> LimitRequest:
+        requests, tokens, concurrent = self.limits
+        return LimitRequest(
+            tenant="t",
+            requests=requests,
+            tokens=tokens,
+            concurrent=concurrent,
+            wanted=wanted,
+            places=places,
+        )
 
-    def take(self, now: int, wanted: int, used: int) -> Decision:
-        decision = self.local.take(self.ask(wanted), now)
+    def take(self, now: int, wanted: int, used: int, places: int) -> Decision:
+        decision = self.local.take(self.ask(wanted, places), now)
         if decision.refused is None:
             self.passed.append((now, wanted))
-            self.running.append((decision.second, wanted, used))
+            self.running.append(_Running(now // 1000, wanted, used, places))
         return decision
 
-    def settlement(self) -> Settlement:
-        second, wanted, used = self.running.pop(0)
-        return Settlement("t", second, used - wanted, self.limits[2] is not None)
+    def settlement(self, now: int) -> Settlement:
+        since, wanted, used, places = self.running.pop(0)
+        places = 0 if self.limits[2] is None else places
+        return Settlement("t", since, wanted, now // 1000, used, places)
 
 
 @given(LIMIT, LIMIT, LIMIT, STEPS)
@@ -60,14 +77,14 @@ def test_no_minute_lets_more_pass_than_the_limit(
     requests: int | None, tokens: int | None, concurrent: int | None, steps: list[Any]
 ) -> None:
     run, now = _Run(requests, tokens, concurrent), 7_000_000
-    for pause, wanted, used, _ in steps:
+    for pause, wanted, used, _, places in steps:
         now += pause
-        decision = run.take(now, wanted, used)
+        decision = run.take(now, wanted, used, places)
         assert (decision.refused is None) == (decision.wait_ms == 0)
         minute = [(at, n) for at, n in run.passed if at > now - MINUTE_MS]
         assert requests is None or len(minute) <= requests
         assert tokens is None or sum(n for _, n in minute) <= tokens
-        assert concurrent is None or len(run.running) <= concurrent
+        assert concurrent is None or sum(one.places for one in run.running) <= concurrent
         assert decision.remaining_requests >= 0
         assert decision.remaining_tokens >= 0
         assert 0 <= decision.reset_requests_ms <= MINUTE_MS + 1000
@@ -80,11 +97,11 @@ def test_the_wait_is_true_and_not_too_long(
 ) -> None:
     """After `wait_ms` the request passes; a millisecond before it does not."""
     run, now = _Run(requests, tokens, None), 7_000_000
-    for pause, reserved, used, settle in steps:
+    for pause, reserved, used, settle, places in steps:
         now += pause // 10
-        run.take(now, reserved, used)
+        run.take(now, reserved, used, places)
         if settle and run.running:
-            run.local.settle(run.settlement())
+            run.local.settle(run.settlement(now))
     decision = run.local.take(run.ask(wanted), now)
     if decision.wait_ms == NEVER:
         assert tokens is not None
@@ -97,11 +114,39 @@ def test_the_wait_is_true_and_not_too_long(
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None:
     limits, now = LocalLimits(), 5_000
-    ask = LimitRequest("t", None, 50, None, reserved)
-    first = limits.take(ask, now)
-    limits.settle(Settlement("t", first.second, used - reserved, False))
-    assert limits.take(LimitRequest("t", None, 50, None, 50 - used), now).refused is None
-    assert limits.take(LimitRequest("t", None, 50, None, 1), now).refused == "tokens_per_minute"
+
+    def ask(wanted: int) -> Decision:
+        return limits.take(LimitRequest(tenant="t", tokens=50, wanted=wanted), now)
+
+    ask(reserved)
+    limits.settle(Settlement("t", 5, reserved, 5, used, 0))
+    assert ask(50 - used).refused is None
+    assert ask(1).refused == "tokens_per_minute"
+
+
+def test_what_is_used_later_counts_from_then() -> None:
+    """Reserved in second 5 and used in second 60, it is in the way until second 121."""
+    limits = LocalLimits()
+
+    def ask(now_ms: int) -> Decision:
+        return limits.take(LimitRequest(tenant="t", tokens=50, wanted=50), now_ms)
+
+    assert ask(5_000).refused is None
+    limits.settle(Settlement("t", 5, 50, 60, 50, 0))
+    assert ask(66_000).wait_ms == 121_000 - 66_000
+    assert ask(121_000).refused is None
+
+
+def test_more_than_may_ever_be_at_once_is_not_to_be_tried_again() -> None:
+    limits = LocalLimits()
+
+    def ask(places: int) -> Decision:
+        return limits.take(LimitRequest(tenant="t", concurrent=4, places=places), 0)
+
+    assert (ask(5).refused, ask(5).wait_ms) == ("concurrent_requests", NEVER)
+    assert ask(3).refused is None
+    assert ask(2).wait_ms > 0
+    assert ask(1).refused is None
 
 
 @pytest.fixture(scope="module")
@@ -134,15 +179,15 @@ def test_redis_counts_as_python_does(
             return script(keys=["limits:{t}"], args=[arguments[0], "g", 10**9, *arguments[1:], now])
 
         limits = [-1 if limit is None else limit for limit in (requests, tokens, concurrent)]
-        for pause, wanted, used, settle in steps:
+        for pause, wanted, used, settle, places in steps:
             now += pause
             if settle and run.running:
-                settlement = run.settlement()
+                settlement = run.settlement(now)
                 run.local.settle(settlement)
-                ended = (settlement.second, settlement.difference, int(settlement.concurrent))
-                assert call("settle", *ended) == 1
-            refused, *numbers = call("take", *limits, wanted)
-            assert (NAMES[refused], *numbers) == run.take(now, wanted, used)
+                assert call("settle", *settlement[1:]) == 1
+            refused, *numbers, unfit = call("take", *limits, wanted, places)
+            assert unfit == 0
+            assert (NAMES[refused], *numbers) == run.take(now, wanted, used, places)
 
 
 @pytest.mark.parametrize(

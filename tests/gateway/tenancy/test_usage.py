@@ -59,7 +59,7 @@ class _Case:
         self.log = folder / "usage.jsonl"
         self.servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=step)
         self.config = write_config(
-            folder / "c.yaml", tenant("acme", KEY, tokens_per_minute=10_000, concurrent_requests=1)
+            folder / "c.yaml", tenant("acme", KEY, tokens_per_minute=10_000, concurrent_requests=3)
         )
 
     def gateway(self, endpoint: str, **settings: Any) -> Any:
@@ -133,6 +133,54 @@ async def test_one_record_for_every_end(
 
 @pytest.mark.parametrize("step", [0, 2])
 @pytest.mark.parametrize("stream", [True, False])
+async def test_a_deadline_of_the_clients_own_makes_nothing_free(
+    tmp_path: Path, stream: bool, step: int
+) -> None:
+    case = _Case(tmp_path, "stall", step)
+    async with serving(case.servicer) as endpoint, case.gateway(endpoint) as (client, _, _):
+        answer = await client.post(
+            "/v1/completions",
+            json=REQUEST | {"stream": stream},
+            headers=HEADERS | {"x-request-timeout": "1.5"},
+        )
+        (record,) = _records(case.log)
+        assert case.servicer.requests
+        assert record["status"] == 504
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (3, step)
+        case.servicer.fault = None
+        again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
+        left = 10_000 - (3 + step) - 43
+        assert int(again.headers["x-ratelimit-remaining-tokens"]) == left, answer.text
+
+
+@pytest.mark.parametrize("how", ["deadline", "hang-up"])
+def test_a_beam_search_that_is_broken_off_is_paid_for(
+    stack: Stack, tmp_path: Path, how: str
+) -> None:
+    """Its prompt, and the steps that it asked for with each of its beams."""
+    log = tmp_path / "usage.jsonl"
+    config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
+    beams = body(n=3, max_tokens=1900, use_beam_search=True, ignore_eos=True, temperature=0)
+    with (
+        GatewayProcess(tmp_path, stack, config=config, usage_log=log) as gateway,
+        gateway.client(KEY) as client,
+    ):
+        whole = client.post("/v1/completions", json=beams | {"max_tokens": 5}).json()["usage"]
+        if how == "deadline":
+            headers = {"x-request-timeout": "1.5"}
+            answer = client.post("/v1/completions", json=beams, headers=headers)
+            assert answer.status_code == 504
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=beams, timeout=1.5)
+        first, second = asyncio.run(_wait_for_records(log, 2))
+    assert first["completion_tokens"] == whole["completion_tokens"] == 15
+    assert second["prompt_tokens"] == whole["prompt_tokens"]
+    assert second["completion_tokens"] == 3 * 1900
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("choices", [1, 3])
 async def test_one_record_when_the_client_leaves(
     tmp_path: Path, stream: bool, step: int, choices: int
@@ -183,7 +231,8 @@ async def test_no_record_for_what_was_not_let_in(tmp_path: Path) -> None:
             (REQUEST, {}, 401),
             (REQUEST | {"model": "other"}, HEADERS, 404),
             (REQUEST | {"max_tokens": "x"}, HEADERS, 400),
-            (REQUEST | {"n": 128, "max_tokens": None, "best_of": None}, HEADERS, 200),
+            (REQUEST | {"n": 3, "max_tokens": None, "best_of": None}, HEADERS, 200),
+            (REQUEST | {"n": 4}, HEADERS, 400),
             (REQUEST | {"n": 128, "max_tokens": 60, "prompt": ["a"] * 2}, HEADERS, 400),
         ):
             answer = await client.post("/v1/completions", json=sent, headers=headers)
@@ -247,6 +296,7 @@ def test_two_gateways_share_a_file_that_is_rotated_under_load(stack: Stack, tmp_
         "usage_log": log,
         "adapters": json.dumps({"acme/zh": str(DEMO_ADAPTERS / "zh")}),
         "admin_port": 0,
+        "tenants_trust_each_other": True,  # so that the answer tells of cached tokens too
     }
     with (
         GatewayProcess(tmp_path / "1", stack, **common) as first,

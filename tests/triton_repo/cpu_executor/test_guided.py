@@ -32,7 +32,7 @@ BACKENDS = trtllm.GuidedDecodingConfig.GuidedDecodingBackend
 GuideType = trtllm.GuidedDecodingParams.GuideType
 END_ID = 2
 COUNT = 100
-FETCH = "Encountered an error when fetching new request: "
+STEP = "Encountered an error in forwardAsync function: "
 # More states than llguidance builds, though it looks small: refused in the middle of an output.
 TOO_COMPLEX = "((((a{1,100}){1,100}){1,100}){1,100}){1,100}"
 # Hundreds of milliseconds to compile.
@@ -286,7 +286,6 @@ def test_the_grammar_is_stronger_than_bans_and_counts_for_log_probs(
     [
         (GuideType.JSON_SCHEMA, "{", "json_schema: Expecting property name"),
         (GuideType.JSON_SCHEMA, '{"type": "foo"}', "Invalid type: foo"),
-        (GuideType.JSON_SCHEMA, '{"not": {}}', 'Unimplemented keys: ["not"]'),
         (GuideType.JSON_SCHEMA, "false", "schema is false"),
         (GuideType.JSON_SCHEMA, "[1]", "schema must be an object or boolean"),
         (GuideType.JSON_SCHEMA, '{"$ref": "http://localhost/x"}', "http://localhost/x"),
@@ -300,16 +299,41 @@ def test_the_grammar_is_stronger_than_bans_and_counts_for_log_probs(
         (GuideType.EBNF_GRAMMAR, f'root ::= "{"ab" * 40_000}"', "it is too large"),
     ],
 )
-def test_a_bad_guide_is_refused_when_fetched(
-    ask: Any, kind: GuideType, guide: str, text: str
-) -> None:
+def test_a_bad_guide_ends_its_step(ask: Any, kind: GuideType, guide: str, text: str) -> None:
     output = ask(kind, guide)
     assert not output.results
     assert output.error is not None
-    assert output.error.startswith(f"{FETCH}Invalid guide of type {kind.name.lower()}: ")
+    assert output.error.startswith(f"{STEP}Invalid guide of type {kind.name.lower()}: ")
     assert text in output.error
     assert "\n" not in output.error
     assert "backtrace" not in output.error
+
+
+def test_a_bad_guide_ends_all_that_are_active(
+    executor: trtllm.Executor, prompt: list[int], tokenizer: Tokenizer
+) -> None:
+    """As in TensorRT-LLM, which compiles guides inside the step."""
+    (running,) = executor.enqueue_requests([guided(prompt, max_tokens=1900, end_id=None)])
+    begun = executor.await_responses(running, 30.0)
+    (bad,) = executor.enqueue_requests([guided(prompt, GuideType.JSON_SCHEMA, '{"type": "foo"}')])
+    outputs = gather(executor, [running, bad])
+    assert begun
+    assert outputs[0].error is not None
+    assert outputs[0].error == outputs[1].error
+    assert outputs[0].error.startswith(f"{STEP}Invalid guide of type json_schema: ")
+    # It goes on with the next.
+    assert texts(run(executor, guided(prompt, GuideType.REGEX, "ab"))[0], tokenizer) == ["ab"]
+
+
+def test_xgrammar_passes_over_keywords_that_llguidance_refuses(
+    ask: Any, engine: Path, prompt: list[int], tokenizer: Tokenizer
+) -> None:
+    schema = '{"const": 1, "contentMediaType": "a", "not": {}}'
+    assert texts(ask(GuideType.JSON_SCHEMA, schema), tokenizer) == ["1"]
+    with start(engine, guided_decoding_config=config(backend=BACKENDS.LLGUIDANCE)) as executor:
+        (output,) = run(executor, guided(prompt, GuideType.JSON_SCHEMA, schema))
+    assert output.error is not None
+    assert "Unimplemented keys" in output.error
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,15 +15,12 @@ from transformers import AutoTokenizer
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
-        skip = parameters.get("skip_special_tokens", {}).get("string_value", "").lower()
-        # On unless told; fill_template.py leaves what was not given as ${name}.
-        unset = not skip or skip.startswith("${")
-        self._skip_special_tokens = unset or skip in ("1", "true", "t", "yes", "y")
+        self._skip_special_tokens = _boolean(parameters, "skip_special_tokens", default=True)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             parameters["tokenizer_dir"]["string_value"],
             legacy=False,
             padding_side="left",
-            trust_remote_code=True,
+            trust_remote_code=_boolean(parameters, "trust_remote_code", default=False),
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -41,3 +38,11 @@ class TritonPythonModel:
         # One dimension [B * beams] without a batch dimension: clients rely on it.
         output = np.array([text.encode() for text in texts], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", output)])
+
+
+def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
+    value = parameters.get(name, {}).get("string_value", "").lower()
+    # fill_template.py leaves what was not given as ${name}.
+    if not value or value.startswith("${"):
+        return default
+    return value in ("1", "true", "t", "yes", "y")

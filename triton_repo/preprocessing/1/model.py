@@ -29,7 +29,7 @@ class TritonPythonModel:
             _value(parameters, "tokenizer_dir"),
             legacy=False,
             padding_side="left",
-            trust_remote_code=True,
+            trust_remote_code=_boolean(parameters, "trust_remote_code", default=False),
         )
         eos = self._tokenizer.eos_token
         self._end_id = self._encode(eos, special=False)[0]

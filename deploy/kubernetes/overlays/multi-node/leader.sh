@@ -18,4 +18,4 @@ done
 # Open MPI 4 reads its options from such variables, so that the command itself stays as it is.
 export OMPI_MCA_orte_default_hostfile=/tmp/hosts
 export OMPI_MCA_plm_rsh_args='-F /launch/ssh_config'
-exec sh /launch/tritonserver.sh
+exec sh /launch/ranks.sh

@@ -13,6 +13,7 @@ match ``endend``. It also knows fewer escapes and line breaks.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_DEPTH = 100
@@ -29,7 +30,7 @@ _TOKEN = re.compile(
     | (?P<string>  " (?: [^"\\\n] | \\. )* " )
     | (?P<class>   \[ (?: [^\]\\\n] | \\. )* \] )
     | (?P<times>   \{ \s* \d+ \s* (?: , \s* \d* \s* )? \} )
-    | (?P<sign>    [|()?*+.] )
+    | (?P<sign>    [|()?*+] )
     """,
     re.VERBOSE,
 )
@@ -41,6 +42,10 @@ _CHARACTER = re.compile(
 _CONTROLS = dict(zip("nrtbfav0e", "\n\r\t\b\f\a\v\0\x1b", strict=True))
 _LITERAL_ESCAPES = "\"'\\/?"
 _CLASS_ESCAPES = _LITERAL_ESCAPES + "^$.*+()[]{}|-"
+
+
+# How parts are called that are no characters: see `parts_of`.
+_SIGNS = {"(": "open", ")": "close", "|": "or"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,17 @@ def to_lark(ebnf: str) -> str:
     return _Converter(ebnf).convert()
 
 
+def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
+    """The parts of all rules in order, each as what it is and its text.
+
+    They are ``open``, ``close``, ``or``, ``sign`` (``?``, ``*``, ``+``), ``times`` (a counted
+    repetition), ``string``, ``class``, ``name`` and ``defines``. Raises ``ValueError`` for a text
+    that has others.
+    """
+    for token in _Converter(ebnf).tokens[:-1]:
+        yield _SIGNS.get(token.text, token.kind), token.text
+
+
 class _Converter:
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
@@ -62,7 +78,7 @@ class _Converter:
                 f"EBNF error: found {len(text)} characters, allowed at most {MAX_LENGTH}"
             )
         self._text = text
-        self._tokens = self._split()
+        self.tokens = self._split()
         self._next = 0
         self._names: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
@@ -104,7 +120,7 @@ class _Converter:
         return [*tokens, _Token("end", "end of the grammar", start)]
 
     def _peek(self, ahead: int = 0) -> _Token:
-        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
+        return self.tokens[min(self._next + ahead, len(self.tokens) - 1)]
 
     def _take(self) -> _Token:
         token = self._peek()
@@ -136,6 +152,8 @@ class _Converter:
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))
+        if not parts and token.text != ")":
+            raise self._error("an alternative is empty", token)
         return " ".join(parts) or '""'
 
     def _element(self, depth: int) -> str:
@@ -148,8 +166,6 @@ class _Converter:
             return " ".join(_terminal([(code, code)]) for code, _ in characters) or '""'
         if token.kind == "class":
             return self._class(token)
-        if token.text == ".":
-            return _terminal([], negated=True)
         if token.text == "(":
             inner = self._alternatives(depth + 1)
             if self._take().text != ")":
@@ -206,7 +222,7 @@ class _Converter:
                 code = ord(escaped)
             else:
                 raise self._error(f"unknown escape {match.group()} in {token.text}", token)
-            if code > MAX_CODE_POINT or 0xD800 <= code < 0xE000:
+            if plain == "\0" or code > MAX_CODE_POINT or 0xD800 <= code < 0xE000:
                 raise self._error(f"{match.group()} is not a character", token)
             found.append((code, plain is None))
         return found

@@ -1,0 +1,137 @@
+"""Records as JSON, as they lie on disk and in Redis. What is read may be anybody's writing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+from adapters.adapter import DTYPES, MODULE_IDS, ModuleRows, task_id
+from adapters.errors import InvalidName
+from adapters.record import Record, Version, check_name, is_digest
+
+_MAX_COUNT = 2**53  # what every reader of JSON takes for a whole number
+_MAX_TASK_ID = 2**63 - 1
+_MAX_TEXT = 4096
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    return {
+        "name": record.name,
+        "life": record.life,
+        "revision": record.revision,
+        "updated": record.updated,
+        "served": record.served,
+        "versions": [_version_as_json(version) for version in record.versions],
+    }
+
+
+def _version_as_json(version: Version) -> dict[str, Any]:
+    return {
+        "digest": version.digest,
+        "base": version.base,
+        "dtype": version.dtype,
+        "created": version.created,
+        "nbytes": version.nbytes,
+        "modules": [[rows.module, rows.rank, list(rows.layers)] for rows in version.modules],
+        "source": version.source,
+        "task_id": str(version.task_id),
+    }
+
+
+def from_json(value: object) -> Record:
+    """The record. Raises ValueError, saying which field is wrong."""
+    fields = _object("record", value)
+    name = _text("name", fields.get("name"))
+    try:
+        check_name(name)
+    except InvalidName as error:
+        raise ValueError("name: not the name of an adapter") from error
+    versions = tuple(map(_version, _list("versions", fields.get("versions"))))
+    served = _text("served", fields.get("served"))
+    digests = [version.digest for version in versions]
+    if len(set(digests)) != len(digests):
+        raise ValueError("versions: one digest twice")
+    if served not in (digests or [""]):
+        raise ValueError("served: none of the versions")
+    return Record(
+        name=name,
+        life=_whole("life", fields.get("life"), 1, _MAX_COUNT),
+        revision=_whole("revision", fields.get("revision"), 1, _MAX_COUNT),
+        updated=_time("updated", fields.get("updated")),
+        served=served,
+        versions=versions,
+    )
+
+
+def _version(value: object) -> Version:
+    fields = _object("versions", value)
+    digest = fields.get("digest")
+    if not isinstance(digest, str) or not is_digest(digest):
+        raise ValueError("digest: not 64 lower-case hex digits")
+    dtype = fields.get("dtype")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: not one of {', '.join(DTYPES)}")
+    modules = tuple(map(_module, _list("modules", fields.get("modules"))))
+    if not modules:
+        raise ValueError("modules: none")
+    return Version(
+        digest=digest,
+        base=_text("base", fields.get("base")),
+        dtype=dtype,
+        created=_time("created", fields.get("created")),
+        nbytes=_whole("nbytes", fields.get("nbytes"), 1, _MAX_COUNT),
+        modules=modules,
+        source=_text("source", fields.get("source")),
+        # Before ids were drawn they were those of the content.
+        task_id=_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
+    )
+
+
+def _module(value: object) -> ModuleRows:
+    parts = _list("modules", value)
+    if len(parts) != 3 or not isinstance(parts[0], str) or parts[0] not in MODULE_IDS:
+        raise ValueError("modules: not [MODULE, RANK, [LAYER, ...]]")
+    layers = _list("modules", parts[2])
+    return ModuleRows(
+        parts[0],
+        _whole("modules", parts[1], 1, 2**31 - 1),
+        tuple(_whole("modules", layer, 0, 2**31 - 1) for layer in layers),
+    )
+
+
+def _task_id(value: object) -> int:
+    # Text, as 63 bits are more than some readers of JSON can hold in a number.
+    if not isinstance(value, str) or not (value.isascii() and value.isdecimal()):
+        raise ValueError("task_id: not digits")
+    return _whole("task_id", int(value[:20]), 1, _MAX_TASK_ID)
+
+
+def _object(field: str, value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{field}: not an object")
+    return value
+
+
+def _list(field: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError(f"{field}: not a list")
+    return value
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise ValueError(f"{field}: not a text of up to {_MAX_TEXT} characters")
+    return value
+
+
+def _whole(field: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{field}: not a whole number from {least} to {most}")
+    return value
+
+
+def _time(field: str, value: object) -> float:
+    # `type`, as True is an int.
+    if type(value) not in (int, float) or not math.isfinite(cast(float, value)):
+        raise ValueError(f"{field}: not a time in seconds")
+    return cast(float, value)

@@ -1,0 +1,71 @@
+"""A request on its way in: read, parsed and made a prompt, within bounds on memory and in turn.
+
+What a large body takes (its bytes, their values, the prompt, its tokens) is many times its size. So
+such bodies wait for their tenant's turn before they are read: until then the system keeps them, and
+the client cannot send. What is done with them is done off the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TypeVar
+
+from fastapi import Request
+
+from gateway.api.body import LARGE_BODY, read_body
+from gateway.api.sse import cancel_on_disconnect
+from gateway.config.tenants import Tenant
+from gateway.service import Service
+
+T = TypeVar("T")
+
+
+class Intake:
+    """Use it with `async with` from before the body is read until the prompt is token ids.
+
+    When the client leaves meanwhile, what runs inside is cancelled, and ClientDisconnected raised.
+    """
+
+    def __init__(self, request: Request, tenant: Tenant | None) -> None:
+        self._service: Service = request.app.state.service
+        self._request = request
+        self._client = cancel_on_disconnect(request.scope)
+        self._tenant = tenant.name if tenant else ""
+        self._priority = tenant.priority if tenant else 0
+        self._permit: AbstractAsyncContextManager[object] | None = None
+        self._size = 0
+
+    async def __aenter__(self) -> Intake:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._permit is not None:
+            await self._permit.__aexit__(None, None, None)
+        await self._client.__aexit__(error_type, error, traceback)
+
+    async def read(self, parse: Callable[[bytes], T]) -> T:
+        """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
+        body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
+        self._size = len(body[0])
+        # Nothing here keeps the bytes.
+        return await self.work(lambda: parse(body.pop()))
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Does what takes time by the size of the body: at once, or for a large one in a thread."""
+        if self._size <= LARGE_BODY:
+            return work()
+        return await self._service.prompts.turns.run(self._tenant, self._size, work)
+
+    async def _wait(self, size: int) -> None:
+        """For a turn to have `size` bytes here."""
+        permit = self._service.bodies.permit(self._tenant, self._priority, cost=size)
+        await permit.__aenter__()
+        self._permit = permit

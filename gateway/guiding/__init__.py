@@ -1,0 +1,1 @@
+"""Whether a guide is one, found out before the engine is given it."""

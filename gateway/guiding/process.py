@@ -1,0 +1,112 @@
+"""The process that guides are compiled in: it may die of one, and is then begun anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import IO, cast
+
+from gateway.errors import Overloaded
+from gateway.generation import Guide
+from guides.kinds import Backend
+
+log = logging.getLogger(__name__)
+
+# Its CPU time is bounded in `guides.worker`; this is for a machine that has none to give.
+_ANSWER_S = 30.0
+_MAX_BYTES = 256 * 2**20
+# What a guide does to its compiler: too much CPU time, too deep a stack, an allocation that fails.
+# Any other signal came from outside, as from an OOM killer that has to end some process.
+_OF_THE_GUIDE = (-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT)
+_TOO_MUCH = "it takes too much time or memory to compile"
+
+
+class GuideProcess:
+    """Starts with the first guide. `refusal` blocks, and is for one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def refusal(self, guide: Guide, backend: Backend) -> str | None:
+        """Why the engine would fail on `guide`; None if nothing is wrong with it.
+
+        Raises Overloaded where no process can be started, this machine is too busy, or the process
+        ended by what is not the guide's doing.
+        """
+        process = self._started()
+        stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
+        request = json.dumps([guide.type, guide.text, backend]).encode() + b"\n"
+        try:
+            stdin.write(request)
+            stdin.flush()
+            answer = _line(stdout, time.monotonic() + _ANSWER_S)
+        except (OSError, ValueError):  # it has died, or was closed as the gateway ends
+            answer = b""
+        if answer:
+            reason, size = json.loads(answer)
+            if size > _MAX_BYTES:  # what a large one took stays with the process
+                self.close()
+            return None if reason is None else str(reason)
+        if answer is None:
+            self.close()
+            raise _busy()
+        code = process.wait()  # it has closed its end, so this is at once
+        log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
+        if code not in _OF_THE_GUIDE:  # without a signal it is a mistake of ours
+            raise _busy()
+        return _TOO_MUCH
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.kill()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(BrokenPipeError):  # by what was not written yet
+                cast(IO[bytes], pipe).close()
+        process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "guides.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # It reads what strangers wrote, and so is told no keys.
+                env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # Ctrl-C in a terminal is for the gateway, which may still need it to end.
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.error("guides cannot be compiled: %s", error)
+            raise _busy() from error
+        return self._process
+
+
+def _line(stream: IO[bytes], deadline: float) -> bytes | None:
+    """What the process answers; empty when it has ended, None when it is too late."""
+    found = b""
+    while not found.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([stream], [], [], left)[0]:
+            return None
+        piece = os.read(stream.fileno(), 65536)
+        if not piece:
+            return b""
+        found += piece
+    return found
+
+
+def _busy() -> Overloaded:
+    return Overloaded("The guide cannot be checked now; try again shortly.")

@@ -1,0 +1,203 @@
+"""What one request holds of its tenant's limits, from when it is counted until its answer ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from gateway.config.tenants import Tenant
+from gateway.errors import LimitsUnavailable, Quota, RateLimited
+from gateway.tenancy.limits.request import Decision, LimitName, LimitRequest, Settlement
+
+# Tokens that an answer uses are booked in steps of so many, and what it still holds is moved to the
+# present before its minute has passed.
+_STEP = 256
+_MOVE_S = 15.0
+
+
+class Counter(Protocol):
+    """Where limits are counted: in Redis, or here."""
+
+    def settle(self, settlement: Settlement) -> None:
+        """Returns at once."""
+
+
+class Taken(NamedTuple):
+    """What a counter said of a request."""
+
+    request: LimitRequest
+    decision: Decision
+    counter: Counter
+
+
+class Ledger(Protocol):
+    """The limits, as a reservation needs them."""
+
+    async def take(self, request: LimitRequest) -> Taken:
+        """Raises LimitsUnavailable."""
+
+    def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
+        """The failure of what was not taken."""
+
+
+class _Held(NamedTuple):
+    """Tokens reserved and not used yet, counted in the second `since` of the counter's clock.
+
+    `offset_ms` is that clock less `time.monotonic`.
+    """
+
+    counter: Counter
+    tenant: str
+    since: int
+    tokens: int
+    offset_ms: int
+
+    @property
+    def second(self) -> int:
+        """Now, by the counter's clock."""
+        return (_monotonic_ms() + self.offset_ms) // 1000
+
+
+class Reservation:
+    """Places and tokens. In a `with` it is given back at the end, unless somebody keeps it.
+
+    `quotas` are the tenant's limits per minute, by name, with this request counted.
+
+    All that is used is counted in the second in which it was (booked some hundred tokens later at
+    most), and all that is reserved counts as long as it may still be used. So where answers stay
+    within what is reserved for them, no 60 seconds have more tokens than the limit.
+    """
+
+    def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
+        self.quotas: dict[str, Quota] = {}
+        self._ledger = ledger
+        self._tenant = tenant
+        self._places: Taken | None = None
+        self._held: list[_Held] = []
+        self._booked = 0
+        self._booked_at = time.monotonic()
+        self._kept = False
+        self._closed = False
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._kept:
+            self.close(0)
+
+    def keep(self) -> None:
+        """Whoever says so closes it."""
+        self._kept = True
+
+    @property
+    def counts_tokens(self) -> bool:
+        return bool(self._held)
+
+    async def take(self, request: LimitRequest) -> None:
+        """Raises RateLimited and LimitsUnavailable."""
+        taken = await self._ledger.take(request)
+        quotas = _quotas(taken.request, taken.decision)
+        self.quotas |= quotas
+        if taken.decision.refused is not None:
+            raise self._ledger.refuse(taken, taken.decision.refused, self.quotas)
+        if taken.request.concurrent is not None:
+            self._places = taken
+        if taken.request.tokens is not None:
+            self._hold(taken)
+
+    async def reserve(self, tokens: int) -> None:
+        """For the prompt and the answer. Raises RateLimited and LimitsUnavailable."""
+        if self._tenant is not None and self._tenant.tokens_per_minute is not None:
+            await self.take(self._of_tokens(self._tenant, tokens))
+
+    async def extend(self, tokens: int) -> bool:
+        """Whether so many more could be reserved; where they cannot be counted now, they are."""
+        assert self._tenant is not None
+        try:
+            taken = await self._ledger.take(self._of_tokens(self._tenant, tokens))
+        except LimitsUnavailable:
+            return True  # whoever is let in is not turned out for that
+        if taken.decision.refused is not None:
+            return False
+        if taken.request.tokens is not None:
+            self._hold(taken)
+            if self._closed:
+                self._release(0, 0)
+        return True
+
+    def left(self, used: int) -> int:
+        """Of what was reserved, when `used` tokens have been used in all."""
+        return sum([held.tokens for held in self._held]) - (used - self._booked)
+
+    def book(self, used: int) -> None:
+        """To be told now and then how many tokens have been used in all; never fewer than before.
+
+        What was used counts now, and what is left is held from now on.
+        """
+        late = time.monotonic() - self._booked_at > _MOVE_S
+        if self._held and (late or used - self._booked >= _STEP):
+            self._move(used)
+
+    def close(self, used: int) -> None:
+        """The request has ended and used so many tokens in all. To be called once."""
+        self._closed = True
+        places = self._places
+        freed = 0
+        if places is not None:
+            freed = places.request.places
+            if not self._held or self._held[-1].counter is not places.counter:
+                places.counter.settle(Settlement(places.request.tenant, 0, 0, 0, 0, freed))
+                freed = 0
+        self._release(max(0, used - self._booked), freed)
+
+    def _of_tokens(self, tenant: Tenant, tokens: int) -> LimitRequest:
+        return LimitRequest(tenant=tenant.name, tokens=tenant.tokens_per_minute, wanted=tokens)
+
+    def _hold(self, taken: Taken) -> None:
+        request, decision, counter = taken
+        offset_ms = decision.now_ms - _monotonic_ms()
+        since = decision.now_ms // 1000
+        self._held.append(_Held(counter, request.tenant, since, request.wanted, offset_ms))
+
+    def _move(self, used: int) -> None:
+        """Books what has been used, and moves what is held to the present."""
+        left = max(0, self.left(used))
+        last = self._held[-1]
+        self._release(used - self._booked + left, 0)
+        self._held = [last._replace(since=last.second, tokens=left)]
+        self._booked = used
+        self._booked_at = time.monotonic()
+
+    def _release(self, counted: int, places: int) -> None:
+        """Gives back all that is held. `counted` tokens count now, and `places` are free."""
+        for counter, tenant, since, tokens, _ in reversed(self._held):
+            at = self._held[-1].second
+            counter.settle(Settlement(tenant, since, tokens, at, counted, places))
+            counted = places = 0
+        self._held = []
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _quotas(request: LimitRequest, decision: Decision) -> dict[str, Quota]:
+    """Of the limits that there are."""
+    quotas: dict[str, Quota] = {}
+    if request.requests is not None:
+        quotas["requests_per_minute"] = Quota(
+            request.requests, decision.remaining_requests, decision.reset_requests_ms
+        )
+    if request.tokens is not None:
+        quotas["tokens_per_minute"] = Quota(
+            request.tokens, decision.remaining_tokens, decision.reset_tokens_ms
+        )
+    return quotas

@@ -1,0 +1,109 @@
+"""How few tokens a text can be, told without tokenizing it.
+
+Tokenizing takes some hundred bytes of memory and a microsecond of CPU for each character. So a text
+that is longer than all tokens of a context could be is refused by its length.
+
+The bound must hold for every text, so it is known only of tokenizers that give each character to a
+token: those of bytes (Llama 3, Qwen, GPT-2), and sentencepiece's with byte fallback (Llama 2,
+Gemma). Others drop blanks, or fold any number of unknown characters into one token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+# None of these takes characters away, unless its behavior is to remove what it finds.
+_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
+# Normalizers, and how many characters each makes one of at most. Composition gives back what a
+# character decomposes to, which is four characters at most; decomposition only adds.
+_SHRINKING = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReach:
+    """One token stands for `chars` characters at most.
+
+    `blanks` says that an added token takes any number of blanks beside it, which then say nothing.
+    """
+
+    chars: int
+    blanks: bool = False
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether `text` is more than so many tokens for sure."""
+        most = self.chars * tokens
+        if len(text) <= most:
+            return False
+        return not self.blanks or len("".join(text.split())) > most
+
+
+def token_reach(tokenizer: Tokenizer, definition: dict[str, Any]) -> TokenReach | None:
+    """That of a tokenizer, by the JSON that it is written as; None where there is no bound."""
+    steps = _steps(definition.get("pre_tokenizer"), "pretokenizers")
+    shrinking = _shrinking(_steps(definition.get("normalizer"), "normalizers"))
+    byte_level = any(step["type"] == "ByteLevel" for step in steps)
+    if (
+        definition.get("truncation") is not None
+        or shrinking is None
+        or any(_removes(step) for step in steps)
+        or not _gives_all(definition["model"], byte_level=byte_level)
+    ):
+        return None
+    added = definition["added_tokens"]
+    texts = [*_tokens(definition["model"]), *(token["content"] for token in added)]
+    if tokenizer.normalizer is not None:
+        texts += [tokenizer.normalizer.normalize_str(token["content"]) for token in added]
+    return TokenReach(
+        chars=shrinking * max(map(len, texts)),
+        blanks=any(token["lstrip"] or token["rstrip"] for token in added),
+    )
+
+
+def _steps(definition: dict[str, Any] | None, several: str) -> list[dict[str, Any]]:
+    """A sequence of sequences, flat."""
+    if definition is None:
+        return []
+    if definition["type"] != "Sequence":
+        return [definition]
+    return [step for each in definition[several] for step in _steps(each, several)]
+
+
+def _removes(step: dict[str, Any]) -> bool:
+    return step["type"] not in _KEEPING or step.get("behavior") == "Removed"
+
+
+def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
+    """How many characters may become one; None if there is no limit."""
+    most = 1
+    for step in normalizers:
+        if step["type"] == "Replace":
+            pattern = step["pattern"].get("String")
+            if pattern is None or len(step["content"]) < len(pattern):
+                return None
+        elif step["type"] in _SHRINKING:
+            most *= _SHRINKING[step["type"]]
+        else:
+            return None
+    return most
+
+
+def _tokens(model: dict[str, Any]) -> list[str]:
+    """A byte-level token has a character for each byte, and so no fewer than its text."""
+    if model["type"] == "Unigram":
+        return [token for token, _ in model["vocab"]]
+    return list(model["vocab"])
+
+
+def _gives_all(model: dict[str, Any], *, byte_level: bool) -> bool:
+    """Whether every character is in some token, and an unknown one in a token of its own."""
+    if model["type"] not in ("BPE", "Unigram"):
+        return False
+    tokens = set(_tokens(model))
+    if byte_level:
+        return tokens.issuperset(pre_tokenizers.ByteLevel.alphabet())
+    if model["byte_fallback"]:
+        return tokens.issuperset(f"<0x{byte:02X}>" for byte in range(256))
+    return model["type"] == "BPE" and model["unk_token"] in tokens and not model["fuse_unk"]

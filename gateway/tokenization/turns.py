@@ -1,0 +1,204 @@
+"""Work on text off the event loop, in turn by tenant: a flood of one is not before all others.
+
+Two threads, one for short texts and one for long ones, so that a prompt of a few pages never waits
+for a book. The tokenizer releases the GIL. Work whose client has left meanwhile is not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gateway.errors import InternalError, Overloaded
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+# The hop to a thread costs some 0.3 ms, more than tokenizing so many characters does.
+INLINE_CHARS = 4096
+LONG_CHARS = 64 * 1024
+# Characters that may wait for the thread of short texts, of all tenants and of one: a queue of some
+# ten seconds. What waits for the other is bounded where large bodies are read.
+_WAITING, _WAITING_OF_ONE = 32 * 2**20, 16 * 2**20
+
+
+class Turns:
+    """The threads. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.short = TurnThread("short-text", _WAITING, _WAITING_OF_ONE)
+        self.long = TurnThread("long-text", after=_trimmer())
+
+    async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
+        """What `work` returns, which is about a text of so many characters.
+
+        Raises what it raises, InternalError in place of what is no Exception, and Overloaded when
+        too much waits already. Cancelled before its turn, it is never done.
+        """
+        if chars <= INLINE_CHARS:
+            return work()
+        return await (self.short if chars <= LONG_CHARS else self.long).run(tenant, chars, work)
+
+    def close(self) -> None:
+        self.short.close()
+        self.long.close()
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    chars: int
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class _Queue(deque[_Job]):
+    """One tenant's jobs that wait, in order."""
+
+    @property
+    def chars(self) -> int:
+        return sum([job.chars for job in self])
+
+
+class TurnThread:
+    """One thread that does one job of each tenant in turn."""
+
+    def __init__(
+        self,
+        name: str,
+        room: float = math.inf,
+        room_of_one: float = math.inf,
+        after: Callable[[], None] = lambda: None,
+        *,
+        waits_to_be: str = "tokenized",
+        rest: float = 0.0,
+    ) -> None:
+        """`room` is how many characters may wait, of all tenants and of one; `after` runs in the
+        thread after each job, which then rests `rest` times as long as that took; `waits_to_be` is
+        what is told of work that finds no room."""
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._room = room
+        self._room_of_one = room_of_one
+        self._after = after
+        self._waits_to_be = waits_to_be
+        self._rest = rest
+        # The tenant whose turn it is comes first; it goes to the end when its job has ended.
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
+        self._at_work: str | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Characters."""
+        return sum([queue.chars for queue in self._queues.values()])
+
+    async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
+        """As `Turns.run`, always in the thread."""
+        if self._at_work is not None:
+            self._make_room(tenant, chars)
+        loop = asyncio.get_running_loop()
+        job = _Job(chars, work, loop.create_future())
+        self._queues.setdefault(tenant, _Queue()).append(job)
+        if self._at_work is None:
+            self._begin(loop)
+        try:
+            result: T = await job.done
+        except asyncio.CancelledError:
+            self._forget(tenant, job)
+            raise
+        finally:
+            # An error would keep this frame, that the job, and the job the error.
+            del job
+        return result
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _make_room(self, tenant: str, chars: int) -> None:
+        """Raises Overloaded, or has the tenant of which most waits give up its last job."""
+        own = self._queues.get(tenant)
+        mine = chars + (own.chars if own else 0)
+        if mine > self._room_of_one:
+            raise self._too_much("of this key ")
+        if self.waiting + chars <= self._room:
+            return
+        most, queue = max(self._queues.items(), key=lambda item: item[1].chars)
+        if queue.chars <= mine:
+            raise self._too_much()
+        last = queue[-1]
+        self._forget(most, last)
+        if not last.done.done():
+            last.done.set_exception(self._too_much())
+
+    def _forget(self, tenant: str, job: _Job) -> None:
+        """Unless its turn has come."""
+        queue = self._queues.get(tenant)
+        if queue is not None and job in queue:
+            queue.remove(job)
+            if not queue and tenant != self._at_work:
+                del self._queues[tenant]
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the next job, of the tenant whose last turn is longest ago."""
+        self._at_work = next(iter(self._queues), None)
+        if self._at_work is not None:
+            self._pool.submit(self._do, loop, self._queues[self._at_work].popleft())
+
+    def _do(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
+        """In the thread."""
+        began = time.perf_counter()
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = job.work()
+        except Exception as raised:
+            error = raised
+        except BaseException:
+            # A panic in Rust is one. Unanswered, it would end the turns of all tenants.
+            log.exception("work on text in the thread %s failed", threading.current_thread().name)
+            error = InternalError("The server had an unexpected error.")
+        loop.call_soon_threadsafe(self._ended, loop, job.done, result, error)
+        del job, result, error
+        self._after()
+        if self._rest:
+            time.sleep(self._rest * (time.perf_counter() - began))
+
+    def _ended(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        done: asyncio.Future[Any],
+        result: Any,
+        error: Exception | None,
+    ) -> None:
+        assert self._at_work is not None
+        if self._queues[self._at_work]:
+            self._queues.move_to_end(self._at_work)
+        else:
+            del self._queues[self._at_work]
+        self._begin(loop)
+        if done.done():
+            return  # nobody waits any more
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def _too_much(self, whose: str = "") -> Overloaded:
+        return Overloaded(
+            f"Too much text {whose}waits to be {self._waits_to_be}; try again shortly."
+        )
+
+
+def _trimmer() -> Callable[[], None]:
+    """What gives free memory back to the system: glibc keeps it, and what one long text took
+    (a hundred bytes for each character) would stay with the process."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    return lambda: None if trim is None else trim(0)

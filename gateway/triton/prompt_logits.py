@@ -1,0 +1,155 @@
+"""The logits of a prompt, cut up as they come: half a megabyte for each token, in one message.
+
+They are one tensor, `context_logits`, [1, tokens, vocabulary]. What is here of it at any time is
+what the stream's window lets the server send, and the rows that are worked on.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.deltas import TokenLogprob
+from gateway.errors import EngineBroken, EngineError, EngineUnavailable
+from gateway.generation import Generation
+from gateway.triton.http2.call import PREFIX
+from gateway.triton.logits import ITEM_BYTES, token_logprobs
+from gateway.triton.request import varint
+from gateway.triton.token_stream import Aside, TokenStream
+from gateway.triton.transport import Message, ResponseStream
+
+_SLICE_BYTES = 2**20
+_LENGTH_DELIMITED = 2
+# Fields of ModelStreamInferResponse and of the ModelInferResponse in it.
+_RESPONSE, _OUTPUTS, _CONTENTS = 2, 5, 6
+
+
+class PromptStream(TokenStream):
+    """The log probabilities of a prompt's tokens, from one run over it."""
+
+    _cutter: LogitsCutter
+
+    async def logprobs(self) -> list[TokenLogprob]:
+        """Of the first token there is none. Raises GatewayError and TimeoutError."""
+        await self.response()
+        if self._cutter.entries is None:
+            raise EngineError("The engine gave no logits of the prompt.")
+        return self._cutter.entries
+
+    async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
+        stream = await self._engine.open_pieces(request, self._metadata)
+        self._cutter = LogitsCutter(stream, self._generation, self._any_aside)
+        return stream
+
+    async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
+        return await self._cutter.read()
+
+
+class LogitsCutter:
+    """Reads responses from a stream of pieces; their logits become `entries`."""
+
+    def __init__(self, stream: ResponseStream[bytes], generation: Generation, aside: Aside) -> None:
+        self._stream = stream
+        self._ids = generation.prompt_ids
+        self._count = generation.params.logprobs or 0
+        self._aside = aside
+        # What has come and was not taken begins at `_at`; `_taken` counts all that was.
+        self._data = b""
+        self._at = 0
+        self._taken = 0
+        self.entries: list[TokenLogprob] | None = None
+
+    async def read(self) -> bytes | None:
+        """The next response, serialized, without its logits; None at the end of the stream."""
+        if self._at == len(self._data) and not await self._more():
+            return None
+        compressed, length = PREFIX.unpack(await self._take(PREFIX.size))
+        if compressed:
+            raise EngineBroken("The inference server's answer is compressed.")
+        end = self._taken + length
+        kept = b""
+        while self._taken < end:
+            field, size = await self._field()
+            if field == _RESPONSE:
+                inner = await self._response(self._taken + size)
+                kept += _written(field, inner)
+            else:
+                kept += _written(field, await self._take(size))
+        return kept
+
+    async def _response(self, end: int) -> bytes:
+        kept = b""
+        tensors: list[Any] = []
+        contents = 0
+        while self._taken < end:
+            field, size = await self._field()
+            content = b""
+            if field == _CONTENTS and tensors[contents].name == "context_logits":
+                await self._score(tensors[contents], size)
+            else:
+                content = await self._take(size)
+            kept += _written(field, content)
+            contents += field == _CONTENTS
+            if field == _OUTPUTS:
+                tensors.append(pb.ModelInferResponse.InferOutputTensor.FromString(content))
+        return kept
+
+    async def _score(self, tensor: Any, size: int) -> None:
+        """The logits at one token say how likely the next is; nothing says it of the first."""
+        vocabulary = tensor.shape[-1]
+        row = vocabulary * ITEM_BYTES[tensor.datatype]
+        rows = max(_SLICE_BYTES // row, 1)
+        end = self._taken + size
+        entries = [TokenLogprob(self._ids[0], None)]
+        while self._taken < end:
+            raw = await self._take(min(rows * row, end - self._taken))
+            ids = self._ids[len(entries) : len(entries) + len(raw) // row]
+            work = partial(token_logprobs, raw, tensor.datatype, vocabulary, ids, self._count)
+            entries += await self._aside(work)
+        self.entries = entries
+
+    async def _field(self) -> tuple[int, int]:
+        """The number and size of the next field; in these messages all of them have a size."""
+        key = await self._varint()
+        if key & 7 != _LENGTH_DELIMITED:
+            raise EngineBroken("The inference server's answer cannot be read.")
+        return key >> 3, await self._varint()
+
+    async def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = (await self._take(1))[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    async def _take(self, size: int) -> bytes:
+        while len(self._data) - self._at < size:
+            if not await self._more(size):
+                raise EngineUnavailable("The inference server ended the stream early.")
+        found = self._data[self._at : self._at + size]
+        self._at += size
+        self._taken += size
+        return found
+
+    async def _more(self, size: int = 1) -> bool:
+        """Waits until `size` bytes are here; False at the end of the stream."""
+        pieces = [self._data[self._at :]]
+        held = len(pieces[0])
+
+        def enough(came: Any) -> bool:
+            nonlocal held
+            pieces.extend(came)
+            held += sum(map(len, came))
+            return held < size
+
+        more = await self._stream.feed(enough)
+        self._data, self._at = b"".join(pieces), 0
+        return more
+
+
+def _written(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content

@@ -1,0 +1,210 @@
+"""Guides are compiled once, in turn, in a process that may die of them; verdicts are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway.errors import InvalidRequest, Overloaded, UnsupportedParameter
+from gateway.generation import Caller, GenerationParams, Guide, Options
+from gateway.guiding.check import GuideCheck
+from guides.kinds import MAX_CHARS
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture
+async def guides() -> AsyncIterator[GuideCheck]:
+    guides = GuideCheck()
+    yield guides
+    guides.close()
+    assert _compilers() == []
+
+
+def _compilers() -> list[psutil.Process]:
+    found = psutil.Process().children()
+    return [child for child in found if "guides.worker" in child.cmdline()]
+
+
+async def _compiler() -> psutil.Process:
+    deadline = time.monotonic() + WITHIN_S
+    while not (found := _compilers()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    return found[0]
+
+
+def regex(text: str, tenant: str = "a", **more: Any) -> Options:
+    caller = Caller(tenant=tenant, **more)
+    params = GenerationParams(guide=Guide("regex", text))
+    return Options(seed=0, params=params, guide_param="structured_outputs", caller=caller)
+
+
+async def refused(guides: GuideCheck, options: Options) -> str:
+    with pytest.raises(InvalidRequest) as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == "structured_outputs"
+    return raised.value.message
+
+
+async def test_without_a_guide_there_is_no_process(guides: GuideCheck) -> None:
+    await guides.check(Options(seed=0), "xgrammar")
+    await guides.check(regex("(", guides="unchecked"), "xgrammar")
+    with pytest.raises(UnsupportedParameter, match="this key may not use guided decoding"):
+        await guides.check(regex("a", guides="none"), "xgrammar")
+    assert _compilers() == []
+
+
+async def test_each_guide_is_compiled_once(guides: GuideCheck) -> None:
+    await guides.check(regex("a+"), "xgrammar")
+    said = await refused(guides, regex("("))
+    assert said.startswith("structured_outputs: cannot be enforced: ")
+    # Stopped, it could answer nothing that is not known.
+    (await _compiler()).suspend()
+    await guides.check(regex("a+", tenant="b"), "xgrammar")
+    assert await refused(guides, regex("(", tenant="b")) == said
+    new = asyncio.create_task(guides.check(regex("b+"), "xgrammar"))
+    done, _ = await asyncio.wait([new], timeout=0.2)
+    assert not done
+    (await _compiler()).resume()
+    await new
+
+
+@pytest.mark.parametrize("died", [signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT])
+async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
+    guides: GuideCheck, died: signal.Signals
+) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    (await _compiler()).suspend()
+    asked = asyncio.create_task(refused(guides, regex("bad")))
+    behind = asyncio.create_task(refused(guides, regex("bad", tenant="b")))
+    await asyncio.sleep(0.05)
+    os.kill((await _compiler()).pid, died)
+    os.kill((await _compiler()).pid, signal.SIGCONT)
+    said = await asked
+    assert await behind == said  # though its own compiler would have lived
+    assert "too much time or memory" in said
+    await guides.check(regex("good"), "xgrammar")  # by another process
+    assert await refused(guides, regex("bad")) == said
+
+
+@pytest.mark.parametrize("died", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
+    guides: GuideCheck, died: signal.Signals
+) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    compiler = await _compiler()
+    compiler.suspend()
+    asked = asyncio.create_task(guides.check(regex("good"), "xgrammar"))
+    await asyncio.sleep(0.05)
+    compiler.send_signal(died)
+    with suppress(psutil.NoSuchProcess):  # nothing stops SIGKILL
+        compiler.resume()
+    with pytest.raises(Overloaded, match="try again"):
+        await asked
+    await guides.check(regex("good"), "xgrammar")
+
+
+async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideCheck) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    (await _compiler()).suspend()
+    ended: list[str] = []
+
+    async def ask(text: str, tenant: str) -> None:
+        await guides.check(regex(text, tenant), "xgrammar")
+        ended.append(text)
+
+    many = [asyncio.create_task(ask(f"flood{n}", "flood")) for n in range(20)]
+    await asyncio.sleep(0)
+    one = asyncio.create_task(ask("one", "other"))
+    await asyncio.sleep(0)
+    left = many.pop(5)
+    left.cancel()
+    (await _compiler()).resume()
+    await asyncio.gather(one, *many)
+    assert ended.index("one") <= 2
+    assert "flood5" not in ended
+    # What was left was not compiled either: it has to be, now.
+    (await _compiler()).suspend()
+    late = asyncio.create_task(ask("flood5", "flood"))
+    done, _ = await asyncio.wait([late], timeout=0.2)
+    assert not done
+    (await _compiler()).resume()
+    await late
+
+
+async def test_no_more_than_so_much_waits(guides: GuideCheck) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    (await _compiler()).suspend()
+    large = [
+        asyncio.create_task(guides.check(regex(f"{n}" * 100_000), "xgrammar")) for n in range(9)
+    ]
+    more = [
+        asyncio.create_task(guides.check(regex(f"[{n}]" + "x" * 120_000), "xgrammar"))
+        for n in range(40)
+    ]
+    failed = await asyncio.wait_for(_first_failure(more), WITHIN_S)
+    assert isinstance(failed, Overloaded)
+    assert "compiled" in failed.message
+    (await _compiler()).resume()
+    results = await asyncio.gather(*large, *more, return_exceptions=True)
+    assert {type(result) for result in results} == {InvalidRequest, Overloaded}
+
+
+async def _first_failure(tasks: list[asyncio.Task[None]]) -> BaseException | None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return done.pop().exception()
+
+
+async def test_a_guide_of_several_names_the_part_that_is_wrong(guides: GuideCheck) -> None:
+    bad, good = Guide("json_schema", '{"type": "foo"}'), Guide("json_schema", "{}")
+    options = Options(
+        seed=0,
+        params=GenerationParams(guide=Guide("json_schema", '{"anyOf": [{}, {"type": "foo"}]}')),
+        guide_param="tool_choice",
+        guide_parts=lambda: [(good, "tools[0]"), (bad, "tools[1]")],
+    )
+    with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == "tools[1]"
+
+
+def _of_tools(whole: str, many: int) -> tuple[Options, list[int]]:
+    """With a last part that alone is wrong; and how many parts were asked for, each time."""
+    asked: list[int] = []
+
+    def parts() -> list[tuple[Guide, str]]:
+        asked.append(many)
+        texts = [f'{{"const": {n}}}' for n in range(many - 1)] + ['{"type": "foo"}']
+        return [(Guide("json_schema", text), f"tools[{n}]") for n, text in enumerate(texts)]
+
+    guide = Guide("json_schema", whole)
+    params = GenerationParams(guide=guide)
+    return Options(seed=0, params=params, guide_param="tool_choice", guide_parts=parts), asked
+
+
+@pytest.mark.parametrize(("many", "named"), [(8, "tools[7]"), (9, "tools")])
+async def test_one_request_has_no_more_than_a_few_guides_compiled(
+    guides: GuideCheck, many: int, named: str
+) -> None:
+    options, _ = _of_tools('{"anyOf": [{}, {"type": "foo"}]}', many)
+    with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == named
+
+
+async def test_where_all_parts_are_too_long_together_none_is_looked_at(guides: GuideCheck) -> None:
+    options, asked = _of_tools('{"const": "' + "x" * MAX_CHARS + '"}', 2)
+    with pytest.raises(InvalidRequest, match=f"allowed: {MAX_CHARS}") as raised:
+        await guides.check(options, "xgrammar")
+    assert raised.value.param == "tool_choice"
+    assert not asked
+    assert _compilers() == []

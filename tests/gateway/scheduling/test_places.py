@@ -1,0 +1,89 @@
+"""Requests of many choices run in turns: they stand in nobody's way, and all of them come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
+from tests.support.metrics import metric
+
+KEYS = {"many": "sk-many-key", "other": "sk-other-key"}
+PLACES, SHARE = 8, 6
+QUEUE_TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    folder = tmp_path_factory.mktemp("places")
+    config = write_config(folder / "c.yaml", *[tenant(*pair) for pair in KEYS.items()])
+    with GatewayProcess(
+        folder,
+        stack,
+        config=config,
+        replica_in_flight=PLACES,
+        queue_timeout=QUEUE_TIMEOUT_S,
+        admin_port=0,
+    ) as gateway:
+        yield gateway
+
+
+def _taken(gateway: GatewayProcess) -> float:
+    return metric(f"http://127.0.0.1:{gateway.admin_port}/metrics", "gateway_places_taken")
+
+
+def test_another_tenant_is_served_beside_requests_of_128_choices(gateway: GatewayProcess) -> None:
+    """They run for longer than anybody may wait for a place."""
+    endless = body(
+        prompt="Count from 1 to 300", n=128, max_tokens=1900, ignore_eos=True, stream=True
+    )
+    with gateway.client(KEYS["many"]) as many, gateway.client(KEYS["other"]) as other:
+        with (
+            many.stream("POST", "/v1/completions", json=endless) as first,
+            gateway.client(KEYS["many"]) as more,
+        ):
+            assert first.status_code == 200
+            lines = first.iter_lines()  # kept: without it httpx closes the stream
+            assert next(lines)
+            assert _taken(gateway) == SHARE
+            with pytest.raises(Exception, match="timed out"):
+                more.post("/v1/completions", json=endless, timeout=2)
+            answer = other.post("/v1/completions", json=body(n=2))
+            assert answer.status_code == 200
+            assert len(answer.json()["choices"]) == 2
+            assert any("delta" in line or "text" in line for line in lines)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_more_choices_than_places_run_in_turns(gateway: GatewayProcess, stream: bool) -> None:
+    asked = body(n=20, max_tokens=3, ignore_eos=True, stream=stream)
+    with gateway.client(KEYS["many"]) as many:
+        answer = many.post("/v1/completions", json=asked)
+        assert answer.status_code == 200
+        if stream:
+            assert answer.text.count('"finish_reason":"length"') == 20
+        else:
+            choices = answer.json()["choices"]
+            assert [choice["index"] for choice in choices] == list(range(20))
+            assert answer.json()["usage"]["completion_tokens"] == 60
+    assert _taken(gateway) == 0
+
+
+def test_beams_that_can_never_run_at_once_are_refused_by_number(
+    stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """And the searches of several prompts run in turns."""
+    folder = tmp_path_factory.mktemp("beams")
+    with (
+        GatewayProcess(folder, stack, replica_in_flight=2) as gateway,
+        gateway.client() as client,
+    ):
+        beams = body(n=2, max_tokens=3, use_beam_search=True, temperature=0)
+        answer = client.post("/v1/completions", json=beams | {"prompt": ["a", "b", "c"]})
+        assert answer.status_code == 200
+        assert len(answer.json()["choices"]) == 6
+        refused = client.post("/v1/completions", json=beams | {"n": 3})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+        assert "found 3 beams; allowed: 2" in refused.json()["error"]["message"]

@@ -1,0 +1,91 @@
+"""What is reserved counts as long as it may still be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.catalog.router import Route
+from gateway.config.tenants import Tenant
+from gateway.errors import RateLimited
+from gateway.generation import ANYBODY, Batch, Generation
+from gateway.observability.request_context import RequestContext
+from gateway.tenancy.accounting import Account, Accounting
+from gateway.tenancy.limits import limits, reservation
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.usage_log import Usage
+
+ACME = Tenant(name="acme", keys=[], models=["*"], tokens_per_minute=1000)
+WANTED = 900
+
+
+class Clock:
+    """`time`, as the limits ask it."""
+
+    def __init__(self) -> None:
+        self.now_s = 7_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (limits, reservation):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def _beam_search() -> Batch:
+    generation = Generation(
+        request_id="r", prompt_ids=[1] * 100, max_tokens=(WANTED - 100) // 4, seed=0, beams=4
+    )
+    return Batch(
+        request_id="r",
+        generations=[generation],
+        prompts=1,
+        choices=4,
+        prompt_tokens=100,
+        fingerprint="",
+        tokens_per_block=32,
+        caller=ANYBODY,
+        timeout_s=600.0,
+        deadline=600.0,
+    )
+
+
+async def _open(accounting: Accounting, batch: Batch) -> Account:
+    return await accounting.open(
+        RequestContext("r"),
+        batch,
+        await accounting.count(ACME, batch.places),
+        tenant=ACME,
+        route=Route("base"),
+        stated=True,
+        status_of=lambda error: 200,
+    )
+
+
+async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock) -> None:
+    """As a beam search, which tells of its tokens at its end."""
+    used: list[Usage] = []
+    accounting = Accounting(Limits(None), used.append, "base", logged=True)
+    batch = _beam_search()
+    account = await _open(accounting, batch)
+    async with account:
+        batch.sends(0)
+        for _ in range(2 * 200):
+            clock.now_s += 0.5
+            await account.keep_books()
+            with pytest.raises(RateLimited):
+                await _open(accounting, _beam_search())
+        batch.meter.tokens = 300
+    # Of what it did not use nothing is kept back, and what it used counts at its end.
+    assert [one.completion_tokens for one in used] == [300]
+    with pytest.raises(RateLimited, match="remaining 600"):
+        await _open(accounting, _beam_search())
+    clock.now_s += 61
+    await _open(accounting, _beam_search())

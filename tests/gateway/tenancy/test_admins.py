@@ -1,0 +1,164 @@
+"""Admins: how long their keys are, how often strangers may guess, and the line for what they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.config.tenants import key_hash, new_key
+from gateway.tenancy.wrong_keys import MAX_ADDRESSES, WrongKeys
+from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
+
+KEY, FIRST, SECOND = "sk-the-key-of-acme", new_key(), new_key()
+GUESSES, TOLD_PLAINLY = 300, 20
+AUDITED = {"admin", "action", "target", "outcome", "before", "after"}
+
+
+@pytest.fixture
+def gateway(stack: Stack, tmp_path: Path) -> Iterator[GatewayProcess]:
+    """With two admins: one of the file and one of the settings."""
+    config = write_config(tmp_path / "c.yaml", tenant("acme", KEY), admin_keys=[key_hash(SECOND)])
+    settings = {
+        "config": config,
+        "admin_key": FIRST,
+        "adapter_root": DEMO_ADAPTERS,
+        "log_format": "json",
+        "log_level": "error",
+    }
+    with GatewayProcess(tmp_path / "g", stack, **settings) as gateway:
+        yield gateway
+
+
+def test_a_short_key_is_refused_in_words(tmp_path: Path) -> None:
+    for key, status in (("x" * 8, "has 8 characters"), ("x" * 31, "has 31 characters")):
+        ended = subprocess.run(
+            [sys.executable, "-m", "gateway"],
+            env=os.environ | {"GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL), "GATEWAY_ADMIN_KEY": key},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert ended.returncode == 2
+        assert f"GATEWAY_ADMIN_KEY: {status}; it must have at least 32" in ended.stderr
+        assert key not in ended.stderr
+
+
+def test_guessing_is_noticed_and_locks_nobody_out(gateway: GatewayProcess) -> None:
+    def guess(number: int) -> int:
+        # Whoever says another address each time is counted by the one that there is.
+        said = {"authorization": f"Bearer guess-{number}", "x-forwarded-for": f"10.0.0.{number}"}
+        return client.get("/v1/adapters", headers=said).status_code
+
+    with gateway.client() as client, ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(guess, range(GUESSES)))
+        assert found.count(401) == TOLD_PLAINLY
+        assert found.count(429) == GUESSES - TOLD_PLAINLY
+        refused = client.get("/v1/adapters", headers={"authorization": "Bearer one-more"})
+        assert refused.json()["error"]["code"] == "too_many_wrong_keys"
+        assert refused.headers["x-should-retry"] == "false"
+        # All from the same address: the admins, a tenant, whoever has no key, and probes.
+        for key in (FIRST, SECOND):
+            right = {"authorization": f"Bearer {key}"}
+            assert client.get("/v1/adapters", headers=right).status_code == 200
+            assert client.get("/metrics", headers=right).status_code == 200
+        acme = {"authorization": f"Bearer {KEY}"}
+        assert client.post("/v1/completions", json=body(), headers=acme).status_code == 200
+        assert client.get("/v1/adapters").status_code == 401
+        assert client.get("/health/live").status_code == 200
+        assert client.get("/health/ready").status_code == 200
+
+
+def test_wrong_keys_are_counted_by_address_for_a_minute() -> None:
+    now = 0.0
+    wrong = WrongKeys(lambda: now)
+    assert [wrong.count("10.0.0.1") for _ in range(3)] == [1, 2, 3]
+    assert wrong.count("10.0.0.2") == 1
+    assert wrong.count("::ffff:10.0.0.1") == 4
+    assert [wrong.count(f"2001:db8::{last}") for last in (1, 2)] == [1, 2]
+    assert wrong.count("2001:db8:0:1::1") == 1
+    assert [wrong.count(odd) for odd in (None, "", "x" * 10**6)] == [1, 2, 3]
+    now = 59.0
+    assert wrong.count("10.0.0.1") == 5
+    now = 60.0
+    assert wrong.count("10.0.0.1") == 1
+
+
+def test_wrong_keys_take_bounded_memory() -> None:
+    wrong = WrongKeys()
+    for number in range(3 * MAX_ADDRESSES):
+        assert wrong.count("192.0.2.1") == number + 1  # never quiet, so never forgotten
+        wrong.count(f"10.0.{number // 256}.{number % 256}")
+    assert len(wrong) == MAX_ADDRESSES
+
+
+def _call(gateway: GatewayProcess, key: str, method: str, path: str, **sent: Any) -> httpx.Response:
+    with gateway.client(key) as client:
+        return client.request(method, path, **sent)
+
+
+def _upload(folder: Path, name: str) -> dict[str, Any]:
+    files = [("file", (path.name, path.read_bytes())) for path in sorted(folder.iterdir())]
+    return {"data": {"name": name, "base": "demo"}, "files": files}
+
+
+def test_every_action_has_its_line(gateway: GatewayProcess) -> None:
+    """Also when only errors are logged; and what failed, whatever it was called."""
+    named = {"lora_name": "tokyo", "lora_path": "ja"}
+    zh, ja = DEMO_ADAPTERS / "zh", DEMO_ADAPTERS / "ja"
+    first = _call(gateway, FIRST, "POST", "/v1/adapters", **_upload(zh, "mine")).json()["served"]
+    second = _call(gateway, SECOND, "POST", "/v1/adapters", **_upload(ja, "mine")).json()["served"]
+    for key, method, path, sent, status in (
+        (FIRST, "POST", "/v1/adapters/mine/rollback", {}, 200),
+        (FIRST, "POST", "/v1/adapters/mine/verify", None, 200),
+        (SECOND, "DELETE", "/v1/adapters/mine", None, 200),
+        (FIRST, "POST", "/v1/load_lora_adapter", named, 200),
+        (FIRST, "POST", "/v1/load_lora_adapter", named, 400),
+        (FIRST, "POST", "/v1/unload_lora_adapter", {"lora_name": "tokyo"}, 200),
+        (FIRST, "POST", "/v1/unload_lora_adapter", {"lora_name": "acme/nothing"}, 404),
+        (FIRST, "DELETE", "/v1/adapters/no%09such", None, 404),
+        (FIRST, "GET", "/v1/adapters", None, 200),
+        (KEY, "DELETE", "/v1/adapters/mine", None, 401),
+    ):
+        answer = _call(gateway, key, method, path, **({} if sent is None else {"json": sent}))
+        assert answer.status_code == status, (path, answer.text)
+    lines = [json.loads(line) for line in gateway.text.splitlines() if "gateway.audit" in line]
+    assert all(set(line) > AUDITED for line in lines)
+    one, two = {"served": first}, {"served": second}
+    found = [
+        (line["admin"], line["action"], line["target"], line["outcome"], *_served(line))
+        for line in lines
+    ]
+    a, b = key_hash(FIRST)[:15], key_hash(SECOND)[:15]
+    tokyo = {"served": second}
+    assert found == [
+        (a, "adapters.add", "mine", "done", None, one),
+        (b, "adapters.add", "mine", "done", one, two),
+        (a, "adapters.rollback", "mine", "done", two, one),
+        (a, "adapters.verify", "mine", "done", one, one),
+        (b, "adapters.remove", "mine", "done", one, None),
+        (a, "adapters.load", "tokyo", "done", None, tokyo),
+        (a, "adapters.load", "tokyo", "InvalidRequest", tokyo, tokyo),
+        (a, "adapters.unload", "tokyo", "done", tokyo, None),
+        (a, "adapters.unload", "acme/nothing", "UnknownAdapter", None, None),
+        (a, "adapters.remove", "(not a name)", "UnknownAdapter", None, None),
+    ]
+    for key in (FIRST, SECOND, KEY):
+        assert key not in gateway.text
+        assert key_hash(key) not in gateway.text
+
+
+def _served(line: dict[str, Any]) -> list[dict[str, Any] | None]:
+    states = [line["before"], line["after"]]
+    return [None if state is None else {"served": state["served"]} for state in states]

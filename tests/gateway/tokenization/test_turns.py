@@ -1,0 +1,165 @@
+"""Work on text takes turns by tenant, within bounds, and is left undone for clients that left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gateway.errors import InternalError, Overloaded
+from gateway.tokenization.turns import INLINE_CHARS, LONG_CHARS, Turns, TurnThread
+
+
+class Held:
+    """A thread that works on `begun` until it is released; then does what waits."""
+
+    def __init__(self, thread: TurnThread) -> None:
+        self.thread = thread
+        self.release = threading.Event()
+        self.done: list[str] = []
+        self._begun = threading.Event()
+        self.tasks = [asyncio.create_task(thread.run("first", 1, self._hold))]
+
+    async def __aenter__(self) -> Held:
+        await asyncio.to_thread(self._begun.wait)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release.set()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def ask(self, tenant: str, name: str, chars: int = 1) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.thread.run(tenant, chars, lambda: self.done.append(name)))
+        self.tasks.append(task)
+        await asyncio.sleep(0)
+        return task
+
+    def _hold(self) -> None:
+        self._begun.set()
+        self.release.wait()
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Callable[..., TurnThread]]:
+    made: list[TurnThread] = []
+
+    def make(**bounds: float) -> TurnThread:
+        made.append(TurnThread("test", **bounds))
+        return made[-1]
+
+    yield make
+    for thread in made:
+        thread.close()
+
+
+async def test_a_flood_of_one_is_not_before_another(make: Callable[..., TurnThread]) -> None:
+    async with Held(make()) as held:
+        for n in range(100):
+            await held.ask("flood", f"flood {n}")
+        await held.ask("small", "small")
+        await held.ask("other", "other")
+        await held.ask("first", "first again")
+    assert held.done[:5] == ["flood 0", "small", "other", "first again", "flood 1"]
+    assert len(held.done) == 103
+
+
+async def test_what_nobody_waits_for_is_not_done(make: Callable[..., TurnThread]) -> None:
+    async with Held(make()) as held:
+        left = [await held.ask("a", f"left {n}", chars=100) for n in range(10)]
+        await held.ask("a", "stayed", chars=7)
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(0)
+        assert held.thread.waiting == 7
+    assert held.done == ["stayed"]
+
+
+async def test_nothing_is_lost_when_the_one_at_work_is_left(
+    make: Callable[..., TurnThread],
+) -> None:
+    async with Held(make()) as held:
+        held.tasks[0].cancel()
+        await held.ask("b", "next")
+    assert held.done == ["next"]
+
+
+async def test_one_tenant_waits_with_no_more_than_its_own_room(
+    make: Callable[..., TurnThread],
+) -> None:
+    async with Held(make(room=100, room_of_one=40)) as held:
+        fits = await held.ask("a", "a", chars=40)
+        refused = await held.ask("a", "more", chars=1)
+        other = await held.ask("b", "b", chars=40)
+        with pytest.raises(Overloaded, match="of this key"):
+            await refused
+        held.release.set()
+        await asyncio.gather(fits, other)
+    assert held.done == ["a", "b"]
+
+
+async def test_where_all_is_full_most_gives_way(make: Callable[..., TurnThread]) -> None:
+    async with Held(make(room=100, room_of_one=80)) as held:
+        await held.ask("much", "much 0", chars=40)
+        last = await held.ask("much", "much 1", chars=40)
+        await held.ask("little", "little", chars=30)
+        with pytest.raises(Overloaded):
+            await last
+        refused = await held.ask("late", "late", chars=50)
+        with pytest.raises(Overloaded):
+            await refused
+    assert held.done == ["much 0", "little"]
+
+
+async def test_what_is_raised_comes_back(make: Callable[..., TurnThread]) -> None:
+    thread = make()
+    with pytest.raises(ZeroDivisionError):
+        await thread.run("a", 1, lambda: 1 // 0)
+    assert await thread.run("a", 1, lambda: "next") == "next"
+
+
+async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
+    make: Callable[..., TurnThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panic(BaseException):
+        """As pyo3's PanicException."""
+
+    def panic() -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    thread = make()
+    async with asyncio.timeout(10):
+        with pytest.raises(InternalError):
+            await thread.run("a", 1, panic)
+        assert await thread.run("b", 1, lambda: "next") == "next"
+    assert "Option::unwrap" in caplog.text
+
+
+async def test_short_text_stays_and_a_page_does_not_wait_for_a_book() -> None:
+    turns = Turns()
+    try:
+        async with Held(turns.long) as held:
+            assert await turns.run("b", INLINE_CHARS, threading.get_ident) == threading.get_ident()
+            pages = await turns.run("b", LONG_CHARS, threading.get_ident)
+            assert pages != threading.get_ident()
+            assert not held.release.is_set()
+    finally:
+        turns.close()
+
+
+async def test_a_thread_may_rest_between_jobs() -> None:
+    """In proportion to what they took, so that it is never more than that part of the time."""
+    thread = TurnThread("test", rest=2.0)
+    took: list[float] = []
+
+    def work() -> None:
+        began = time.perf_counter()
+        time.sleep(0.02)
+        took.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*[thread.run("a", 0, work) for _ in range(5)])
+    thread.close()
+    assert time.perf_counter() - began >= sum(took[:4]) * 3 + took[4]

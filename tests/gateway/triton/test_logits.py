@@ -1,0 +1,77 @@
+"""Log probabilities from logits, against the plainest way to find them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gateway.triton.logits import token_logprobs, top_logprobs
+
+Rows = npt.NDArray[np.float32]
+
+
+def _raw(rows: Rows, datatype: str) -> tuple[bytes, Rows]:
+    """As the engine sends them, and what that is exactly."""
+    if datatype == "FP32":
+        return rows.tobytes(), rows
+    if datatype == "FP16":
+        half = rows.astype(np.float16)
+        return half.tobytes(), half.astype(np.float32)
+    bits = rows.view(np.uint32) >> 16
+    return bits.astype(np.uint16).tobytes(), (bits << 16).view(np.float32)
+
+
+def _plainly(row: Any, temperature: float = 1.0) -> Any:
+    """All of the log probabilities, in double precision."""
+    scaled = row.astype(np.float64) / temperature
+    return scaled - np.logaddexp.reduce(scaled)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16"])
+@pytest.mark.parametrize("vocabulary", [3, 20, 256, 8192, 128_256])
+@pytest.mark.parametrize("count", [1, 5, 20])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+def test_the_likeliest(datatype: str, vocabulary: int, count: int, temperature: float) -> None:
+    rows = np.random.default_rng(vocabulary).normal(0, 4, (3, vocabulary)).astype(np.float32)
+    raw, exact = _raw(rows, datatype)
+    shape = [1, 3, 1, vocabulary]
+    found = top_logprobs(raw, datatype, shape, 2, count, temperature)
+    assert len(found) == 2, "of so many as there are new tokens"
+    for row, best in zip(exact, found, strict=False):
+        values = _plainly(row, temperature or 1.0)
+        # Of equal ones, which halves have many of, the first.
+        expected = np.argsort(-row, kind="stable")[:count]
+        assert [token_id for token_id, _ in best] == expected.tolist()
+        assert [value for _, value in best] == pytest.approx(values[expected], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0] * 1000, [0, 1, 2]),
+        ([-np.inf] * 998 + [1.0, 2.0], [999, 998, 0]),
+        ([5.0, *[0.0] * 998, 5.0], [0, 999, 1]),
+        ([*[0.0] * 400, 7.0, 8.0, 9.0, *[0.0] * 597], [402, 401, 400]),
+    ],
+    ids=["equal", "forbidden", "both ends", "in one block"],
+)
+def test_the_likeliest_of_odd_rows(values: list[float], expected: list[int]) -> None:
+    raw = np.array(values, np.float32).tobytes()
+    [best] = top_logprobs(raw, "FP32", [1, 1, 1, 1000], 1, 3, 1.0)
+    assert [token_id for token_id, _ in best] == expected
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_each_token_of_a_prompt_is_scored_by_the_logits_before_it(count: int) -> None:
+    rows = np.random.default_rng(1).normal(0, 4, (3, 1000)).astype(np.float32)
+    ids = [8, 999]
+    entries = token_logprobs(rows.tobytes(), "FP32", 1000, ids, count)
+    assert [entry.token_id for entry in entries] == ids
+    for row, entry in zip(rows, entries, strict=False):
+        values = _plainly(row)
+        assert entry.logprob == pytest.approx(values[entry.token_id], abs=1e-5)
+        best = np.argsort(-row)[:count]
+        assert [token_id for token_id, _ in entry.top] == best.tolist()

@@ -1,0 +1,235 @@
+"""A Redis that strangers write to, with a real redis-server: what does not fit is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from adapters.errors import StoreError
+from adapters.record_json import as_json
+from adapters.registry import Registry
+from lora_store.codec import CorruptBlob, encode
+from lora_store.disk import Disk
+from lora_store.redis import RedisTier
+from lora_store.redis_values import dump, read_description, read_record
+from lora_store.tiered import TieredStore
+from tests.support.adapter_store import becomes, record
+from tests.support.lora_files import content
+from tests.support.redis_server import RedisServer, running_redis
+
+NAMES = "lora:names"
+WILD = settings(
+    max_examples=40,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+GOOD = as_json(record())
+OUTSIDE = "../../victim/x"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+def _hostile(**changes: Any) -> bytes:
+    """A record that is right but for some fields of its version."""
+    version = {**GOOD["versions"][0], **changes}
+    served = changes.get("digest", GOOD["served"])
+    return json.dumps({**GOOD, "served": served, "versions": [version]}).encode()
+
+
+@contextmanager
+def _only_in(root: Path, around: Path) -> Iterator[None]:
+    """Nothing of `around` changes but what lies in `root`."""
+
+    def seen() -> dict[Path, tuple[int, int]]:
+        files = (path for path in around.rglob("*") if not path.is_relative_to(root))
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = seen()
+    yield
+    assert seen() == before
+
+
+async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    root = tmp_path / "gateway" / "store"
+    root.mkdir(parents=True)
+    # versions/../../../victim/x.lora, as the digest's first two characters are a folder.
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "x.lora").write_bytes(b"a neighbour's")
+    head, weights = encode(content(1))
+    client.set(f"lora:version:{OUTSIDE}", f"{len(head) + len(weights)} 1048576 1")
+    client.set(f"lora:version:{OUTSIDE}:0", head + bytes(weights))
+    client.hset(NAMES, mapping={"zh": _hostile(digest=OUTSIDE), "ja": dump(record("ja"))})
+    with _only_in(root, tmp_path):
+        async with TieredStore(
+            Disk(root), RedisTier(server.settings()), memory_bytes=0, poll_s=0.05
+        ) as store:
+            assert set(await store.records()) == {"ja"}
+            await becomes(lambda: store.stats.refused_values == 1)
+            # Who is asked for what is damaged moves it to the quarantine.
+            await becomes(lambda: client.publish("lora:changes", f"wanted {OUTSIDE}") > 0)
+            await becomes(lambda: store.stats.refused_values == 2)
+    assert json.loads(client.hget(NAMES, "zh"))["served"] == OUTSIDE, "left alone"
+    assert not list((root / "quarantine").iterdir())
+
+
+ANY: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+    | st.sampled_from([10**400, -1, 2**63, "a" * 64, OUTSIDE, "attn_q", "float16", "NaN"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)  # fmt: skip
+FIELDS = st.sampled_from(sorted({*GOOD, *GOOD["versions"][0]}))
+
+
+@st.composite
+def _records(draw: st.DrawFn) -> bytes:
+    """Bytes that are no record, or one with some fields replaced or missing."""
+    if draw(st.booleans()):
+        raw: bytes = draw(
+            st.binary(max_size=20)
+            | ANY.map(lambda value: json.dumps(value).encode())
+            | st.sampled_from([b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000])
+        )
+        return raw
+    value: dict[str, Any] = json.loads(json.dumps(GOOD))
+    for part in draw(st.lists(st.sampled_from([value, value["versions"][0]]), max_size=2)):
+        part[draw(FIELDS)] = draw(ANY)
+    if draw(st.booleans()):
+        value.pop(draw(FIELDS), None)
+    return json.dumps(value).encode()
+
+
+@given(_records())
+@example(_hostile(digest=OUTSIDE))
+@example(_hostile(modules=[["attn_q", 4, [True]]]))
+@example(_hostile(created=float("nan")))
+@example(_hostile(task_id="1" * 5000))
+@example(json.dumps({**GOOD, "name": "../x"}).encode())
+@example(json.dumps({**GOOD, "life": True}).encode())
+@example(json.dumps({**GOOD, "served": "b" * 64}).encode())
+@example(json.dumps({**GOOD, "versions": GOOD["versions"] * 2}).encode())
+def test_a_record_fits_or_is_refused(raw: bytes) -> None:
+    try:
+        found = read_record("zh", raw)
+    except ValueError:
+        return
+    assert read_record("zh", dump(found)) == found
+    assert found.removed or found.version.short_digest
+    assert all(set(v.digest) <= set("0123456789abcdef") for v in found.versions)
+
+
+@given(st.binary(max_size=30) | st.from_regex(rb"[0-9]{1,12} [0-9]{1,12} [0-9]{1,12}"))
+def test_a_description_fits_or_is_refused(raw: bytes) -> None:
+    try:
+        found = read_description(raw)
+    except ValueError:
+        return
+    assert len(found.chunks) <= 2**16
+    assert sum(map(found.length, (found.chunks[0], found.chunks[-1]))) <= 2 * found.size
+
+
+@WILD
+@given(
+    records=st.dictionaries(
+        st.sampled_from([b"zh", b"ja", b"\xff", b"../x", b"@epoch", b"@revision"])
+        | st.binary(min_size=1, max_size=8),
+        _records(),
+        max_size=4,
+    ),
+    description=st.binary(max_size=20) | st.sampled_from([b"1 0 1", b"9 9 9", b"-1 1 1", None]),
+    notices=st.lists(
+        st.binary(max_size=20) | st.sampled_from([b"wanted ../../x", b"wanted", b"changed"]),
+        max_size=3,
+    ),
+)
+def test_whatever_redis_holds_the_store_serves_what_is_its_own(
+    server: RedisServer,
+    client: redis.Redis,
+    tmp_path_factory: pytest.TempPathFactory,
+    records: dict[bytes, bytes],
+    description: bytes | None,
+    notices: list[bytes],
+) -> None:
+    folder = tmp_path_factory.mktemp("wild")
+    root = folder / "store"
+    own = replace(record("own"), life=3)
+    client.flushall()
+    for name, raw in records.items():
+        client.hset(NAMES, name, raw)
+    key = f"lora:version:{content(1).digest}"
+    if description is None:
+        client.lpush(key, "not a string")
+    else:
+        client.set(key, description)
+
+    async def live() -> None:
+        disk = Disk(root)
+        disk.put(content(1))
+        disk.put_record(own)
+        async with TieredStore(
+            disk, RedisTier(server.settings()), memory_bytes=0, poll_s=0.05
+        ) as store:
+            for notice in notices:
+                client.publish("lora:changes", notice)
+            assert store.stats.redis_up
+            assert (await store.records())["own"] == own
+            assert bytes((await store.get(content(1).digest)).weights)
+            await Registry(store).add("mine", "demo", content(2), "test")
+            # The description that was no description makes room for what is on this disk.
+            await becomes(lambda: _whole(server))
+
+    with _only_in(root, folder):
+        asyncio.run(live())
+    for name, raw in records.items():
+        stored = client.hget(NAMES, name)
+        try:
+            read_record(name.decode(), raw)
+        except ValueError:
+            # The script itself counts in @revision and names an @epoch where there is none.
+            assert stored == raw or name.startswith(b"@"), "left alone"
+
+
+def _whole(server: RedisServer) -> bool:
+    tier = RedisTier(server.settings())
+    try:
+        chunks = tier.fetch(content(1).digest)
+        return chunks is not None and sum(map(len, chunks)) > 0
+    except (StoreError, CorruptBlob):
+        return False
+    finally:
+        tier.close()
+
+
+async def test_asking_for_a_name_to_be_changed_mends_its_record(
+    server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    client.hset(NAMES, "zh", b"garbage")
+    async with TieredStore(Disk(tmp_path), RedisTier(server.settings()), memory_bytes=0) as store:
+        await becomes(lambda: store.stats.refused_values == 1)
+        changed = await Registry(store).add("zh", "demo", content(1), "test")
+        assert read_record("zh", client.hget(NAMES, "zh")) == changed

@@ -1,0 +1,202 @@
+"""Prompts of megabytes: what they cost, who waits for them, and what of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.cpu import costs_less_than
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.in_process import running, save_tokenizer
+from tests.support.local_stack import Stack
+from tests.support.raw_http import post
+
+MEGABYTE = 2**20
+TEXT = "The capital of France is Paris. "
+HUGE = TEXT * (8 * 10**6 // len(TEXT))
+KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
+FLOOD, SMALL = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "fields"),
+    [
+        ("/v1/completions", "prompt", {"prompt": HUGE}),
+        ("/v1/completions", "prompt", {"prompt": HUGE, "truncate_prompt_tokens": 10**6}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": HUGE}]}),
+        ("/tokenize", "prompt", {"prompt": HUGE}),
+        ("/tokenize", "messages", {"messages": [{"role": "user", "content": HUGE}]}),
+    ],
+)
+def test_what_cannot_fit_is_not_tokenized(
+    stack: Stack, path: str, param: str, fields: dict[str, Any]
+) -> None:
+    """Tokenizing it takes some 4 s."""
+    content = json.dumps({"model": "demo", **fields})
+    with costs_less_than(1.0, stack.pids["gateway"]):
+        answer = httpx.post(stack.gateway + path, content=content, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "context_length_exceeded",
+        param,
+    )
+    assert "maximum context length is" in error["message"]
+
+
+def test_of_a_truncated_prompt_only_the_end_is_tokenized(stack: Stack) -> None:
+    fields = {**body(), "truncate_prompt_tokens": 5, "return_token_ids": True, "echo": True}
+    found = []
+    for text in (HUGE, TEXT * 100):
+        with costs_less_than(1.0, stack.pids["gateway"]):
+            answer = httpx.post(
+                f"{stack.gateway}/v1/completions", json={**fields, "prompt": text}, timeout=60
+            )
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["choices"][0])
+    assert found[0] == found[1]
+
+
+def test_memory_of_large_bodies_is_bounded_and_comes_back(stack: Stack, tmp_path: Path) -> None:
+    """64 of them at once, by clients that leave when they have sent, or stay."""
+    config = write_config(tmp_path / "c.yaml", *[tenant(*pair) for pair in KEYS.items()])
+    content = json.dumps(body(prompt=HUGE)).encode()
+    request = post("/v1/completions", content, f"authorization: Bearer {KEYS['flood']}".encode())
+    with GatewayProcess(tmp_path / "g", stack, config=config) as gateway:
+        with gateway.client(KEYS["small"]) as client:
+            assert client.post("/v1/completions", json=body()).status_code == 200
+            memory = psutil.Process(gateway.process.pid).memory_info
+            before = most = memory().rss
+            connections = []
+            for _ in range(64):
+                connection = socket.create_connection(("127.0.0.1", gateway.port))
+                connection.setblocking(False)
+                connections.append((connection, memoryview(request)))
+            while connections:
+                most = max(most, memory().rss)
+                connections = [each for each in map(_sent, connections) if each is not None]
+                time.sleep(0.01)
+            assert client.post("/v1/completions", json=body()).status_code == 200
+        # The last ones may still be looked at.
+        deadline = time.monotonic() + 30
+        while memory().rss > before + 50 * MEGABYTE and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert memory().rss <= before + 50 * MEGABYTE
+    assert most < 400 * MEGABYTE
+
+
+def _sent(
+    state: tuple[socket.socket, memoryview],
+) -> tuple[socket.socket, memoryview] | None:
+    """Sends what goes; hangs up when that was all, or when it is answered before."""
+    connection, left = state
+    try:
+        left = left[connection.send(left[: 2**18]) :]
+    except BlockingIOError:
+        return connection, left
+    except OSError:  # refused, and closed
+        left = left[:0]
+    if left:
+        return connection, left
+    connection.close()
+    return None
+
+
+@asynccontextmanager
+async def _endless(folder: Path, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    """A gateway of two tenants whose model takes prompts of any length: none is refused by it."""
+    save_tokenizer(folder)
+    config = write_config(folder / "c.yaml", *[tenant(*pair) for pair in KEYS.items()])
+    fake = FakeTriton(tokens=[60], fault=None, step=0)
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(serving(fake))
+        settings = {"config": config, "max_seq_len": 10**9, **settings}
+        client, service, _ = await stack.enter_async_context(running(folder, endpoint, **settings))
+        client.timeout = httpx.Timeout(120)
+        yield client, service
+
+
+def _watch(service: Any) -> list[tuple[str, str]]:
+    """What happens to work on text from now on: `asked` for, `begun`; with its tenant."""
+    seen: list[tuple[str, str]] = []
+    run = service.prompts.turns.run
+
+    async def watched(tenant: str, chars: int, work: Callable[[], Any]) -> Any:
+        def begun() -> Any:
+            seen.append(("begun", tenant))
+            return work()
+
+        seen.append(("asked", tenant))
+        return await run(tenant, chars, begun)
+
+    service.prompts.turns.run = watched
+    return seen
+
+
+@pytest.mark.parametrize("chars", [5000, 400_000])
+async def test_one_text_of_the_flood_is_before_that_of_another(tmp_path: Path, chars: int) -> None:
+    """The one that is under way when it comes, and one whose turn is next."""
+    async with _endless(tmp_path) as (client, service):
+        seen = _watch(service)
+
+        def ask(headers: dict[str, str], chars: int) -> asyncio.Task[httpx.Response]:
+            fields = {"prompt": "x" * chars}
+            return asyncio.create_task(client.post("/tokenize", json=fields, headers=headers))
+
+        books = [ask(FLOOD, 400_000) for _ in range(12)]
+        while seen.count(("asked", "flood")) < 8:
+            await asyncio.sleep(0.001)
+        small = ask(SMALL, chars)
+        answers = await asyncio.gather(small, *books)
+        assert {answer.status_code for answer in answers} == {200}
+        asked = seen.index(("asked", "small"))
+        waited = seen[asked : seen.index(("begun", "small"))]
+        assert waited.count(("begun", "flood")) <= 1
+        assert seen[asked:].count(("begun", "flood")) > 5, "the flood was over before"
+
+
+async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
+    """Of twenty that hang up, those are left out whose turn has not come."""
+    async with _endless(tmp_path) as (client, service):
+        seen = _watch(service)
+        request = {"json": {"prompt": "x" * 400_000}, "headers": FLOOD}
+        flood = [asyncio.create_task(client.post("/tokenize", **request)) for _ in range(20)]
+        while ("begun", "flood") not in seen:
+            await asyncio.sleep(0)
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        answer = await client.post("/tokenize", **request | {"headers": SMALL})
+        assert answer.status_code == 200
+        async with asyncio.timeout(30):
+            while service.bodies.in_flight:
+                await asyncio.sleep(0.01)
+        assert seen.count(("begun", "flood")) < 10
+        assert service.prompts.turns.long.waiting == service.bodies.waiting == 0
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_what_asks_no_engine_is_counted_too(tmp_path: Path, path: str) -> None:
+    save_tokenizer(tmp_path)
+    limited = tenant("small", KEYS["small"], requests_per_minute=2)
+    config = write_config(tmp_path / "limited.yaml", limited)
+    async with _endless(tmp_path, config=config) as (client, _):
+        fields = {"prompt": "Hi"} if path == "/tokenize" else {"tokens": [1]}
+        for status in (200, 200, 429):
+            answer = await client.post(path, json=fields, headers=SMALL)
+            assert answer.status_code == status
+        # Before its body is looked at.
+        answer = await client.post(path, content=b"nothing", headers=SMALL)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
