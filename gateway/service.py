@@ -204,6 +204,8 @@ async def _accounting(
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGHUP, hung_up)
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
+            # A worker is born with it blocked: what came since then is seen to now.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(

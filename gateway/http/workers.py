@@ -124,13 +124,18 @@ class Workers:
 
     def _start(self, place: Worker) -> None:
         command = [sys.executable, "-m", "gateway"]
-        self._children[place.index] = subprocess.Popen(
-            command,
-            env=os.environ | place.variable(),
-            pass_fds=(*place.listeners, place.parent),
-            # A terminal's Ctrl-C is for the parent, which passes it on.
-            process_group=0,
-        )
+        # The worker inherits that SIGHUP waits. It would end one that has no handler for it yet.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            self._children[place.index] = subprocess.Popen(
+                command,
+                env=os.environ | place.variable(),
+                pass_fds=(*place.listeners, place.parent),
+                # A terminal's Ctrl-C is for the parent, which passes it on.
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._started[place.index] = time.monotonic()
         if self._ending:  # told so while it was being started
             self._children[place.index].send_signal(signal.SIGTERM)
