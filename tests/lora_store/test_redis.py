@@ -19,13 +19,7 @@ from lora_store.redis import RedisSettings, RedisTier
 from lora_store.redis_values import StoredRecord, dump
 from tests.support.adapter_store import becomes, record
 from tests.support.lora_files import content
-from tests.support.redis_server import RedisServer, running_redis
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture

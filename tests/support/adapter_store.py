@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from adapters.errors import UnknownAdapter
 from adapters.record import Record, Version
@@ -15,6 +16,7 @@ from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier
 from lora_store.tiered import TieredStore
 from tests.support.lora_files import content
+from tests.support.redis_server import RedisServer
 
 NEVER_S = 3600.0
 """A `poll_s` with which nothing arrives but by a notice."""
@@ -84,3 +86,15 @@ async def becomes(condition: Callable[[], object], within_s: float = 60.0) -> No
     while not condition():
         assert time.monotonic() < deadline, "it does not come about"
         await asyncio.sleep(0.01)
+
+
+def gateway(
+    root: Path, server: RedisServer | None, **options: Any
+) -> contextlib.AbstractAsyncContextManager[StoreGateway]:
+    return store_gateway(root, None if server is None else server.settings(), **options)
+
+
+async def listening(server: RedisServer, count: int) -> None:
+    """Until so many gateways hear what is published."""
+    with server.client() as client:
+        await becomes(lambda: client.pubsub_numsub("lora:changes") == [(b"lora:changes", count)])

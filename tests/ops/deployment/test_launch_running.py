@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -273,7 +274,12 @@ def test_a_server_that_cannot_load_ends_the_launch(folder: Path) -> None:
     (folder / "engine" / "config.json").unlink()
     with _launched(folder, "--no-mpi") as launched:
         assert launched.process.wait(ENDED_WITHIN) == 1
-        assert "tritonserver ended (exit code 1); its output above says why" in launched.stderr
+        # Triton 2.51 now and then crashes while it gives up; how it ended is told as it was.
+        ended = (
+            r"tritonserver ended \((exit code 1|killed by signal 11)\); its output above says why"
+        )
+        assert re.search(ended, launched.stderr)
+        assert "config.json" in launched.stderr
 
 
 def test_a_server_that_is_not_there(folder: Path) -> None:
