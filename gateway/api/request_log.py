@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -66,7 +67,9 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as unexpected:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as unexpected:  # a panic in Rust is no Exception
             context.error = type(unexpected).__name__
             if status != _LEFT:
                 raise  # half an answer cannot become an error

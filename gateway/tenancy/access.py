@@ -86,7 +86,7 @@ class Access:
                 "configuration file.",
                 setting="GATEWAY_ADMIN_KEY",
             )
-        given = _presented(authorization)
+        given = _presented(authorization, "admin key")
         if _is_one_of(given, admins):
             return given[:_WHO]
         wrong = self._wrong.count(address)
@@ -130,16 +130,16 @@ def _is_one_of(given: str, keys: Iterable[str]) -> bool:
     return any(hmac.compare_digest(given, key) for key in keys)
 
 
-def _presented(authorization: str | None) -> str:
+def _presented(authorization: str | None, wanted: str = "API key") -> str:
     """The hash of the key in a header. Raises InvalidKey when there is none."""
     scheme, _, key = (authorization or "").partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key:
         raise InvalidKey(
-            "You didn't provide an API key; send it in the header `Authorization: Bearer KEY`."
+            f"You didn't provide an {wanted}; send it in the header `Authorization: Bearer KEY`."
         )
     if len(key) > _MAX_KEY:
-        raise InvalidKey("Incorrect API key provided.")
+        raise InvalidKey(f"Incorrect {wanted} provided.")
     return key_hash(key)
 
 

@@ -56,10 +56,15 @@ class ControlTokens:
     """The added tokens of one tokenizer that are no text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str = "", harmless: Collection[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        template: str = "",
+        harmless: Collection[str] = (),
+        replaced: Collection[str] = (),
     ) -> None:
         """They are the special ones, and those that the chat template names: not all models mark
-        what begins a turn as special. `harmless` are never among them."""
+        what begins a turn as special. `harmless` are never among them. `replaced` are words that
+        the template replaces in what clients write, which may make a token of what is around."""
         added = tokenizer.get_added_tokens_decoder()
         control = {
             token_id: token
@@ -74,12 +79,24 @@ class ControlTokens:
             _Control(content, f"{secret}{n};", f"{secret}c{n};")
             for n, content in enumerate(sorted([t.content for t in control.values()], key=_shorter))
         ]
-        self._tokens = _replacing({each.token: each.stand_in for each in self._control})
+        hidden = {each.token: each.stand_in for each in self._control}
+        kept = {}
+        if replaced:
+            # The template must find what it looks for. What it makes a token of has that token's
+            # first letter from a client, too.
+            words = (*harmless, *replaced)
+            kept = {word: word for word in words if not any(token in word for token in hidden)}
+            first = sorted({token[0] for token in hidden})
+            hidden |= {letter: f"{secret}f{n};" for n, letter in enumerate(first)}
+        self._tokens = _replacing(kept | hidden)
+        self._stand_ins = _replacing({stand_in: word for word, stand_in in hidden.items()})
         self._aliases = _replacing({each.token: each.alias for each in self._control})
-        self._stand_ins = _replacing({each.stand_in: each.token for each in self._control})
         # Clients' text is looked at as JSON, in which each of its characters is written alone.
-        written = [orjson.dumps(each.token)[1:-1] for each in self._control]
-        self._written = re.compile(any_of([token.decode() for token in written]).encode())
+        written = [
+            orjson.dumps(word)[1:-1]
+            for word in (*[each.token for each in self._control], *replaced)
+        ]
+        self._written = re.compile(any_of([word.decode() for word in written]).encode())
         self._longest = max(map(len, written), default=0)
         # A token that is looked for in normalized text may be written in other characters.
         normalizes = str(tokenizer.normalizer) not in ("None", "Sequence(normalizers=[])")
@@ -100,7 +117,7 @@ class ControlTokens:
         }
 
     def written_in(self, values: Any) -> bool:
-        """Whether one may stand in a string of these JSON values."""
+        """Whether one may stand in a string of these JSON values, or be made of it."""
         if not self._control:
             return False
         try:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
+from jinja2.nodes import Call, Const, Filter, Getattr
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -83,7 +84,9 @@ class Prompts:
         self._control = None
         if not control_tokens_in_messages:
             # Templates look for the tags of thoughts in what clients send back, to cut those.
-            self._control = ControlTokens(tokenizer, source or "", self.reasoning_tags or ())
+            self._control = ControlTokens(
+                tokenizer, source or "", self.reasoning_tags or (), replaced_words(source or "")
+            )
         self.turns = Turns()
 
     @classmethod
@@ -307,7 +310,7 @@ def compile_template(source: str) -> Template:
     (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
     escapes, `raise_exception`, `strftime_now`.)
     """
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = _environment()
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
@@ -316,6 +319,24 @@ def compile_template(source: str) -> Template:
     # 7 us in place of 17 (python -m bench.packing).
     template.globals = dict(template.globals)
     return template
+
+
+def replaced_words(source: str) -> set[str]:
+    """The words that a chat template replaces, by `str.replace` or Jinja's filter."""
+    tree = _environment().parse(source)
+    calls: list[Call | Filter] = [
+        call
+        for call in tree.find_all(Call)
+        if isinstance(call.node, Getattr) and call.node.attr == "replace"
+    ]
+    calls += [call for call in tree.find_all(Filter) if call.name == "replace"]
+    found = [call.args[0] for call in calls if call.args]
+    words = {word.value for word in found if isinstance(word, Const)}
+    return {word for word in words if word and isinstance(word, str)}
+
+
+def _environment() -> _Environment:
+    return _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
 
 
 def _tojson(value: Any, indent: int | None = None) -> str:

@@ -115,7 +115,7 @@ class DirectModel:
     async def send(self, request: Request | Message) -> Responses:
         """Starts a request on a stream of its own. Raises GatewayError without a connection."""
         if isinstance(request, Request):
-            return await self._client.infer(request.data)
+            return await self._client.infer(request.pieces)
         return await self._client.infer(request)
 
 

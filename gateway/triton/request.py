@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.errors import EngineError
 from gateway.triton import bytes_tensor
 from gateway.triton.names import Inputs, LogicalInput
+from gateway.triton.transport import Message
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 # Fields 3 (id) and 7 (raw_input_contents) of ModelInferRequest, length-delimited.
@@ -34,10 +35,18 @@ _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
 class Request(NamedTuple):
-    """A serialized ModelInferRequest and the id in it."""
+    """A serialized ModelInferRequest and the id in it.
+
+    `shared` is what `data` goes on with: contents that requests of one client have in common.
+    """
 
     id: str
     data: bytes
+    shared: bytes = b""
+
+    @property
+    def pieces(self) -> Message:
+        return [self.data, self.shared] if self.shared else [self.data]
 
 
 class RequestBuilder:
@@ -53,13 +62,14 @@ class RequestBuilder:
         self._id = request_id
         self._tensors: list[bytes] = []
         self._contents: list[bytes] = []
+        self._shared = b""
 
     @property
     def request(self) -> Request:
         """What has been put together so far."""
         name = self._id.encode()
         head = [_head(self._model), _ID, varint(len(name)), name]
-        return Request(self._id, b"".join(head + self._tensors + self._contents))
+        return Request(self._id, b"".join(head + self._tensors + self._contents), self._shared)
 
     def has(self, logical: LogicalInput) -> bool:
         return logical in self._inputs
@@ -88,6 +98,15 @@ class RequestBuilder:
         """[1, *dims] of what is packed already, in the declared type."""
         self._tensors.append(_input(*self._declared(logical), dims))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
+
+    def shared(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
+        """As `raw`, of what is long and the same for several requests, so none has a copy of it.
+
+        It must be the last input.
+        """
+        self.raw(logical, b"", *dims)
+        self._contents[-2:] = [varint(len(raw))]
+        self._shared = raw
 
     def output(self, name: str) -> None:
         self._tensors.append(_output(name))

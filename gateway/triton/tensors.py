@@ -7,6 +7,7 @@ data types are those that the served model declares. Raw contents are little-end
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -43,11 +44,6 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
             ids = word_list(sequences)
             build.numbers(logical, ids, 2, len(ids) // 2)
     add_sampling(build, generation, logprobs=params.logprobs is not None)
-    if params.sampling.logit_bias:
-        bias = array("f", bytes(4 * capabilities.vocab_size))
-        for token_id, value in params.sampling.logit_bias:
-            bias[token_id] = value
-        build.raw("bias", bias.tobytes(), capabilities.vocab_size)
     add_common(build, capabilities, generation)
     build.output("output_ids")
     if "sequence_length" in capabilities.outputs:
@@ -58,7 +54,20 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
         if params.logprobs:
             build.scalar("generation_logits", True)
             build.output("generation_logits")
+    if params.sampling.logit_bias:
+        vocab_size = capabilities.vocab_size
+        build.shared("bias", _bias(params.sampling.logit_bias, vocab_size), vocab_size)
     return build.request
+
+
+# Half a megabyte for a usual vocabulary, and a request may have 128 choices.
+@lru_cache(maxsize=4)
+def _bias(pairs: tuple[tuple[int, float], ...], vocab_size: int) -> bytes:
+    """FP32 of each token."""
+    bias = array("f", bytes(4 * vocab_size))
+    for token_id, value in pairs:
+        bias[token_id] = value
+    return bias.tobytes()
 
 
 def add_common(
@@ -151,8 +160,7 @@ def with_weights(request: Request, lora: Converted) -> Message:
     datatype = LORA_DATATYPES[lora.dtype]
     tail.inputs.add(name="lora_weights", datatype=datatype, shape=(1, lora.rows, lora.width))
     header = _RAW_INPUT_CONTENTS + varint(lora.nbytes)
-    head = request.data + tail.SerializeToString() + header
-    return [head, memoryview(lora.weights)]
+    return [*request.pieces, tail.SerializeToString() + header, memoryview(lora.weights)]
 
 
 def stop_request(model: StopModel, request_id: str) -> Request:

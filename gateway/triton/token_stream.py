@@ -209,7 +209,7 @@ class TokenStream:
                 if self._lora is not None:
                     response = await self._begin_with_lora(self._lora)
                 else:
-                    response = await self._begin(self._request.data)
+                    response = await self._begin(self._request.pieces)
         return self._checked(response)
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
@@ -280,7 +280,7 @@ class TokenStream:
             if carries:
                 response = await self._begin_with_weights(lora)
             else:
-                response = await self._begin(self._request.data)
+                response = await self._begin(self._request.pieces)
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
                 if carries:

@@ -72,11 +72,11 @@ class Child:
         how = f"exit code {status}" if status >= 0 else f"killed by signal {-status}"
         return f"{self.name} ended ({how}); the end of {self.log}:\n{self.last_lines()}"
 
-    def last_lines(self) -> str:
+    def last_lines(self, count: int = LAST_LINES) -> str:
         """The end of the log without tables: Triton prints long ones after what went wrong."""
         with self.log.open(encoding="utf-8", errors="replace") as log:
             lines = (line for line in log if line.strip() and line[0] not in "|+")
-            return "".join(f"  | {line}" for line in deque(lines, maxlen=LAST_LINES)).rstrip()
+            return "".join(f"  | {line}" for line in deque(lines, maxlen=count)).rstrip()
 
     def terminate(self) -> None:
         """Asks it to end; does nothing when it was not started."""

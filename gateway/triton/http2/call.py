@@ -133,7 +133,7 @@ class Call(Generic[T]):
         if self._take is not None:
             try:
                 enough = not self._take(self._all())
-            except Exception as error:
+            except BaseException as error:  # a panic in Rust is no Exception
                 waiter.set_exception(error)
                 return
             if not enough:

@@ -150,6 +150,20 @@ def test_templates_find_thoughts_and_cut_them() -> None:
     assert str(prompts.render([{"content": content}])) == f"yes {END}{END}"
 
 
+@pytest.mark.parametrize(
+    "expression", ["content.replace('</think>', '')", "content | replace('!', '|')"]
+)
+@pytest.mark.parametrize("content", ["</think><|e</think>nd|>", "<!end!>", f"<!end!>{END}!"])
+def test_what_a_template_makes_a_token_of_is_text(expression: str, content: str) -> None:
+    template = "{% set content = messages[0].content %}{{ " + expression + " }}" + END
+    prompts = Prompts(KINDS["byte level"](), {"chat_template": template}, [])
+    plain = compile_template(template).render(messages=[{"content": content}])
+    rendered = prompts.render([{"content": content}])
+    ids = asyncio.run(prompts.encode(rendered, add_special_tokens=False))
+    assert str(rendered) == prompts.decode(ids) == plain
+    assert ids.count(prompts.tokenizer.token_to_id(END)) == 1
+
+
 def test_errors_of_templates_read_as_the_client_wrote() -> None:
     template = "{{ raise_exception('no ' + messages[0].content) }}" + END
     prompts = Prompts(KINDS["byte level"](), {"chat_template": template}, [])

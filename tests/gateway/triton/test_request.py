@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,12 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineError
+from gateway.generation import Sampling
+from gateway.triton.model_capabilities import read_capabilities
 from gateway.triton.names import CORE, read_inputs
 from gateway.triton.request import RequestBuilder, varint
+from gateway.triton.tensors import generation_request
+from tests.support.generations import generation
 
 
 def _config() -> model_config_pb2.ModelConfig:
@@ -27,6 +32,12 @@ def _config() -> model_config_pb2.ModelConfig:
 
 
 INPUTS = read_inputs(_config(), CORE)
+NEEDED = {
+    "INT32": ("input_ids", "input_lengths", "request_output_len", "runtime_top_k"),
+    "FP32": ("embedding_bias", "runtime_top_p", "temperature"),
+    "UINT64": ("random_seed",),
+    "BOOL": ("stop", "streaming"),
+}
 
 
 def _parsed(build: RequestBuilder) -> pb.ModelInferRequest:
@@ -62,6 +73,43 @@ def test_an_unsigned_value_wraps() -> None:
 def test_what_the_model_has_no_input_for_is_an_error() -> None:
     with pytest.raises(EngineError, match="guide"):
         RequestBuilder("tensorrt_llm", {}, "x").texts("guide", ["{}"])
+
+
+def test_what_requests_share_is_the_last_input_and_nobodys_copy() -> None:
+    shared = bytes(400)
+    build = RequestBuilder("tensorrt_llm", INPUTS, "x")
+    build.scalar("max_tokens", 7)
+    build.shared("prompt", shared, 100)
+    build.output("output_ids")
+    *_, last = build.request.pieces
+    assert last is shared
+    request = pb.ModelInferRequest.FromString(b"".join(build.request.pieces))
+    assert [(i.name, list(i.shape)) for i in request.inputs] == [
+        ("request_output_len", [1, 1]),
+        ("input_ids", [1, 100]),
+    ]
+    assert request.raw_input_contents[1] == shared
+    assert [output.name for output in request.outputs] == ["output_ids"]
+
+
+def test_the_choices_of_one_request_share_its_bias() -> None:
+    config = model_config_pb2.ModelConfig()
+    for datatype, names in NEEDED.items():
+        for name in names:
+            config.input.add(name=name, data_type=f"TYPE_{datatype}")
+    capabilities = read_capabilities("m", config, max_seq_len=64, vocab_size=1000)
+    biased = generation(sampling=Sampling(logit_bias=((7, 1.5), (999, -2.0))))
+    one, other = (
+        generation_request(capabilities, replace(biased, request_id=name)) for name in "ab"
+    )
+    assert one.shared is other.shared
+    request = pb.ModelInferRequest.FromString(b"".join(one.pieces))
+    assert (request.inputs[-1].name, list(request.inputs[-1].shape)) == (
+        "embedding_bias",
+        [1, 1000],
+    )
+    bias = struct.unpack("<1000f", request.raw_input_contents[-1])
+    assert {token_id: value for token_id, value in enumerate(bias) if value} == {7: 1.5, 999: -2.0}
 
 
 @given(st.integers(0, 2**35))

@@ -1,0 +1,74 @@
+"""A panic of the tokenizer is a 500 for the request that met it, and nothing to any other.
+
+Panics of Rust are no `Exception` in Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.http2_peer import Server, connected, grpc_message, silence, until
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
+
+TEXT = "hello"
+
+
+def _panics_above(folder: Path, tokens: int) -> None:
+    """Makes the tokenizer in `folder` one that panics over every text of more tokens."""
+    save_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    definition = json.loads(path.read_text(encoding="utf-8"))
+    # A stride as long as what is left: `tokenizers` has an assertion against that.
+    definition["truncation"] = {
+        "direction": "Right",
+        "max_length": tokens,
+        "strategy": "LongestFirst",
+        "stride": tokens,
+    }
+    path.write_text(json.dumps(definition), encoding="utf-8")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_request_is_answered_and_others_go_on(tmp_path: Path, stream: bool) -> None:
+    _panics_above(tmp_path, 8)
+    engine = FakeTriton(tokens=ids_of(tmp_path, TEXT), fault="slow", step=2)
+    asked: dict[str, Any] = {"model": "m", "prompt": "short", "max_tokens": 40}
+    async with serving(engine) as endpoint, running(tmp_path, endpoint) as (client, service, _):
+        under_way = asyncio.create_task(client.post("/v1/completions", json=asked))
+        while not engine.reached:
+            await asyncio.sleep(0.01)
+        for more in ({"prompt": "far too long"}, {"stop": ["far too long"]}):
+            answer = await client.post("/v1/completions", json={**asked, **more, "stream": stream})
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"] == "The server had an unexpected error."
+            assert answer.headers["x-request-id"]
+        engine.released.set()
+        assert (await under_way).json()["choices"][0]["text"] == TEXT
+        assert metric_of(service, "gateway_places_taken") == 0
+
+
+async def test_where_the_engines_bytes_are_received_others_share_the_connection() -> None:
+    class Panic(BaseException):
+        """As pyo3's PanicException."""
+
+    def panics(_: object) -> bool:
+        raise Panic
+
+    server = Server(silence)
+    async with connected(server) as transport:
+        one = await transport.stream("/a/Stream", [b"x"], bytes, {})
+        other = await transport.stream("/a/Stream", [b"x"], bytes, {})
+        fed = asyncio.create_task(one.feed(panics))
+        await until(lambda: server.peers and len(server.peers[0].requests) == 2)
+        (peer,) = server.peers
+        peer.send(1, grpc_message(b"one"))
+        with pytest.raises(Panic):
+            await fed
+        peer.send(3, grpc_message(b"other"))
+        assert await other.read() == b"other"
