@@ -44,6 +44,7 @@ from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import Prompt, prepare
 from gateway.service import Service
 from gateway.tenancy.accounting import Account
+from gateway.tenancy.limits.reservation import Reservation
 
 router = Router()
 
@@ -116,24 +117,35 @@ async def _prepared_chat(request: Request) -> _Prepared:
     service: Service = request.app.state.service
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
-        wanted = await intake.read(partial(parse, ChatCompletionRequest))
-        if wanted.continue_final_message and wanted.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message excludes add_generation_prompt.",
-                param="continue_final_message",
-            )
-        prompts = partial(_rendered, service, wanted)
-        return await _prepare("chat", request, tenant, intake, wanted, 1, prompts)
+        # One too many is refused before anything is read or worked out for it.
+        with await service.accounting.count(tenant, places=1) as reservation:
+            wanted = await intake.read(partial(parse, ChatCompletionRequest))
+            if wanted.continue_final_message and wanted.add_generation_prompt:
+                raise InvalidRequest(
+                    "continue_final_message excludes add_generation_prompt.",
+                    param="continue_final_message",
+                )
+            prompts = partial(_rendered, service, wanted)
+            return await _prepare("chat", request, tenant, intake, reservation, wanted, 1, prompts)
 
 
 async def _prepared_completion(request: Request) -> _Prepared:
+    service: Service = request.app.state.service
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
-        wanted = await intake.read(partial(parse, CompletionRequest))
-        prompts = wanted.prompts
-        return await _prepare(
-            "completion", request, tenant, intake, wanted, len(prompts), lambda: (prompts, None)
-        )
+        with await service.accounting.count(tenant, places=1) as reservation:
+            wanted = await intake.read(partial(parse, CompletionRequest))
+            prompts = wanted.prompts
+            return await _prepare(
+                "completion",
+                request,
+                tenant,
+                intake,
+                reservation,
+                wanted,
+                len(prompts),
+                lambda: (prompts, None),
+            )
 
 
 def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
@@ -185,50 +197,53 @@ async def _prepare(
     request: Request,
     tenant: Tenant | None,
     intake: Intake,
+    reservation: Reservation,
     wanted: GenerationRequest,
     several: int,
     prompts: Callable[[], _Prompts],
 ) -> _Prepared:
-    """`prompts` works out the prompts, `several` is how many there are."""
+    """`prompts` works out the prompts, `several` is how many there are.
+
+    `reservation` has the request counted, and its first place.
+    """
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
     places, limit = _places(tenant, wanted, several), _output_limit(tenant, wanted)
     timeout_s = _timeout(request)
-    # A request that may not be is refused before anything is worked out for it.
-    with await service.accounting.count(tenant, places) as reservation:
-        given, message = await intake.work(prompts)
-        caller = Caller(
-            tenant=tenant.name if tenant else "",
-            priority=tenant.priority if tenant else 0,
-            timeout_s=timeout_s,
-            billed=tenant is not None or service.settings.usage_log is not None,
-            apart=tenant is not None and not service.settings.tenants_trust_each_other,
-            guides=tenant.guides if tenant else "checked",
-        )
-        options = wanted.options(route.lora, message, caller)
-        if limit != options.max_tokens:
-            options = replace(options, max_tokens=limit)
-        context = context_of(request.scope)
-        context.model, context.adapter_version = service.settings.model_name, route.version
-        batch = await prepare(service, given, options, chat=kind == "chat")
-        context.batch = batch
-        logprobs = None
-        if wanted.alternatives is not None:
-            form = chat_logprobs if kind == "chat" else completion_logprobs
-            logprobs = partial(form, prompts=service.prompts)
-        token_ids = bool(wanted.return_token_ids)
-        answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
-        # The last thing that may fail or wait: from here on the account is sure to be closed.
-        stated = wanted.output_limit is not None
-        account = await service.accounting.open(
-            context,
-            batch,
-            reservation,
-            tenant=tenant,
-            route=route,
-            stated=stated,
-            status_of=status_of,
-        )
+    await reservation.take_more(places - 1)
+    given, message = await intake.work(prompts)
+    caller = Caller(
+        tenant=tenant.name if tenant else "",
+        priority=tenant.priority if tenant else 0,
+        timeout_s=timeout_s,
+        billed=tenant is not None or service.settings.usage_log is not None,
+        apart=tenant is not None and not service.settings.tenants_trust_each_other,
+        guides=tenant.guides if tenant else "checked",
+    )
+    options = wanted.options(route.lora, message, caller)
+    if limit != options.max_tokens:
+        options = replace(options, max_tokens=limit)
+    context = context_of(request.scope)
+    context.model, context.adapter_version = service.settings.model_name, route.version
+    batch = await prepare(service, given, options, chat=kind == "chat")
+    context.batch = batch
+    logprobs = None
+    if wanted.alternatives is not None:
+        form = chat_logprobs if kind == "chat" else completion_logprobs
+        logprobs = partial(form, prompts=service.prompts)
+    token_ids = bool(wanted.return_token_ids)
+    answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
+    # The last thing that may fail or wait: from here on the account is sure to be closed.
+    stated = wanted.output_limit is not None
+    account = await service.accounting.open(
+        context,
+        batch,
+        reservation,
+        tenant=tenant,
+        route=route,
+        stated=stated,
+        status_of=status_of,
+    )
     return _Prepared(
         batch=batch,
         account=account,

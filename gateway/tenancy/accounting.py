@@ -185,7 +185,7 @@ class Accounting:
             log.error("%d requests have not ended; their usage is not recorded", left)
 
     async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
-        """Counts a request before any work is done for it.
+        """Counts a request before its body is read.
 
         `places` are those of `concurrent_requests` that it takes, which the reservation holds until
         it is closed; to be used in a `with`. Raises RateLimited, and LimitsUnavailable.

@@ -186,6 +186,23 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
         assert service.prompts.turns.long.waiting == service.bodies.waiting == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_one_too_many_is_refused_before_its_body_is_read(tmp_path: Path, path: str) -> None:
+    """The one before it counts, though it was none."""
+    save_tokenizer(tmp_path)
+    limited = tenant("small", KEYS["small"], requests_per_minute=1)
+    config = write_config(tmp_path / "limited.yaml", limited)
+    async with _endless(tmp_path, config=config) as (client, _):
+        assert (await client.post(path, content=b"nothing", headers=SMALL)).status_code == 400
+        head = post(path, b"", f"authorization: Bearer {KEYS['small']}".encode())
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+        writer.write(head.replace(b"length: 0", b"length: 8000000"))
+        async with asyncio.timeout(10):
+            answer = await reader.readuntil(b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 429 ")
+        writer.close()
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
 async def test_what_asks_no_engine_is_counted_too(tmp_path: Path, path: str) -> None:
     save_tokenizer(tmp_path)

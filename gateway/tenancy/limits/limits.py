@@ -39,7 +39,7 @@ class Limits:
         self._away = configuration.limits.when_redis_is_away
 
     async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
-        """Counts a request, before anything is worked out for it, and takes `places` for it.
+        """Counts a request, before its body is read, and takes `places` for it.
 
         Raises RateLimited, and LimitsUnavailable where a limit may not be counted without Redis.
         """

@@ -74,7 +74,7 @@ class Reservation:
         self.quotas: dict[str, Quota] = {}
         self._ledger = ledger
         self._tenant = tenant
-        self._places: Taken | None = None
+        self._places: list[Taken] = []
         self._held: list[_Held] = []
         self._booked = 0
         self._booked_at = time.monotonic()
@@ -109,9 +109,16 @@ class Reservation:
         if taken.decision.refused is not None:
             raise self._ledger.refuse(taken, taken.decision.refused, self.quotas)
         if taken.request.concurrent is not None:
-            self._places = taken
+            self._places.append(taken)
         if taken.request.tokens is not None:
             self._hold(taken)
+
+    async def take_more(self, places: int) -> None:
+        """Of `concurrent_requests`. Raises RateLimited and LimitsUnavailable."""
+        tenant = self._tenant
+        if places and tenant is not None and tenant.concurrent_requests is not None:
+            most = tenant.concurrent_requests
+            await self.take(LimitRequest(tenant=tenant.name, concurrent=most, places=places))
 
     async def reserve(self, tokens: int) -> None:
         """For the prompt and the answer. Raises RateLimited and LimitsUnavailable."""
@@ -149,13 +156,12 @@ class Reservation:
     def close(self, used: int) -> None:
         """The request has ended and used so many tokens in all. To be called once."""
         self._closed = True
-        places = self._places
         freed = 0
-        if places is not None:
-            freed = places.request.places
-            if not self._held or self._held[-1].counter is not places.counter:
-                places.counter.settle(Settlement(places.request.tenant, 0, 0, 0, 0, freed))
-                freed = 0
+        for request, _, counter in self._places:
+            if self._held and self._held[-1].counter is counter:
+                freed += request.places
+            else:
+                counter.settle(Settlement(request.tenant, 0, 0, 0, 0, request.places))
         self._release(max(0, used - self._booked), freed)
 
     def _of_tokens(self, tenant: Tenant, tokens: int) -> LimitRequest:
