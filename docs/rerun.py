@@ -64,6 +64,7 @@ _VOLATILE = [
         (r"\b[0-9a-f]{32}\b", "ID"),
         (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
         (r"\bsk-[\w-]{43}", "KEY"),
+        (r"\bkey_[0-9a-f]{24}\b", "KEY-ID"),
         (r"\bsha256:[0-9a-f]{8}\b", "sha256:BEGINNING"),
         (r'"task_id": "\d+"', '"task_id": "ID"'),
         (r"\bsha256:[0-9a-f]{64}\b", "HASH"),

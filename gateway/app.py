@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import adapters, generations, models, openapi, ops, tokens
+from gateway.api import adapters, generations, keys, models, openapi, ops, tokens
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
 from gateway.config.settings import Settings
@@ -37,7 +37,7 @@ EXPOSED_HEADERS = [
 
 ROUTES: Sequence[APIRoute] = [
     route
-    for module in (generations, tokens, models, adapters, ops, openapi)
+    for module in (generations, tokens, models, adapters, keys, ops, openapi)
     for route in module.router.routes
     if isinstance(route, APIRoute)
 ]

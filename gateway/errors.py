@@ -58,6 +58,18 @@ class TooManyWrongKeys(GatewayError):
     """One more wrong admin key from an address that has sent many. A right one is still taken."""
 
 
+class KeyNotFound(GatewayError):
+    """No key that was made over the API has this id."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"The key `{key_id}` does not exist.")
+        self.key_id = key_id
+
+
+class KeysUnavailable(GatewayError):
+    """Keys made over the API cannot be looked at, or changed, now."""
+
+
 class SwitchedOff(GatewayError):
     """Nobody may do this here until the operator sets `setting`."""
 

@@ -127,6 +127,11 @@ class Metrics:
             "Tenants whose key in Redis holds what does not fit; it is left alone.",
             registry=self.registry,
         )
+        self.keys_refused = Counter(
+            "gateway_keys_refused_values_total",
+            "Keys in Redis that do not fit; they are left alone.",
+            registry=self.registry,
+        )
         self.limits_shared = Gauge(
             "gateway_limits_shared",
             "1 while limits are counted in Redis with the other gateways.",

@@ -24,6 +24,10 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
 from gateway.tenancy.accounting import Accounting
+from gateway.tenancy.keys.copies import KeyCopies
+from gateway.tenancy.keys.disk import KeyDisk
+from gateway.tenancy.keys.issued import IssuedKeys
+from gateway.tenancy.keys.shared import SharedKeys
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
@@ -62,6 +66,8 @@ class Service:
     metrics: Metrics
     configuration: ConfigurationFile
     access: Access
+    keys: IssuedKeys | None
+    """Those made over the API; None where there can be no tenants."""
     accounting: Accounting
     created: int
     """Unix time for `/v1/models`: when the tokenizer was written, equal on every replica."""
@@ -77,6 +83,8 @@ class Service:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self.accounting.keep_books())
+            if self.keys is not None:
+                tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
             while not self.started.is_set():
                 try:
@@ -136,6 +144,7 @@ async def running_service(
     try:
         async with (
             Adapters(settings, lambda: replicas.capabilities) as adapters,
+            _keys(settings, access, metrics, workers) as keys,
             _accounting(settings, configuration, metrics) as accounting,
         ):
             router = Router(settings.model_name, adapters)
@@ -155,6 +164,7 @@ async def running_service(
                 metrics=metrics,
                 configuration=configuration,
                 access=access,
+                keys=keys,
                 accounting=accounting,
                 created=created,
                 tracer=tracer,
@@ -175,6 +185,22 @@ async def running_service(
         guides.close()
         logits.close()
         prompts.close()
+
+
+@asynccontextmanager
+async def _keys(
+    settings: Settings, access: Access, metrics: Metrics, workers: Path | None
+) -> AsyncIterator[IssuedKeys | None]:
+    if settings.config is None:
+        yield None
+        return
+    shared = None
+    if settings.redis_url is not None:
+        shared = SharedKeys(settings.redis_url, metrics.keys_refused.inc)
+    # No model's folder has such a name, as theirs are quoted.
+    disk = KeyDisk(settings.store_dir / "@keys")
+    async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
+        yield keys
 
 
 @asynccontextmanager

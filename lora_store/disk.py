@@ -103,7 +103,7 @@ class Disk:
         """Write an encoded version as it arrives. It is verified when it is read."""
         path = self._path(digest)
         path.parent.mkdir(exist_ok=True)
-        _write_durably(path, chunks)
+        write_durably(path, chunks)
 
     def delete(self, digest: str) -> None:
         self._path(digest).unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class Disk:
         value = as_json(record)
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
-        _write_durably(path, [content])
+        write_durably(path, [content])
         (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
@@ -203,7 +203,7 @@ def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def _write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:

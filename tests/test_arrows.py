@@ -104,7 +104,8 @@ LIBRARIES: dict[str, str] = {
     "peft": "demo",
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
-    "pydantic": "gateway.api gateway.config ops.deployment bench.ordinary_gateway",
+    "pydantic": "gateway.api gateway.config gateway.tenancy.keys ops.deployment"
+    " bench.ordinary_gateway",
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
     "redis": "lora_store gateway.tenancy.limits",

@@ -55,6 +55,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.SwitchedOff: Row(403, _CLIENT),
     errors.ModelNotAllowed: Row(403, _CLIENT, "model_not_allowed"),
     errors.ModelNotFound: Row(404, _CLIENT, "model_not_found"),
+    errors.KeyNotFound: Row(404, _CLIENT, "key_not_found"),
     # Nothing says when to try again: a wrong key stays wrong.
     errors.TooManyWrongKeys: Row(429, _CLIENT, "too_many_wrong_keys"),
     # Its type and the time to retry are of the limit: see `_type` and `_headers`.
@@ -65,6 +66,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.EngineBroken: Row(500, _SERVER),
     errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
+    errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
     errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),

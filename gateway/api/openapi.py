@@ -18,7 +18,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.api import adapters, tokens
+from gateway.api import adapters, keys, tokens
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
 from gateway.api.parameters import HARMLESS
 from gateway.api.routing import Router, Schema, refusals
@@ -34,6 +34,7 @@ _READ_BY_US = (
     adapters.Rollback,
     adapters.LoadLoraAdapter,
     adapters.UnloadLoraAdapter,
+    keys.NewKey,
 )
 _WRITTEN_BY_US = (ChatCompletionChunk, CompletionChunk, Error)
 _REQUEST_ID = {

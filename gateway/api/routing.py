@@ -20,7 +20,7 @@ _REASONS = {
     400: "The request is malformed, or a parameter is out of range or not supported.",
     401: "No key, or a wrong one.",
     403: "This key may not do this, or nobody may on this server.",
-    404: "No such model or adapter, for this key.",
+    404: "No such model, adapter or key, for who asks.",
     413: "The body is larger than this server takes.",
     415: "The body is of another media type.",
     429: "A limit of this key is reached; retry-after says when to try again. Or many wrong admin "

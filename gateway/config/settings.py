@@ -48,7 +48,7 @@ class Settings(BaseSettings):
         ge=1,
         le=256,
         description="Processes that serve the port: one for each core that they may have. More "
-        "than one need Redis, which tells each of the others' adapters and limits.",
+        "than one need Redis, which tells each of the others' adapters, limits and keys.",
     )
     model_name: str = Field("demo", min_length=1, description="Name of the base model for clients.")
     tokenizer_dir: Path = Field(
@@ -221,15 +221,15 @@ class Settings(BaseSettings):
     )
     admin_key: AdminKey | None = Field(
         None,
-        description="Key for the adapter endpoints, of at least 32 characters; without one, here "
-        "or in the file of GATEWAY_CONFIG, they answer 403.",
+        description="Key for the endpoints of adapters and keys, of at least 32 characters; "
+        "without one, here or in the file of GATEWAY_CONFIG, they answer 403.",
     )
     admin_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="Second port, for the adapter endpoints, /metrics and the detail of "
-        "/health/ready; the first one then answers 404 to those, and the status alone.",
+        description="Second port, for the endpoints of adapters and keys, /metrics and the detail "
+        "of /health/ready; the first one then answers 404 to those, and the status alone.",
     )
     usage_log: Path | None = Field(
         None,
@@ -237,15 +237,16 @@ class Settings(BaseSettings):
         "on SIGHUP.",
     )
     store_dir: Path = Field(
-        Path(".state/adapters"), description="Folder that keeps all adapter versions durably."
+        Path(".state/adapters"),
+        description="Folder that keeps all adapter versions durably, and keys made over the API.",
     )
     redis_url: str | None = Field(
         None,
-        description="Redis that shares adapters and limits between gateways: redis://, rediss://, "
-        "unix://, redis+sentinel://HOST,HOST/SERVICE/DB, redis+cluster://HOST,HOST (rediss+ for "
-        "TLS); without it this gateway is alone with its folder. A private authority goes into the "
-        "URL: rediss://HOST:PORT/0?ssl_ca_certs=FILE, and ssl_certfile, ssl_keyfile where Redis "
-        "wants them.",
+        description="Redis that shares adapters, limits and keys between gateways: redis://, "
+        "rediss://, unix://, redis+sentinel://HOST,HOST/SERVICE/DB, redis+cluster://HOST,HOST "
+        "(rediss+ for TLS); without it this gateway is alone with its folder. A private authority "
+        "goes into the URL: rediss://HOST:PORT/0?ssl_ca_certs=FILE, and ssl_certfile, ssl_keyfile "
+        "where Redis wants them.",
     )
     redis_timeout: float = Field(
         default=0.25,

@@ -29,7 +29,7 @@ class Audit:
     """What one admin does. `admin` is the beginning of the key's hash, as in `Access.admin`."""
 
     def __init__(self, admin: str) -> None:
-        self._admin = admin
+        self.admin = admin
 
     @contextmanager
     def action(self, action: str, target: str, before: State) -> Iterator[Action]:
@@ -48,7 +48,7 @@ class Audit:
         # Forms may hold lone surrogates, which JSON cannot.
         shown = target[:_MAX_TARGET].encode("utf-8", "backslashreplace").decode("utf-8")
         facts = {
-            "admin": self._admin,
+            "admin": self.admin,
             "action": action,
             "target": shown,
             "outcome": outcome,
@@ -57,7 +57,7 @@ class Audit:
         }
         log.info(
             "%s %s %r: %s, before %s, after %s",
-            *(self._admin, action, shown, outcome),
+            *(self.admin, action, shown, outcome),
             *(orjson.dumps(state).decode() for state in (entry.before, entry.after)),
             extra={"facts": facts},
         )

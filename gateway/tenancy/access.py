@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
 from gateway.errors import (
     InvalidKey,
+    KeysUnavailable,
     ModelNotAllowed,
     ModelNotFound,
     SwitchedOff,
     TooManyWrongKeys,
 )
+from gateway.tenancy.keys.record import KeyRecord, Records, Uses
 from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
@@ -32,28 +35,63 @@ _WHO = len("sha256:") + 8
 
 
 class _Keys(NamedTuple):
-    """By the hash of a key; `tenants` is None where no key is needed."""
+    """By the hash of a key.
+
+    Attributes:
+        tenants: those of the file; None where no key is needed.
+        admins: hashes alone.
+        issued: those made over the API, with their tenants; None while they are not known.
+    """
 
     tenants: Mapping[str, Tenant] | None
     admins: frozenset[str]
+    issued: Mapping[str, tuple[Tenant, KeyRecord]] | None
 
 
 class Access:
-    """The keys in force; `update` replaces all of them at once."""
+    """The keys in force; `update` and `issue` replace all of their kind at once."""
 
     def __init__(self, settings: Settings) -> None:
         self._base = settings.model_name
         self._own_admin = frozenset[str]()
         if settings.admin_key is not None:
             self._own_admin = frozenset({key_hash(settings.admin_key.get_secret_value())})
-        self._keys = _Keys(None, self._own_admin)
+        self._configuration = Configuration()
+        self._records: Records | None = None
+        self._keys = _Keys(None, self._own_admin, None)
         self._wrong = WrongKeys()
+        self.uses: dict[str, int] = {}
+        """When keys made over the API were used, to the minute, since `take_uses`."""
 
     def update(self, configuration: Configuration) -> None:
-        tenants = None
-        if configuration.tenants is not None:
-            tenants = {key: tenant for tenant in configuration.tenants for key in tenant.keys}
-        self._keys = _Keys(tenants, self._own_admin.union(configuration.admin_keys))
+        self._configuration = configuration
+        self._put_in_force()
+
+    def issue(self, records: Records) -> None:
+        """The keys made over the API. Until this is called, a key that is not in the file cannot be
+        told from a wrong one."""
+        if records is not self._records:
+            self._records = records
+            self._put_in_force()
+
+    def take_uses(self) -> Uses:
+        """And begins anew."""
+        uses, self.uses = self.uses, {}
+        return uses
+
+    def _put_in_force(self) -> None:
+        tenants, issued = None, None
+        if self._configuration.tenants is not None:
+            tenants = {key: tenant for tenant in self._configuration.tenants for key in tenant.keys}
+        if self._records is not None:
+            named = {tenant.name: tenant for tenant in self._configuration.tenants or ()}
+            issued = {
+                record.hash: (named[record.tenant], record)
+                for record in self._records.values()
+                if record.revoked is None and record.tenant in named
+            }
+        admins = self._own_admin.union(self._configuration.admin_keys)
+        self._keys = _Keys(tenants, admins, issued)
 
     @property
     def open(self) -> bool:
@@ -61,15 +99,34 @@ class Access:
         return self._keys.tenants is None
 
     def tenant(self, authorization: str | None) -> Tenant | None:
-        """Whose request it is, by its header; None where no key is needed. Raises InvalidKey."""
+        """Whose request it is, by its header; None where no key is needed.
+
+        Raises InvalidKey, and KeysUnavailable while it cannot be told whether a key is one.
+        """
         tenants = self._keys.tenants
         if tenants is None:
             return None
         given = _presented(authorization)
         tenant = tenants.get(given)
+        if tenant is None:
+            return self._issued_to(given)
         # The look-up was by a hash of the key, which tells a guesser nothing of the right one.
-        if tenant is None or not _is_one_of(given, tenant.keys):
+        if not _is_one_of(given, tenant.keys):
             raise InvalidKey("Incorrect API key provided.")
+        return tenant
+
+    def _issued_to(self, given: str) -> Tenant:
+        issued = self._keys.issued
+        if issued is None:
+            raise KeysUnavailable("This API key cannot be checked now; try again.")
+        found = issued.get(given)
+        if found is None or not _is_one_of(given, (found[1].hash,)):
+            raise InvalidKey("Incorrect API key provided.")
+        tenant, record = found
+        now = int(time.time())
+        if record.expires is not None and record.expires <= now:
+            raise InvalidKey("This API key has expired.")
+        self.uses[record.id] = now - now % 60
         return tenant
 
     def admin(self, authorization: str | None, address: str | None) -> str:

@@ -1,4 +1,4 @@
-"""`gateway key`: keys for the tenants of the configuration file."""
+"""`gateway key`: keys for tenants and admins, in the configuration file or at a running gateway."""
 
 from __future__ import annotations
 
@@ -6,29 +6,47 @@ import argparse
 import getpass
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ops.commands import admin_api
+from ops.commands.admin_api import AdminApi
 
 if TYPE_CHECKING:
     from gateway.config.file import Configuration
     from gateway.config.marked_yaml import MarkedYaml
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Makes and checks keys. The configuration file keeps their SHA-256 hashes alone, so a key "
-        "that is lost cannot be found again: make another one."
+        "Makes, checks, lists and revokes keys. The configuration file and the gateway keep their "
+        "SHA-256 hashes alone, so a key that is lost cannot be found again: make another one."
     )
     commands = parser.add_subparsers(dest="key_command", required=True, metavar="COMMAND")
     new = commands.add_parser(
         "new",
+        parents=[admin_api.options()],
         help="print a new key, once, and the line for the configuration file",
         description="Prints the key on the first line of standard output and what the "
-        "configuration file needs on the second.",
+        "configuration file needs on the second. With --url the gateway there makes the key, "
+        "which is valid at once, and the second line is its id; the admin key is read from "
+        "GATEWAY_ADMIN_KEY, or from the state folder of `gateway up`.",
     )
+    # Only whoever says so: otherwise it is a key for the file, wherever a gateway runs.
+    new.set_defaults(url=None)
     whose = new.add_mutually_exclusive_group(required=True)
     whose.add_argument("--tenant", metavar="NAME", help="whose key it is")
-    whose.add_argument("--admin", action="store_true", help="a key for the adapter endpoints")
+    whose.add_argument("--admin", action="store_true", help="a key for the endpoints of admins")
+    new.add_argument("--note", default="", help="what it is for; only with --url")
+    new.add_argument(
+        "--expires-in",
+        type=_seconds,
+        metavar="TIME",
+        help="how long it is valid, such as 90d, 12h, 30m or 60s; only with --url",
+    )
     check = commands.add_parser(
         "check",
         help="check the configuration file, and whose a key is",
@@ -43,18 +61,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             help="the configuration file (default: GATEWAY_CONFIG)",
         )
+    where = admin_api.options()
+    commands.add_parser("list", parents=[where], help="the keys that a gateway has made")
+    revoke = commands.add_parser("revoke", parents=[where], help="end one of these keys for good")
+    revoke.add_argument("id", help="as `gateway key list` shows it")
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Returns the exit code: 1 for a key that is nobody's. Raises SystemExit with what is wrong."""
     if parsed.key_command == "new":
-        return _new(parsed)
-    return _check(parsed)
+        return _new(parsed) if parsed.url is None else _new_at_gateway(parsed)
+    if parsed.key_command == "check":
+        return _check(parsed)
+    call = AdminApi("gateway key", "/v1/keys", parsed)
+    if parsed.key_command == "list":
+        for key in call("GET", "")["data"]:
+            print(
+                f"{key['id']}\t{key['tenant']}\tcreated {_shown(key['created_at'])}"
+                f"\texpires {_shown(key['expires_at'])}\tused {_shown(key['last_used_at'])}"
+                f"\t{key['note']}"
+            )
+    else:
+        call("DELETE", parsed.id)
+    return 0
+
+
+def _seconds(text: str) -> int:
+    unit = _UNITS.get(text[-1:])
+    if unit is None or not text[:-1].isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number with s, m, h or d")
+    return int(text[:-1]) * unit
+
+
+def _shown(when: int | None) -> str:
+    return "never" if when is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
 
 
 def _new(parsed: argparse.Namespace) -> int:
     from gateway.config.tenants import key_hash, new_key
 
+    if parsed.note or parsed.expires_in is not None:
+        raise SystemExit("gateway key: a key of the file has no --note and --expires-in; see --url")
     place = "admin_keys" if parsed.admin else f"keys of the tenant {parsed.tenant}"
     if parsed.config is not None:
         configuration, document = _load(parsed.config)
@@ -73,6 +120,17 @@ def _new(parsed: argparse.Namespace) -> int:
     print(key)
     print(f"- {key_hash(key)}")
     print(f"The key is not shown again. The second line goes to the {place}.", file=sys.stderr)
+    return 0
+
+
+def _new_at_gateway(parsed: argparse.Namespace) -> int:
+    if parsed.admin:
+        raise SystemExit("gateway key: admins' keys are in the configuration file alone")
+    wanted = {"tenant": parsed.tenant, "note": parsed.note, "expires_in": parsed.expires_in}
+    made = AdminApi("gateway key", "/v1/keys", parsed)("POST", "", json=wanted)
+    print(made["value"])
+    print(made["id"])
+    print("The key is not shown again. It is valid now.", file=sys.stderr)
     return 0
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+
+from ops.commands import admin_api
+from ops.commands.admin_api import AdminApi
 
 _PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _NPY_FILES = ("model.lora_config.npy", "model.lora_keys.npy", "model.lora_weights.npy")
-_TIMEOUT_S = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that `gateway up` runs with this state folder; the admin key is read from "
         "GATEWAY_ADMIN_KEY or from that folder."
     )
-    where = argparse.ArgumentParser(add_help=False)
-    where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
-    where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
+    where = admin_api.options()
     commands = parser.add_subparsers(dest="lora_command", required=True, metavar="COMMAND")
     for name, files in (("add", "PEFT"), ("import-npy", "model.lora_*.npy")):
         command = commands.add_parser(
@@ -53,10 +51,10 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs one command; returns the exit code. Raises SystemExit with what went wrong."""
     if parsed.lora_command == "size":
         return _size(parsed)
-    call = _Gateway(parsed.url, parsed.state_dir)
+    call = AdminApi("gateway lora", "/v1/adapters", parsed)
     if parsed.lora_command in {"add", "import-npy"}:
         names = _PEFT_FILES if parsed.lora_command == "add" else _NPY_FILES
-        _print(call.upload(parsed.name, parsed.base, parsed.path, names))
+        _print(_upload(call, parsed.name, parsed.base, parsed.path, names))
     elif parsed.lora_command == "list":
         for record in call("GET", "")["data"]:
             versions = len(record["versions"])
@@ -73,52 +71,16 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
-class _Gateway:
-    def __init__(self, url: str | None, state_dir: Path) -> None:
-        from ops.local_stack.state import ADMIN_KEY_FILE, State
-
-        key = os.environ.get("GATEWAY_ADMIN_KEY")
-        try:
-            if url is None:
-                url = State.read(state_dir).gateway
-            if key is None:
-                key = (state_dir / ADMIN_KEY_FILE).read_text().strip()
-        except OSError as error:
-            raise SystemExit(
-                f"gateway lora: {error.filename}: {error.strerror}; is `gateway up` running? "
-                "Otherwise set GATEWAY_URL and GATEWAY_ADMIN_KEY."
-            ) from error
-        self._base = f"{url}/v1/adapters"
-        self._headers = {"authorization": f"Bearer {key}"}
-
-    def __call__(self, method: str, path: str, **options: Any) -> Any:
-        import httpx
-
-        url = f"{self._base}/{quote(path)}".rstrip("/")
-        try:
-            response = httpx.request(
-                method, url, headers=self._headers, timeout=_TIMEOUT_S, **options
-            )
-        except httpx.HTTPError as error:
-            raise SystemExit(f"gateway lora: {url}: {error}") from error
-        if response.is_error:
-            try:
-                message = response.json()["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                message = response.text
-            raise SystemExit(f"gateway lora: {message}")
-        return response.json()
-
-    def upload(self, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:
-        found = [folder / file for file in names if (folder / file).is_file()]
-        if not found:
-            raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}")
-        files = [("file", (path.name, path.open("rb"))) for path in found]
-        try:
-            return self("POST", "", data={"name": name, "base": base}, files=files)
-        finally:
-            for _, (_, file) in files:
-                file.close()
+def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:
+    found = [folder / file for file in names if (folder / file).is_file()]
+    if not found:
+        raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}")
+    files = [("file", (path.name, path.open("rb"))) for path in found]
+    try:
+        return call("POST", "", data={"name": name, "base": base}, files=files)
+    finally:
+        for _, (_, file) in files:
+            file.close()
 
 
 def _size(parsed: argparse.Namespace) -> int:

@@ -1,0 +1,74 @@
+"""The copy of all keys on disk, in one folder for all processes that share it.
+
+``keys.json``  the records
+``used.json``  when each was used last
+``lock``       held (flock) while either is changed
+
+A file is replaced in one step, once its content is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.tenancy.keys.record import Records, Uses, dump_all, read_all, read_uses
+from lora_store.disk import write_durably
+
+log = logging.getLogger(__name__)
+
+Stamp = tuple[int, int, int] | None
+"""What tells one content of the records' file from the next; None where it cannot be had."""
+
+
+class KeyDisk:
+    """Blocks. Raises OSError as it comes, except from `stamp` and `uses`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records = folder / "keys.json"
+        self._uses = folder / "used.json"
+        self._lock = folder / "lock"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Excludes other processes and threads."""
+        with self._lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def stamp(self) -> Stamp:
+        try:
+            status = self._records.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def records(self) -> Records:
+        """A file that no gateway wrote is moved away: then there are no keys here."""
+        try:
+            return read_all(self._records.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            aside = self._records.with_suffix(".broken")
+            log.error("the keys in %s cannot be read, see %s: %s", self._records, aside, error)
+            self._records.replace(aside)
+            return {}
+
+    def put(self, records: Records) -> None:
+        write_durably(self._records, [dump_all(records)])
+
+    def uses(self) -> Uses:
+        """None where they cannot be read: nothing depends on them."""
+        try:
+            return read_uses(self._uses.read_bytes())
+        except (OSError, ValueError):
+            return {}
+
+    def put_uses(self, uses: Uses) -> None:
+        write_durably(self._uses, [json.dumps(uses).encode()])

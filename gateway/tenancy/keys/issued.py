@@ -1,0 +1,113 @@
+"""The keys that were made over the API, for the event loop: kept current, and changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from gateway.errors import KeysUnavailable
+from gateway.tenancy.access import Access
+from gateway.tenancy.keys.copies import KeyCopies
+from gateway.tenancy.keys.record import KeyRecord, Uses, latest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_POLL_S = 0.5
+_USES_S = 60.0
+
+
+class IssuedKeys:
+    """Use as an async context manager, with `follow` running inside. Tells `access` of all keys.
+
+    Methods raise KeysUnavailable.
+    """
+
+    def __init__(self, copies: KeyCopies, access: Access) -> None:
+        self._copies = copies
+        self._access = access
+        self._failure: str | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keys")
+
+    async def __aenter__(self) -> IssuedKeys:
+        await self._look()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._put_uses()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._copies.close()
+
+    async def follow(self) -> None:
+        """Takes over what others change, within a second; until cancelled."""
+        told = time.monotonic()
+        while True:
+            await asyncio.sleep(_POLL_S)
+            await self._look()
+            if time.monotonic() - told >= _USES_S:
+                told = time.monotonic()
+                await self._put_uses()
+
+    @property
+    def records(self) -> list[KeyRecord]:
+        """Those that are not revoked, oldest first."""
+        live = [record for record in self._copies.records.values() if record.revoked is None]
+        return sorted(live, key=lambda record: (record.created, record.id))
+
+    def find(self, key_id: str) -> KeyRecord | None:
+        """As far as is known here; None for one that is revoked, too."""
+        record = self._copies.records.get(key_id)
+        return None if record is None or record.revoked is not None else record
+
+    async def uses(self) -> Uses:
+        return latest(await self._run(self._copies.uses), self._access.uses)
+
+    async def add(self, record: KeyRecord) -> None:
+        """From now on its key is valid, here at once and elsewhere within a second."""
+        await self._run(partial(self._copies.add, record))
+
+    async def revoke(self, key_id: str) -> None:
+        """See `KeyCopies.revoke`."""
+        await self._run(partial(self._copies.revoke, key_id, int(time.time())))
+
+    async def _look(self) -> None:
+        failure = None
+        try:
+            await self._run(self._copies.look)
+        except KeysUnavailable as error:
+            # The text of Redis' client may hold the sentinels' passwords.
+            cause = error.__cause__
+            failure = str(cause) if isinstance(cause, OSError) else type(cause).__name__
+        if failure == self._failure:
+            return
+        self._failure = failure
+        if failure is None:
+            log.info("keys made over the API are kept current again")
+        elif self._copies.trusted:
+            log.warning("keys made over the API are not kept current: %s", failure)
+        else:
+            log.warning("KEYS MADE OVER THE API ARE NOT TAKEN YET: %s", failure)
+
+    async def _put_uses(self) -> None:
+        if uses := self._access.take_uses():
+            with suppress(KeysUnavailable):
+                await self._run(partial(self._copies.put_uses, uses))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, work)
+        except OSError as error:
+            raise KeysUnavailable(
+                "Keys cannot be read or changed now: this gateway's own copy of them fails."
+            ) from error
+        finally:
+            if self._copies.trusted:
+                self._access.issue(self._copies.records)

@@ -1,0 +1,64 @@
+"""The HTTP endpoints for admins of a running gateway, for the commands that use them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+_TIMEOUT_S = 600.0
+
+
+def options() -> argparse.ArgumentParser:
+    """Where the gateway is, as a parent of other parsers."""
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument("--url", default=os.environ.get("GATEWAY_URL"), help="the gateway's URL")
+    where.add_argument("--state-dir", type=Path, default=Path(".state"), metavar="DIR")
+    return where
+
+
+class AdminApi:
+    """Call it with a method and a path below `root`. Raises SystemExit with what went wrong.
+
+    The admin key is in GATEWAY_ADMIN_KEY or, as the URL, where `gateway up` keeps it: arguments of
+    a command are for everybody on the machine to see.
+    """
+
+    def __init__(self, command: str, root: str, parsed: argparse.Namespace) -> None:
+        """`parsed` has what `options` asks for."""
+        from ops.local_stack.state import ADMIN_KEY_FILE, State
+
+        self._command = command
+        url, key = parsed.url, os.environ.get("GATEWAY_ADMIN_KEY")
+        try:
+            if url is None:
+                url = State.read(parsed.state_dir).gateway
+            if key is None:
+                key = (parsed.state_dir / ADMIN_KEY_FILE).read_text().strip()
+        except OSError as error:
+            raise SystemExit(
+                f"{command}: {error.filename}: {error.strerror}; is `gateway up` running? "
+                "Otherwise set GATEWAY_URL and GATEWAY_ADMIN_KEY."
+            ) from error
+        self._base = f"{url}{root}"
+        self._headers = {"authorization": f"Bearer {key}"}
+
+    def __call__(self, method: str, path: str, **options: Any) -> Any:
+        import httpx
+
+        url = f"{self._base}/{quote(path)}".rstrip("/")
+        try:
+            response = httpx.request(
+                method, url, headers=self._headers, timeout=_TIMEOUT_S, **options
+            )
+        except httpx.HTTPError as error:
+            raise SystemExit(f"{self._command}: {url}: {error}") from error
+        if response.is_error:
+            try:
+                message = response.json()["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                message = response.text
+            raise SystemExit(f"{self._command}: {message}")
+        return response.json()

@@ -1,0 +1,262 @@
+"""Copies of keys, with a real redis-server: what is joined, what is trusted, what is left alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.errors import KeysUnavailable
+from gateway.tenancy.keys.copies import KeyCopies
+from gateway.tenancy.keys.disk import KeyDisk
+from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
+from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
+from tests.support.redis_server import RedisServer, running_redis
+
+ADMIN = "sha256:" + "a" * 8
+NOW = 1_800_000_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with server.client() as client:
+        client.flushall()
+        yield client
+
+
+@pytest.fixture
+def copies(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., KeyCopies]]:
+    """A gateway with a disk of this name, as it is after its start."""
+    made: list[KeyCopies] = []
+
+    def start(name: str, shared: bool = True, workers: Path | None = None) -> KeyCopies:
+        there = SharedKeys(server.url) if shared else None
+        made.append(KeyCopies(KeyDisk(tmp_path / name), there, workers))
+        with suppress(KeysUnavailable):
+            made[-1].look()
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def _record(tenant: str = "acme") -> KeyRecord:
+    return draw_key(tenant, "", None, ADMIN)[0]
+
+
+def _valid(copies: KeyCopies) -> set[str]:
+    copies.look()
+    return {record.id for record in copies.records.values() if record.revoked is None}
+
+
+def test_a_stale_disk_and_an_old_snapshot_bring_no_key_back(
+    copies: Callable[..., KeyCopies], client: redis.Redis
+) -> None:
+    one, two = copies("one"), copies("two")
+    kept, gone = _record(), _record()
+    one.add(kept)
+    one.add(gone)
+    assert _valid(two) == {kept.id, gone.id}
+    before: dict[Any, Any] = client.hgetall(KEYS)
+    one.revoke(gone.id, NOW)
+    client.delete(KEYS)
+    client.hset(KEYS, mapping=before)
+    # The second one's disk, and what Redis has now, are from before.
+    assert _valid(one) == {kept.id}
+    assert _valid(copies("two")) == {kept.id}
+    assert _valid(copies("three")) == {kept.id}
+    client.flushall()
+    assert _valid(one) == {kept.id}
+    assert _valid(copies("four")) == {kept.id}
+
+
+def test_what_redis_lacks_is_told_once(
+    copies: Callable[..., KeyCopies], client: redis.Redis
+) -> None:
+    """And then nobody writes any more: gateways do not answer each other for ever."""
+    one, two = copies("one"), copies("two")
+    one.add(_record())
+    client.hset(KEYS, _record().id, b"a newer release's")
+    client.hset(KEYS, "@revision", "another")
+    for _ in range(3):
+        for each in (one, two):
+            each.look()
+    revision = client.hget(KEYS, "@revision")
+    for each in (one, two, copies("three")):
+        each.look()
+    assert client.hget(KEYS, "@revision") == revision
+
+
+@pytest.mark.usefixtures("client")
+def test_a_start_without_redis_trusts_nothing_but_its_siblings(
+    copies: Callable[..., KeyCopies], server: RedisServer, tmp_path: Path
+) -> None:
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    key = _record()
+    copies("one", workers=workers).add(key)
+    server.kill()
+    try:
+        assert not copies("one").trusted
+        assert not copies("two").trusted
+        sibling = copies("one", workers=workers)
+        assert sibling.trusted
+        assert set(sibling.records) == {key.id}
+        with pytest.raises(KeysUnavailable):
+            sibling.add(_record())
+        assert set(sibling.records) == {key.id}
+        with pytest.raises(KeysUnavailable, match="ended on this gateway"):
+            sibling.revoke(key.id, NOW)
+    finally:
+        server.start()
+    assert _valid(sibling) == set()
+    assert _valid(copies("two")) == set()
+
+
+def test_a_disk_that_fails_keeps_no_revoked_key_alive(
+    copies: Callable[..., KeyCopies], client: redis.Redis, tmp_path: Path
+) -> None:
+    one, two = copies("one"), copies("two")
+    key = _record()
+    two.add(key)
+    assert _valid(one) == {key.id}
+    (tmp_path / "one").rename(tmp_path / "elsewhere")
+    two.revoke(key.id, NOW)
+    with pytest.raises(OSError, match="No such file"):
+        one.look()
+    assert one.records[key.id].revoked
+    # And the other way round: it ends what it is told to end.
+    key = _record()
+    two.add(key)
+    with pytest.raises(OSError, match="No such file"):
+        one.revoke(key.id, NOW)
+    assert _valid(two) == set()
+
+
+def test_a_broken_file_is_no_key_and_stays_for_whoever_wants_to_look(
+    copies: Callable[..., KeyCopies], client: redis.Redis, tmp_path: Path
+) -> None:
+    alone, one = copies("alone", shared=False), copies("one")
+    alone.add(_record())
+    one.add(key := _record())
+    for name in ("alone", "one"):
+        file = tmp_path / name / "keys.json"
+        file.write_bytes(file.read_bytes()[:-10])
+    assert copies("alone", shared=False).records == {}
+    assert set(copies("one").records) == {key.id}
+    assert (tmp_path / "alone" / "keys.broken").exists()
+    assert (tmp_path / "one" / "keys.broken").exists()
+    # Who had read it before goes on.
+    assert _valid(one) == {key.id}
+    assert len(_valid(alone)) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda client, _: client.set(KEYS, "not a hash"),
+        lambda client, key: client.hset(KEYS, key, b"\xff" * 100),
+        lambda client, key: client.hset(KEYS, key, b"[" * 5000),
+        lambda client, key: client.hset(KEYS, key, dump(_record())),
+        lambda client, key: client.hset(KEYS, "x" * 10_000, b"{}"),
+    ],
+)
+def test_garbage_in_redis_turns_no_key_off_and_admits_nobody(
+    copies: Callable[..., KeyCopies],
+    client: redis.Redis,
+    damage: Callable[[redis.Redis, str], object],
+) -> None:
+    one, key = copies("one"), _record()
+    one.add(key)
+    client.delete(KEYS)
+    damage(client, key.id)
+    with suppress(KeysUnavailable):  # it is no hash
+        one.look()
+    assert set(one.records) == {key.id}
+    assert not copies("two").records.keys() - {key.id}
+
+
+def test_a_revoked_key_takes_the_place_of_garbage(
+    copies: Callable[..., KeyCopies], client: redis.Redis
+) -> None:
+    one, key = copies("one"), _record()
+    one.add(key)
+    client.hset(KEYS, key.id, b"garbage")
+    one.revoke(key.id, NOW)
+    assert read(key.id, client.hget(KEYS, key.id) or b"").revoked == NOW
+
+
+@pytest.mark.usefixtures("client")
+def test_whoever_writes_late_brings_no_key_back(server: RedisServer) -> None:
+    shared, key = SharedKeys(server.url), _record()
+    shared.put([key.model_copy(update={"revoked": NOW})])
+    shared.put([key, other := _record()])
+    found = shared.read()
+    assert found.records[key.id].revoked == NOW
+    assert found.records[other.id] == other
+    shared.close()
+
+
+def test_the_last_use_is_the_latest_that_anybody_saw(
+    copies: Callable[..., KeyCopies], client: redis.Redis
+) -> None:
+    one, two, key = copies("one"), copies("two"), _record()
+    one.add(key)
+    one.put_uses({key.id: 120, "key_of_nobody": 60})
+    client.hset(USED, mapping={"x": "y", b"\xff": "9" * 400})
+    two.look()
+    two.put_uses({key.id: 60})
+    assert one.uses()[key.id] == 120
+    one.put_uses({key.id: 180})
+    assert two.uses()[key.id] == 180
+    assert set(two.uses()) == {key.id, "key_of_nobody"}
+    client.set(USED, "not a hash")
+    assert one.uses() == {key.id: 180}
+
+
+GOOD = json.loads(dump(_record()))
+ANY: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(GOOD)), ANY)
+@example("hash", GOOD["hash"].upper())
+@example("hash", "sha256:" + "0" * 64)
+@example("expires", True)
+@example("expires", "2100")
+@example("revoked", False)
+@example("tenant", "")
+@example("models", ["*"])
+def test_what_is_no_record_is_not_read_as_one(field: str, value: Any) -> None:
+    key_id = KeyRecord.model_validate(GOOD).id
+    raw = json.dumps(GOOD | {field: value}).encode("utf-8", "surrogatepass")
+    try:
+        found = read(key_id, raw)
+    except ValueError:
+        return
+    assert json.loads(dump(found)) == GOOD | {field: value}
+
+
+def test_copies_agree_in_whatever_order_they_meet() -> None:
+    key, other = _record(), _record()
+    ended = key.model_copy(update={"revoked": NOW})
+    for order in itertools.permutations([key, ended, key, other, ended]):
+        assert joined({}, order) == {key.id: ended, other.id: other}
