@@ -31,7 +31,8 @@ class KeyCopies:
         self._shared = shared
         self._mark = None if workers is None else workers / "keys-are-known"
         self._seen: tuple[bytes | None, Stamp] | None = None
-        """What Redis and the disk were at when they were joined last; None if Redis was away."""
+        """What Redis and the disk were at when they were joined last; None if they are to be joined
+        whatever they are at."""
         self._seen_disk: Stamp = _NEVER
         self.records: Records = {}
         self.trusted = False
@@ -48,7 +49,6 @@ class KeyCopies:
             if self._seen != (revision, stamp):
                 self._join(self._shared)
         except KeysUnavailable:
-            self._seen = None
             if stamp != self._seen_disk:
                 self._join(None)
             raise

@@ -19,6 +19,7 @@ from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
 from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
+from tests.support.full_disk import full_disk
 from tests.support.redis_server import RedisServer, running_redis
 
 ADMIN = "sha256:" + "a" * 8
@@ -89,10 +90,10 @@ def test_what_redis_lacks_is_told_once(
     copies: Callable[..., KeyCopies], client: redis.Redis
 ) -> None:
     """And then nobody writes any more: gateways do not answer each other for ever."""
-    one, two = copies("one"), copies("two")
-    one.add(_record())
-    client.hset(KEYS, _record().id, b"a newer release's")
-    client.hset(KEYS, "@revision", "another")
+    one, two, key = copies("one"), copies("two"), _record()
+    one.add(key)
+    two.look()
+    client.hset(KEYS, mapping={key.id: b"a newer release's", "@revision": "another"})
     for _ in range(3):
         for each in (one, two):
             each.look()
@@ -145,6 +146,25 @@ def test_a_disk_that_fails_keeps_no_revoked_key_alive(
     two.add(key)
     with pytest.raises(OSError, match="No such file"):
         one.revoke(key.id, NOW)
+    assert _valid(two) == set()
+
+
+def test_a_key_ends_though_neither_disk_nor_redis_can_be_told(
+    copies: Callable[..., KeyCopies], server: RedisServer, client: redis.Redis
+) -> None:
+    one, two, key = copies("one"), copies("two"), _record()
+    one.add(key)
+    one.look()
+    before: dict[Any, Any] = client.hgetall(KEYS)
+    server.kill()
+    try:
+        with full_disk(0), pytest.raises(OSError, match="File too large"):
+            one.revoke(key.id, NOW)
+        assert one.records[key.id].revoked
+    finally:
+        server.start()
+    client.hset(KEYS, mapping=before)
+    assert _valid(one) == set()
     assert _valid(two) == set()
 
 
