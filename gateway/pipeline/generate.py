@@ -121,9 +121,9 @@ async def _search(
     generation, meter = batch.generations[index], batch.meter
     metrics = service.metrics
 
-    async def ask(lease: ReplicaLease, left: float) -> list[TokenDelta]:
+    async def ask(lease: ReplicaLease) -> list[TokenDelta]:
         batch.sends(index)
-        with lease.engine.generate(generation, left, lease.metadata) as tokens:
+        with lease.engine.generate(generation, batch.deadline, lease.metadata) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
@@ -179,10 +179,10 @@ async def _choice(
             last = text.cut_short()
             sink.accept(index, last)
 
-    async def ask(lease: ReplicaLease, left: float) -> None:
+    async def ask(lease: ReplicaLease) -> None:
         batch.sends(index)
         with lease.engine.generate(
-            generation, left, lease.metadata, _aside(service, batch)
+            generation, batch.deadline, lease.metadata, _aside(service, batch)
         ) as tokens:
             first = await tokens.first()
             lease.answered()
@@ -218,10 +218,10 @@ async def _echo(service: Service, request: RequestContext, batch: Batch, index: 
     logprobs: list[TokenLogprob] = []
     if generation.params.logprobs is not None:
 
-        async def ask(lease: ReplicaLease, left: float) -> list[TokenLogprob]:
+        async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
             batch.sends(index)
             found = await lease.engine.prompt_logprobs(
-                generation, left, lease.metadata, _aside(service, batch)
+                generation, batch.deadline, lease.metadata, _aside(service, batch)
             )
             lease.answered()
             return found

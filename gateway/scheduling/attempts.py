@@ -35,9 +35,9 @@ async def attempt(
     request: RequestContext,
     batch: Batch,
     index: int,
-    ask: Callable[[ReplicaLease, float], Awaitable[T]],
+    ask: Callable[[ReplicaLease], Awaitable[T]],
 ) -> T:
-    """What `ask` returns, which is told a lease and the seconds left until the batch's deadline.
+    """What `ask` returns. Raises TimeoutError from the batch's deadline on.
 
     `index` is the generation's place in the batch. `ask` says ``lease.answered()`` when the first
     token is there.
@@ -47,7 +47,9 @@ async def attempt(
         lease = replicas.pick(request, _home_of(batch, index) if replicas.several else None, tried)
         try:
             with lease:
-                return await ask(lease, _left(batch.deadline))
+                if asyncio.get_running_loop().time() >= batch.deadline:
+                    raise TimeoutError
+                return await ask(lease)
         except (EngineUnavailable, Overloaded) as error:
             if lease.has_answered:
                 raise
@@ -70,14 +72,6 @@ def _another(
     tried.append(failed)
     if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried):
         raise error
-
-
-def _left(deadline: float) -> float:
-    """Seconds. Raises TimeoutError when there are none."""
-    left = deadline - asyncio.get_running_loop().time()
-    if left <= 0:
-        raise TimeoutError
-    return left
 
 
 def _home_of(batch: Batch, index: int) -> bytes | None:

@@ -162,14 +162,14 @@ class Engine:
     def generate(
         self,
         generation: Generation,
-        timeout_s: float,
+        deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
-        Reading raises TimeoutError once `timeout_s` seconds have passed. `metadata` goes with
-        the call; logits are worked on `aside`.
+        Reading raises TimeoutError from `deadline` on, a time of the event loop. `metadata` goes
+        with the call; logits are worked on `aside`.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -183,7 +183,7 @@ class Engine:
             capabilities=capabilities,
             request=request,
             generation=generation,
-            timeout_s=timeout_s,
+            deadline=deadline,
             metadata=metadata,
             aside=aside,
         )
@@ -191,7 +191,7 @@ class Engine:
     async def prompt_logprobs(
         self,
         generation: Generation,
-        timeout_s: float,
+        deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
     ) -> list[TokenLogprob]:
@@ -203,7 +203,7 @@ class Engine:
             capabilities=capabilities,
             request=request,
             generation=generation,
-            timeout_s=timeout_s,
+            deadline=deadline,
             metadata=metadata,
             aside=aside,
         ) as stream:

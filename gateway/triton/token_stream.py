@@ -53,7 +53,7 @@ class TokenStream:
         capabilities: ModelCapabilities,
         request: Request,
         generation: Generation,
-        timeout_s: float,
+        deadline: float,
         metadata: Metadata,
         aside: Aside,
     ) -> None:
@@ -79,9 +79,9 @@ class TokenStream:
         self._finished = False
         self._entered = False
         self._expired = False
-        # One timer for the request; a timeout around each read would cost as much as parsing it.
-        self._deadline = loop.time() + timeout_s
-        self._timer = loop.call_at(self._deadline, self._expire)
+        self._deadline = deadline
+        # One timer for the stream; a timeout around each read would cost as much as parsing it.
+        self._timer = loop.call_at(deadline, self._expire)
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +109,8 @@ class TokenStream:
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:
         if error_type is None:
             return "stop_string"
-        if issubclass(error_type, TimeoutError):
+        # Of choices with one deadline, the first that fails by it cancels the others.
+        if self._expired or issubclass(error_type, TimeoutError):
             return "timeout"
         return "shutdown" if self._engine.draining else "disconnect"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,8 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
             on_cold_send=lambda sent: None,
         )
         await engine.refresh()
-        with pytest.raises(EngineError), engine.generate(asked, timeout_s=5) as tokens:
+        deadline = asyncio.get_running_loop().time() + 5
+        with pytest.raises(EngineError), engine.generate(asked, deadline) as tokens:
             await tokens.first()
         await engine.close()
     assert len(servicer.requests) == 1
