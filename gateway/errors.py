@@ -79,11 +79,19 @@ class SwitchedOff(GatewayError):
 
 
 class Quota(NamedTuple):
-    """What a limit per minute allows, what is left of it, and when it is whole again."""
+    """What a limit allows, what is used of it, and when it is whole again.
+
+    `held` is what running requests have reserved of a budget besides.
+    """
 
     limit: int
-    remaining: int
+    used: int
     reset_ms: int
+    held: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.limit - self.used - self.held)
 
 
 class RateLimited(GatewayError):
@@ -92,7 +100,7 @@ class RateLimited(GatewayError):
     Attributes:
         limit: which one, by its name in the configuration.
         wait_ms: when the same request could pass; None says never.
-        quotas: the state of the tenant's limits per minute, by name.
+        quotas: the state of the tenant's limits, by name.
     """
 
     def __init__(
@@ -102,6 +110,10 @@ class RateLimited(GatewayError):
         self.limit = limit
         self.wait_ms = wait_ms
         self.quotas = quotas
+
+
+class InsufficientQuota(RateLimited):
+    """A budget is used up until its day or month ends."""
 
 
 class LimitsUnavailable(GatewayError):

@@ -11,8 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.catalog.adapters import Adapters
+from gateway.config.file import ConfigurationFile
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
+from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend, StopReason
 
@@ -170,6 +172,10 @@ class Metrics:
         """Adds who waits, and the state of each replica, read at scrape time."""
         self.registry.register(_LoadCollector(admission, replicas))
 
+    def export_budgets(self, configuration: ConfigurationFile, standings: Standings) -> None:
+        """Adds where tenants stand with their budgets, read at scrape time."""
+        self.registry.register(_BudgetCollector(configuration, standings))
+
     def count_reload(self, applied: bool) -> None:
         self.reloads.labels("applied" if applied else "refused").inc()
         self.configuration_refused.set(not applied)
@@ -230,6 +236,31 @@ class _LoraCollector(Collector):
     def _names(self, task_ids: Iterable[frozenset[int]]) -> str:
         ids = frozenset[int]().union(*task_ids)
         return ",".join(sorted({self._adapters.name_of(task_id) for task_id in ids}))
+
+
+class _BudgetCollector(Collector):
+    def __init__(self, configuration: ConfigurationFile, standings: Standings) -> None:
+        self._configuration = configuration
+        self._standings = standings
+
+    def collect(self) -> Iterator[Metric]:
+        budget = GaugeMetricFamily(
+            "gateway_tenant_budget_tokens",
+            "Tokens that a tenant may use in a day or month.",
+            labels=["tenant", "limit"],
+        )
+        used = GaugeMetricFamily(
+            "gateway_tenant_budget_used_tokens",
+            "Those that all gateways have counted in this one, as far as this process was told: "
+            "the greatest of all is true.",
+            labels=["tenant", "limit"],
+        )
+        for tenant in self._configuration.current.tenants or ():
+            for name, limit in tenant.budgets.items():
+                budget.add_metric([tenant.name, name], limit)
+                if (known := self._standings.used(tenant.name, name)) is not None:
+                    used.add_metric([tenant.name, name], known)
+        yield from (budget, used)
 
 
 class _LoadCollector(Collector):

@@ -28,6 +28,7 @@ from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.shared import SharedKeys
+from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.usage_log import Usage, UsageLog
@@ -232,6 +233,8 @@ async def _accounting(
             stack.callback(loop.remove_signal_handler, signal.SIGHUP)
             # A worker is born with it blocked: what came since then is seen to now.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        standings = Standings()
+        metrics.export_budgets(configuration, standings)
         shared = None
         if settings.config is not None and settings.redis_url is not None:
             shared = SharedLimits(
@@ -239,6 +242,7 @@ async def _accounting(
                 metrics.limits_shared.set,
                 timeout_s=settings.redis_timeout,
                 on_refused=metrics.limits_refused.inc,
+                on_budget=standings.told,
             )
             await stack.enter_async_context(shared)
         limits = Limits(shared, metrics.count_refusal)

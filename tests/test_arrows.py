@@ -53,7 +53,8 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.scheduling gateway.triton",
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.config gateway.scheduling"
+    " gateway.triton",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"

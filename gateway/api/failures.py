@@ -15,6 +15,7 @@ from adapters import errors as adapter_errors
 from adapters.errors import AdapterError, StoreError, StoreUnavailable
 from gateway import errors
 from gateway.api.rate_headers import rate_headers
+from gateway.config.limits import LIMITS
 from gateway.http import errors as http_errors
 
 Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | StoreError
@@ -23,6 +24,8 @@ Failure = errors.GatewayError | errors.ClientDisconnected | AdapterError | Store
 # A message names what was found; what was found may be megabytes.
 _MAX_MESSAGE = 2000
 _MAX_PARAM = 200
+
+_OF_TOKENS = {name for name, kind in LIMITS.items() if kind.counts == "tokens"}
 
 _CLIENT, _SERVER = "invalid_request_error", "server_error"
 
@@ -60,6 +63,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.TooManyWrongKeys: Row(429, _CLIENT, "too_many_wrong_keys"),
     # Its type and the time to retry are of the limit: see `_type` and `_headers`.
     errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
+    # OpenAI's word for what no SDK should try again: the wait may be weeks.
+    errors.InsufficientQuota: Row(429, "insufficient_quota", "insufficient_quota"),
     errors.ClientDisconnected: Row(499, _CLIENT),  # nginx's; for logs and metrics alone
     errors.InternalError: Row(500, _SERVER),
     errors.EngineError: Row(500, _SERVER),
@@ -152,14 +157,15 @@ def _headers(error: Failure) -> dict[str, str]:
         return {}
     else:
         headers = {}
-    headers["x-should-retry"] = "false" if retry_after_s is None else "true"
+    soon = retry_after_s is not None and not isinstance(error, errors.InsufficientQuota)
+    headers["x-should-retry"] = "true" if soon else "false"
     if retry_after_s is not None:
         headers["retry-after"] = str(retry_after_s)
     return headers
 
 
 def _type(error: Failure) -> str:
-    if isinstance(error, errors.RateLimited) and error.limit == "tokens_per_minute":
+    if type(error) is errors.RateLimited and error.limit in _OF_TOKENS:
         return "tokens"
     return TABLE[type(error)].type
 

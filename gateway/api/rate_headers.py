@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.config.limits import LIMITS
 from gateway.errors import Quota
 from gateway.tenancy.limits.limits import duration
 
-_NAMES = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
-
 
 def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
-    """`quotas` are by the names of limits."""
+    """`quotas` are by the names of limits; some have no header."""
     headers: dict[str, str] = {}
-    for limit, quota in quotas.items():
-        name = _NAMES[limit]
+    for limit, kind in LIMITS.items():
+        name, quota = kind.header, quotas.get(limit)
+        if name is None or quota is None:
+            continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
         headers[f"x-ratelimit-reset-{name}"] = duration(quota.reset_ms)

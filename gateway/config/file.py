@@ -11,10 +11,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.config.limits import WhenRedisIsAway
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
 from gateway.scheduling.discovery import checked
@@ -31,21 +32,6 @@ _PLAIN = {
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
 }
-
-RedisUnavailablePolicy = Literal["local", "allow", "refuse"]
-
-
-class WhenRedisIsAway(BaseModel):
-    """What becomes of each limit while it cannot be counted together with the other gateways.
-
-    ``local``: each gateway process counts alone. ``allow``: the limit does not hold. ``refuse``:
-    requests of tenants with this limit get 503.
-    """
-
-    model_config = _STRICT
-    requests_per_minute: RedisUnavailablePolicy = "local"
-    tokens_per_minute: RedisUnavailablePolicy = "local"
-    concurrent_requests: RedisUnavailablePolicy = "local"
 
 
 class LimitsSection(BaseModel):
@@ -75,8 +61,9 @@ class ConfigurationError(Exception):
     """All that is wrong with a file: ``FILE:LINE: PLACE: what is wrong``, a line each."""
 
 
-Check = Callable[[Configuration], str | None]
-"""Says why a configuration cannot be served here; None when it can."""
+Place = Sequence[str | int]
+Check = Callable[[Configuration], tuple[Place, str] | None]
+"""Says what of a configuration cannot be served here, and why; None when all can."""
 
 
 def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedYaml]:
@@ -94,17 +81,14 @@ def load(path: Path, check: Check | None = None) -> tuple[Configuration, MarkedY
         problems = [_problem(dict(one)) for one in error.errors(include_url=False)]
     else:
         problems = list(_contradictions(configuration))
-        if not problems and check is not None and (reason := check(configuration)) is not None:
-            problems = [((), reason)]
+        if not problems and check is not None and (found := check(configuration)) is not None:
+            problems = [found]
     if problems:
         lines = sorted((document.line(place), _shown(place), text) for place, text in problems)
         raise ConfigurationError(
             "\n".join(f"{path}:{line}: {place}{text}" for line, place, text in lines)
         )
     return configuration, document
-
-
-Place = Sequence[str | int]
 
 
 def _shown(place: Place) -> str:
@@ -185,8 +169,8 @@ class ConfigurationFile:
         self._wake = asyncio.Event()
         self.on_reload: Callable[[bool], None] = lambda applied: None
         self.current = Configuration() if path is None else load(path, check)[0]
-        if path is None and check is not None and (reason := check(self.current)) is not None:
-            raise ConfigurationError(reason)
+        if path is None and check is not None and (found := check(self.current)) is not None:
+            raise ConfigurationError(found[1])
 
     def subscribe(self, subscriber: Callable[[Configuration], None]) -> None:
         """Calls it now and whenever another configuration comes into force; it must not raise."""

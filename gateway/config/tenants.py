@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.config.limits import LIMITS, Counted, LimitName
 from guides.kinds import Policy
 
 KEY_PREFIX = "sk-"
@@ -37,6 +40,8 @@ class Tenant(BaseModel):
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     concurrent_requests: Limit | None = None
+    tokens_per_day: Limit | None = None
+    tokens_per_month: Limit | None = None
     max_output_tokens: Limit | None = None
     """Of one choice. A request that asks for more is refused, one that says nothing is cut."""
     priority: int = Field(0, ge=-100, le=100)
@@ -45,10 +50,30 @@ class Tenant(BaseModel):
     """What becomes of its schemas, expressions and grammars. Unchecked, one that the engine cannot
     compile ends the requests of all."""
 
-    @property
-    def limited(self) -> bool:
-        limits = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
-        return any(limit is not None for limit in limits)
+    @cached_property
+    def request_limits(self) -> Mapping[LimitName, int]:
+        """Those on requests, and on what runs at once."""
+        return self._limits("requests", "places")
+
+    @cached_property
+    def place_limits(self) -> Mapping[LimitName, int]:
+        return self._limits("places")
+
+    @cached_property
+    def token_limits(self) -> Mapping[LimitName, int]:
+        return self._limits("tokens")
+
+    @cached_property
+    def budgets(self) -> Mapping[LimitName, int]:
+        """Those over a day or a month."""
+        return {name: limit for name, limit in self.token_limits.items() if LIMITS[name].budget}
+
+    def _limits(self, *counted: Counted) -> dict[LimitName, int]:
+        return {
+            name: limit
+            for name, kind in LIMITS.items()
+            if kind.counts in counted and (limit := getattr(self, name)) is not None
+        }
 
     def may_use(self, name: str, base: str) -> bool:
         """Whether it may use the model called `name`; `base` is the base model's name."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from adapters.record import selected_name
 from gateway.catalog.router import Route, Router
-from gateway.config.file import Configuration, ConfigurationFile
+from gateway.config.file import Configuration, ConfigurationFile, Place
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
 from gateway.errors import (
@@ -248,6 +248,19 @@ def exposure(settings: Settings, latch: KeysLatch, configuration: Configuration)
     )
 
 
+def not_here(
+    settings: Settings, latch: KeysLatch, configuration: Configuration
+) -> tuple[Place, str] | None:
+    """What of a configuration cannot be served with these settings, and why."""
+    if (reason := exposure(settings, latch, configuration)) is not None:
+        return (), reason
+    for index, tenant in enumerate(configuration.tenants or ()):
+        if settings.redis_url is None and tenant.budgets:
+            reason = "needs GATEWAY_REDIS_URL: a process would forget at its end what was used"
+            return ("tenants", index, next(iter(tenant.budgets))), reason
+    return None
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -263,7 +276,7 @@ def configuration_file(settings: Settings, workers: Path | None = None) -> Confi
     Raises ConfigurationError.
     """
     latch = KeysLatch(workers)
-    file = ConfigurationFile(settings.config, partial(exposure, settings, latch))
+    file = ConfigurationFile(settings.config, partial(not_here, settings, latch))
     file.subscribe(latch.update)
     return file
 

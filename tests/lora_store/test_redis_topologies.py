@@ -17,7 +17,7 @@ import pytest
 
 from adapters.errors import StoreUnavailable
 from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import LimitRequest, Settlement
+from gateway.tenancy.limits.request import Settlement
 from lora_store import redis_url
 from lora_store.codec import decode
 from lora_store.connect import channel_url, close, connect
@@ -27,6 +27,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.support.adapter_store import StoreGateway, becomes, record, store_gateway
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
+from tests.support.limit_requests import limit_request
 from tests.support.local_stack import Stack
 from tests.support.lora_files import content
 from tests.support.redis_fleet import (
@@ -135,13 +136,13 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
     ):
 
         async def ask(limits: SharedLimits, name: str) -> None:
-            asked = LimitRequest(tenant=name, requests=5, tokens=10_000, concurrent=100, wanted=10)
+            asked = limit_request(name, requests=5, tokens=10_000, concurrent=100, wanted=10)
             decision = await limits.take(asked)
             assert decision is not None
             passed[name] += decision.refused is None
             if decision.refused is None:
                 second = decision.now_ms // 1000
-                limits.settle(Settlement(name, second, 10, second, 0, 1))
+                limits.settle(Settlement(asked, second, 10, second, places=1))
 
         await asyncio.gather(*[ask(limits, name) for name in tenants * 10 for limits in (one, two)])
     assert passed == dict.fromkeys(tenants, 5)
@@ -158,8 +159,8 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
 
 
 async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:
-    """The key is taken from one server to another, which the limits learn of by asking."""
-    ask = LimitRequest(tenant="moving", requests=5)
+    """The keys are taken from one server to another, which the limits learn of by asking."""
+    ask = limit_request("moving", requests=5, day=1000, wanted=10)
     slot = int(cluster.servers[0].client().execute_command("CLUSTER KEYSLOT", "limits:{moving}"))
     async with SharedLimits(cluster.url, timeout_s=30) as limits:
         decisions = [await limits.take(ask) for _ in range(3)]
@@ -193,7 +194,7 @@ def _move(cluster: Fleet, slot: int, source: Process, target: Process) -> None:
 
 async def test_a_cluster_goes_on_when_a_master_dies(tmp_path: Path) -> None:
     """The one with the records; its replica takes over within seconds."""
-    ask = LimitRequest(tenant="t", requests=1000)
+    ask = limit_request("t", requests=1000)
     with running_cluster(replicas=True) as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:
@@ -227,7 +228,7 @@ async def _asks_until(take: Callable[[], Any], until: Callable[[], bool]) -> lis
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_sentinels_replace_the_master(how: str, tmp_path: Path) -> None:
     """What was acknowledged stays, changes go on meanwhile, and notices come from the new one."""
-    ask = LimitRequest(tenant="t", requests=1000)
+    ask = limit_request("t", requests=1000)
     with running_sentinels() as fleet:
         async with gateway(tmp_path / "1", fleet) as one, gateway(tmp_path / "2", fleet) as two:
             async with SharedLimits(fleet.url) as limits:

@@ -18,10 +18,10 @@ import pytest
 
 from adapters.errors import StoreUnavailable
 from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import LimitRequest
 from lora_store.redis import RedisSettings, RedisTier
 from tests.support.authority import Authority
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import limit_request
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer, running_redis
@@ -203,7 +203,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
             await listening.aclose()
             tier.close()
             async with SharedLimits(url) as limits:
-                decision = await limits.take(LimitRequest(tenant="t", requests=5))
+                decision = await limits.take(limit_request("t", requests=5))
                 assert decision is not None
                 assert decision.refused is None
 

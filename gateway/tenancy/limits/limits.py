@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 
-from gateway.config.file import Configuration, RedisUnavailablePolicy
+from gateway.config.file import Configuration
+from gateway.config.limits import LIMITS, LimitName, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
-from gateway.errors import LimitsUnavailable, Quota, RateLimited
+from gateway.errors import InsufficientQuota, LimitsUnavailable, Quota, RateLimited
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest
+from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Spending
 from gateway.tenancy.limits.reservation import Reservation, Taken
-
-_WORDS: dict[LimitName, str] = {
-    "requests_per_minute": "requests per minute",
-    "tokens_per_minute": "tokens per minute",
-    "concurrent_requests": "requests at once",
-}
 
 
 class Limits:
@@ -38,23 +34,15 @@ class Limits:
     def update(self, configuration: Configuration) -> None:
         self._away = configuration.limits.when_redis_is_away
 
-    async def count(self, tenant: Tenant | None, places: int = 0) -> Reservation:
+    async def count(self, tenant: Tenant | None, places: int) -> Reservation:
         """Counts a request, before its body is read, and takes `places` for it.
 
         Raises RateLimited, and LimitsUnavailable where a limit may not be counted without Redis.
         """
         reservation = Reservation(self, tenant)
-        if tenant is None:
-            return reservation
-        concurrent = tenant.concurrent_requests if places else None
-        if tenant.requests_per_minute is not None or concurrent is not None:
+        if tenant is not None and tenant.request_limits:
             await reservation.take(
-                LimitRequest(
-                    tenant=tenant.name,
-                    requests=tenant.requests_per_minute,
-                    concurrent=concurrent,
-                    places=places,
-                )
+                LimitRequest(tenant=tenant.name, limits=tenant.request_limits, places=places)
             )
         return reservation
 
@@ -68,49 +56,53 @@ class Limits:
         decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
         return Taken(request, decision, self._local)
 
+    def spend(self, tenant: Tenant, tokens: int) -> None:
+        """Counted when Redis is back, where it is away."""
+        if self._shared is not None and (budgets := tenant.budgets):
+            self._shared.spend(Spending(tenant.name, budgets, tokens))
+
     def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
         """The failure, counted."""
         self._on_refused(taken.request.tenant, limit)
         return _refusal(taken.request, taken.decision, limit, quotas)
 
     def _alone(self, request: LimitRequest) -> LimitRequest:
-        """What is left of a request without Redis."""
-
-        def kept(limit: int | None, away: RedisUnavailablePolicy, name: LimitName) -> int | None:
-            if limit is not None and away == "refuse":
+        """What is left of a request without Redis. Raises LimitsUnavailable."""
+        kept: dict[LimitName, int] = {}
+        for name, limit in request.limits.items():
+            away: RedisUnavailablePolicy = getattr(self._away, name)
+            if away == "refuse":
                 raise LimitsUnavailable(
-                    f"The limit of {_WORDS[name]} cannot be counted now; try again.", limit=name
+                    f"The limit of {_words(name)} cannot be counted now; try again.", limit=name
                 )
-            return None if away == "allow" else limit
-
-        away = self._away
-        return replace(
-            request,
-            requests=kept(request.requests, away.requests_per_minute, "requests_per_minute"),
-            tokens=kept(request.tokens, away.tokens_per_minute, "tokens_per_minute"),
-            concurrent=kept(request.concurrent, away.concurrent_requests, "concurrent_requests"),
-        )
+            if away == "local":
+                kept[name] = limit
+        return replace(request, limits=kept)
 
 
 def _refusal(
     request: LimitRequest, decision: Decision, refused: LimitName, quotas: Mapping[str, Quota]
 ) -> RateLimited:
-    if refused == "concurrent_requests":
-        limit, remaining = request.concurrent, 0
-    else:
-        limit, remaining, _ = quotas[refused]
-    requested = {
-        "requests_per_minute": 1,
-        "tokens_per_minute": request.wanted,
-        "concurrent_requests": request.places,
-    }[refused]
-    facts = f"{_WORDS[refused]}: limit {limit}, remaining {remaining}, requested {requested}"
-    if decision.wait_ms == NEVER:
-        message, wait_ms = f"Request too large for the limit of {facts}.", None
-    else:
-        wait_ms = decision.wait_ms
-        message = f"Rate limit reached: {facts}. Please try again in {duration(wait_ms)}."
+    quota, requested, wait_ms = quotas[refused], request.wanted(refused), decision.wait_ms
+    left = f"remaining {quota.remaining}, requested {requested}"
+    facts = f"{_words(refused)}: limit {quota.limit}, {left}"
+    if wait_ms == NEVER:
+        message = f"Request too large for the limit of {facts}."
+        return RateLimited(message, limit=refused, wait_ms=None, quotas=quotas)
+    # What running requests hold of a budget may come back in a moment.
+    if LIMITS[refused].budget and quota.used + requested > quota.limit:
+        again = datetime.fromtimestamp((decision.now_ms + wait_ms) // 1000, UTC)
+        used = f"limit {quota.limit}, used {quota.used}, requested {requested}"
+        message = (
+            f"Quota exceeded: {_words(refused)}: {used}. It begins again at {again:%F %T} UTC."
+        )
+        return InsufficientQuota(message, limit=refused, wait_ms=wait_ms, quotas=quotas)
+    message = f"Rate limit reached: {facts}. Please try again in {duration(wait_ms)}."
     return RateLimited(message, limit=refused, wait_ms=wait_ms, quotas=quotas)
+
+
+def _words(limit: LimitName) -> str:
+    return limit.replace("_", " ")
 
 
 def duration(milliseconds: int) -> str:

@@ -7,14 +7,16 @@ in its first minute.)
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
+from gateway.config.limits import LIMITS, LimitName
+from gateway.errors import Quota
 from gateway.tenancy.limits.request import (
     BUSY_WAIT_MS,
     NEVER,
     WINDOW_S,
     Decision,
-    LimitName,
     LimitRequest,
     Settlement,
 )
@@ -61,58 +63,54 @@ def _gone_ms(second: int) -> int:
 
 @dataclass(slots=True)
 class _Counts:
-    requests: Window = field(default_factory=Window)
-    tokens: Window = field(default_factory=Window)
+    windows: defaultdict[LimitName, Window] = field(default_factory=lambda: defaultdict(Window))
     running: int = 0
 
 
 class LocalLimits:
-    """Belongs to one event loop."""
+    """Belongs to one event loop. It counts no budgets: they would be forgotten at its end."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, _Counts] = {}
+        self._tenants: defaultdict[str, _Counts] = defaultdict(_Counts)
 
     def take(self, request: LimitRequest, now_ms: int) -> Decision:
         """Counts the request if no limit is in its way. `now_ms` never goes back."""
-        counts = self._tenants.setdefault(request.tenant, _Counts())
+        counts = self._tenants[request.tenant]
         second = now_ms // 1000
-        requests, tokens = counts.requests.total(second), counts.tokens.total(second)
+        used: dict[LimitName, int] = {}
         waits: dict[LimitName, int] = {}
-        if request.requests is not None:
-            excess = requests + 1 - request.requests
-            waits["requests_per_minute"] = counts.requests.wait_ms(now_ms, excess)
-        if request.tokens is not None:
-            excess = tokens + request.wanted - request.tokens
-            waits["tokens_per_minute"] = counts.tokens.wait_ms(now_ms, excess)
-        if request.concurrent is not None and counts.running + request.places > request.concurrent:
-            never = request.places > request.concurrent
-            waits["concurrent_requests"] = NEVER if never else BUSY_WAIT_MS
+        for name, limit in request.limits.items():
+            wanted = request.wanted(name)
+            if LIMITS[name].counts == "places":
+                used[name] = counts.running
+                if counts.running + wanted > limit:
+                    waits[name] = NEVER if wanted > limit else BUSY_WAIT_MS
+            else:
+                window = counts.windows[name]
+                used[name] = window.total(second)
+                waits[name] = window.wait_ms(now_ms, used[name] + wanted - limit)
         refused, wait_ms = longest(waits)
-        if refused is None:
-            if request.requests is not None:
-                counts.requests.add(second, 1)
-                requests += 1
-            if request.tokens is not None:
-                counts.tokens.add(second, request.wanted)
-                tokens += request.wanted
-            if request.concurrent is not None:
-                counts.running += request.places
-        return Decision(
-            refused=refused,
-            wait_ms=wait_ms,
-            remaining_requests=max(0, (request.requests or 0) - requests),
-            reset_requests_ms=counts.requests.reset_ms(now_ms),
-            remaining_tokens=max(0, (request.tokens or 0) - tokens),
-            reset_tokens_ms=counts.tokens.reset_ms(now_ms),
-            now_ms=now_ms,
-        )
+        quotas: dict[str, Quota] = {}
+        for name, limit in request.limits.items():
+            if refused is None:
+                wanted = request.wanted(name)
+                used[name] += wanted
+                if LIMITS[name].counts == "places":
+                    counts.running += wanted
+                else:
+                    counts.windows[name].add(second, wanted)
+            quotas[name] = Quota(limit, used[name], counts.windows[name].reset_ms(now_ms))
+        return Decision(refused, wait_ms, quotas, now_ms)
 
     def settle(self, settlement: Settlement) -> None:
-        counts = self._tenants[settlement.tenant]
-        counts.tokens.release(settlement.since, settlement.released)
-        if settlement.counted:
-            counts.tokens.add(settlement.at, settlement.counted)
-        counts.running -= settlement.places
+        request, since, released, at, used, kept, places = settlement
+        counts = self._tenants[request.tenant]
+        for name in request.limits:
+            if LIMITS[name].counts == "tokens":
+                counts.windows[name].release(since, released)
+                if used + kept:
+                    counts.windows[name].add(at, used + kept)
+        counts.running -= places
 
 
 def longest(waits: dict[LimitName, int]) -> tuple[LimitName | None, int]:

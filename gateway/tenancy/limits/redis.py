@@ -1,9 +1,10 @@
 """Limits counted in Redis, together with all workers and gateways: a round trip for what is asked.
 
 A thread of its own talks to Redis, one pipeline at a time with all that came in meanwhile: many
-requests share a round trip, and a busy event loop is never taken for a slow Redis. A tenant has one
-key, ``limits:{<tenant>}``, so all of it is at one server of a cluster; `script.lua` says what is in
-it. While a cluster lacks a part, no tenant is counted there.
+requests share a round trip, and a busy event loop is never taken for a slow Redis. A tenant has the
+key ``limits:{<tenant>}``, and with budgets ``budgets:{<tenant>}``, so all of it is at one server of
+a cluster; `script.lua` says what is in them. While a cluster lacks a part, no tenant is counted
+there.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import queue
 import threading
 import time
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.resources import files
 from typing import Any, NamedTuple
 
-from redis.exceptions import AskError, NoScriptError, ResponseError
+from redis.exceptions import AskError, NoScriptError, ResponseError, TryAgainError
 
-from gateway.tenancy.limits.request import NEVER, Decision, LimitName, LimitRequest, Settlement
+from gateway.tenancy.limits import script
+from gateway.tenancy.limits.budgets import BudgetReport
+from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
+from gateway.tenancy.limits.script import Call, Own
 from lora_store import redis_url
 from lora_store.connect import FAILURES, close, connect, server_of
 from lora_store.refusals import Refusals
@@ -34,20 +37,12 @@ TIMEOUT_S = 0.25
 _CONNECT_TIMEOUT_S = 1.0
 _RETRY_S = 1.0
 _BATCH = 64
-_RUNNING_LEASE_S = 15.0
+_LEASE_S = 15.0
 _RENEW_S = 5.0
 _FLUSH_S = 2.0
-_NAMES: tuple[LimitName | None, ...] = (
-    None,
-    "requests_per_minute",
-    "tokens_per_minute",
-    "concurrent_requests",
-)
 
 # Of the errors without a class of their own, those that say nothing of the key.
 _OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
-
-_MAX_NUMBER = 2**53
 
 _Answer = asyncio.Future["Decision | None"]
 
@@ -55,6 +50,9 @@ _Answer = asyncio.Future["Decision | None"]
 class _Pending(NamedTuple):
     request: LimitRequest
     answer: _Answer
+
+
+_Item = _Pending | Settlement | Spending
 
 
 class SharedLimits:
@@ -67,11 +65,13 @@ class SharedLimits:
         *,
         timeout_s: float = TIMEOUT_S,
         on_refused: Callable[[], object] = lambda: None,
+        on_budget: Callable[[BudgetReport], object] = lambda report: None,
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; raises ValueError for another.
 
         `on_up` is told, from a thread, whether Redis answers. `timeout_s` bounds each read.
         `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
+        `on_budget` is told, from a thread, of a budget whenever something was counted of it.
         """
         self._url = redis_url.parse(url)
         self._timeout_s = timeout_s
@@ -80,16 +80,16 @@ class SharedLimits:
         self._patience_s = 2 * timeout_s
         self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
         self._client: Any = None
-        self._script = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
         self._on_up = on_up
         self._refusals = Refusals(on_refused)
+        self._on_budget = on_budget
         self._gateway = uuid.uuid4().hex[:16]
-        self._inbox: queue.SimpleQueue[_Pending | Settlement | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._up = False
         self._closing = threading.Event()
-        self._running: Counter[str] = Counter()
-        """By tenant, the places that this gateway has in Redis; the thread's own."""
+        self._own: defaultdict[str, Own] = defaultdict(Own)
+        """By tenant, what this gateway has in Redis; the thread's own."""
         self._renewed = 0.0
         self._sha = ""
 
@@ -136,8 +136,14 @@ class SharedLimits:
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. A settlement that Redis fails on is not told twice: the reservation then
-        counts for its minute, and the next renewal puts the places right."""
+        counts for its minute; the next renewal puts right the places and what is held of budgets.
+        """
         self._inbox.put(settlement)
+
+    def spend(self, spending: Spending) -> None:
+        """Returns at once. It is told with the tenant's next call, a renewal at the latest, again
+        and again until Redis is known to have counted it once."""
+        self._inbox.put(spending)
 
     # In the thread:
 
@@ -161,7 +167,7 @@ class SharedLimits:
         try:
             self._send(batch)
             batch = []
-            self._renew()
+            self._renew(at_once=ended)
         except FAILURES as error:
             log.warning("limits are not shared now: Redis fails: %s", type(error).__name__)
             self._lose(batch)
@@ -177,7 +183,7 @@ class SharedLimits:
             self._client = connect(
                 self._url, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s
             )
-            self._sha = self._client.script_load(self._script)
+            self._sha = self._client.script_load(script.SCRIPT)
         except FAILURES:
             return False
         # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
@@ -192,9 +198,9 @@ class SharedLimits:
             close(self._client)
             self._client = None
 
-    def _next_batch(self) -> tuple[list[_Pending | Settlement], bool]:
+    def _next_batch(self) -> tuple[list[_Item], bool]:
         """All that waits, up to a limit, and whether it is the last."""
-        batch: list[_Pending | Settlement] = []
+        batch: list[_Item] = []
         try:
             item = self._inbox.get(timeout=_RENEW_S)
             while item is not None:
@@ -206,81 +212,90 @@ class SharedLimits:
             return batch, False
         return batch, True
 
-    def _send(self, batch: list[_Pending | Settlement]) -> None:
-        if not batch:
+    def _send(self, batch: list[_Item]) -> None:
+        calls = [(item, call) for item in batch if (call := self._call_for(item)) is not None]
+        if not calls:
             return
-        results = self._call([self._arguments(item) for item in batch])
+        results = self._call([call for _, call in calls])
         decided: list[tuple[_Answer, Decision | None, LimitRequest]] = []
-        for item, result in zip(batch, results, strict=True):
+        for (item, _), result in zip(calls, results, strict=True):
             if isinstance(item, _Pending):
-                decision = None
-                if not isinstance(result, ResponseError):
-                    decision = self._decision(item.request.tenant, result)
-                    let_in = decision is not None and decision.refused is None
-                    if let_in and item.request.concurrent is not None:
-                        self._running[item.request.tenant] += item.request.places
+                decision = None if result is None else script.decision_of(item.request, result)
+                if decision is not None and decision.refused is None:
+                    self._count(item.request)
                 decided.append((item.answer, decision, item.request))
-            else:
-                self._running[item.tenant] -= item.places
         if decided:
             self._tell(decided)
 
-    def _decision(self, tenant: str, result: object) -> Decision | None:
-        """What the script says; None, as if Redis had not counted it, where that makes no sense."""
-        if (
-            not isinstance(result, list)
-            or len(result) != len(Decision._fields) + 1
-            or not all(type(n) is int and NEVER <= n <= _MAX_NUMBER for n in result)
-            or not 0 <= result[0] < len(_NAMES)
-        ):
-            self._refusals.add(_key(tenant), "the script answers nonsense")
+    def _call_for(self, item: _Item) -> Call | None:
+        """What Redis is asked; None for what it is told with something else."""
+        if isinstance(item, Spending):
+            own = self._own[item.tenant]
+            own.budgets, own.changed = item.budgets, True
+            own.spent += item.tokens
             return None
-        refused, *numbers, unfit = result
-        if unfit:
-            self._refusals.add(_key(tenant), f"{unfit} fields of no known form")
-        return Decision(_NAMES[refused], *numbers)
-
-    def _arguments(self, item: _Pending | Settlement) -> tuple[str, tuple[object, ...]]:
-        """The tenant and the script's arguments."""
-        if isinstance(item, Settlement):
-            tenant, *rest = item
-            return tenant, ("settle", *rest)
         request = item.request
-        limits = [
-            -1 if n is None else n for n in (request.requests, request.tokens, request.concurrent)
-        ]
-        return request.tenant, ("take", *limits, request.wanted, request.places)
+        own = self._own[request.tenant]
+        own.changed |= bool(request.budgets) or "concurrent_requests" in request.limits
+        if isinstance(item, _Pending):
+            return script.take(request, own)
+        if item.places:
+            own.places, own.changed = own.places - item.places, True
+        if request.budgets:
+            own.held += item.kept - item.released
+        return script.settle(item, own)
 
-    def _call(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
-        """The script's answers, in one round trip; in place of one, what is wrong with its key.
+    def _count(self, request: LimitRequest) -> None:
+        """A request that was let in."""
+        own = self._own[request.tenant]
+        if "concurrent_requests" in request.limits:
+            own.places += request.places
+        if request.budgets:
+            own.held += request.tokens
+            own.budgets = request.budgets
+
+    def _call(self, calls: Sequence[Call]) -> list[list[int] | None]:
+        """The script's answers, in one round trip; None, as if Redis had done nothing, for what
+        failed by its key or makes no sense.
 
         Raises the first error that is not a key's.
         """
         results = self._pipelined(calls)
         if any(isinstance(result, NoScriptError) for result in results):
             # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
-            self._sha = self._client.script_load(self._script)
+            self._sha = self._client.script_load(script.SCRIPT)
             again = [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
             for i, result in zip(again, self._pipelined([calls[i] for i in again]), strict=True):
                 results[i] = result
-        for (tenant, _), result in zip(calls, results, strict=True):
-            if isinstance(result, Exception):
-                if type(result) is not ResponseError or str(result).startswith(_OF_THE_SERVER):
-                    raise result
-                self._refusals.add(_key(tenant), result)
-        return results
+        return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
 
-    def _pipelined(self, calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[Any]:
+    def _answer(self, call: Call, result: Any) -> list[int] | None:
+        if isinstance(result, Exception):
+            of_the_key = type(result) in (ResponseError, TryAgainError)
+            if not of_the_key or str(result).startswith(_OF_THE_SERVER):
+                raise result
+            self._refusals.add(call.key, result)
+            return None
+        if not script.is_an_answer(call, result):
+            self._refusals.add(call.key, "the script answers nonsense")
+            return None
+        if call.limits and (unfit := result[3]):
+            self._refusals.add(call.key, f"{unfit} fields of no known form")
+        if call.budgets:
+            own = self._own[call.tenant]
+            own.known = max(own.known, call.spent)
+            for report in script.reports_of(call, result):
+                self._on_budget(report)
+        answer: list[int] = result
+        return answer
+
+    def _pipelined(self, calls: Sequence[Call]) -> list[Any]:
         """By server, where there are several; a cluster client's own pipeline asks twice."""
-        running_lease_ms = int(_RUNNING_LEASE_S * 1000)
-        commands: list[tuple[object, ...]] = []
+        lease_ms = int(_LEASE_S * 1000)
+        commands = [call.command(self._sha, self._gateway, lease_ms) for call in calls]
         at_server: dict[Any, list[int]] = {}
-        for i, (tenant, (operation, *rest)) in enumerate(calls):
-            key = _key(tenant)
-            commands.append(
-                ("EVALSHA", self._sha, 1, key, operation, self._gateway, running_lease_ms, *rest)
-            )
-            at_server.setdefault(server_of(self._client, key), []).append(i)
+        for i, call in enumerate(calls):
+            at_server.setdefault(server_of(self._client, call.key), []).append(i)
         results: list[Any] = [None] * len(calls)
         for server, indices in at_server.items():
             pipeline = server.pipeline(transaction=False)
@@ -299,26 +314,25 @@ class SharedLimits:
         except ResponseError as error:
             return error
 
-    def _renew(self) -> None:
+    def _renew(self, *, at_once: bool) -> None:
         """Tells what really runs here, before the leases end: a gateway that dies tells no more."""
         now = time.monotonic()
-        if now - self._renewed < _RENEW_S:
+        if now - self._renewed < _RENEW_S and not at_once:
             return
         self._renewed = now
-        self._call([(tenant, ("renew", count)) for tenant, count in self._running.items()])
-        self._running = +self._running
+        changed = [(tenant, own) for tenant, own in self._own.items() if own.changed]
+        self._call([script.renew(tenant, own) for tenant, own in changed])
+        for _, own in changed:
+            own.changed = bool(own.places or own.held or own.spent > own.known)
 
-    def _lose(self, batch: list[_Pending | Settlement]) -> None:
+    def _lose(self, batch: list[_Item]) -> None:
         """Redis is away: whoever waits is told, what is settled from now on is kept."""
-        for item in batch:
-            if isinstance(item, Settlement):
-                self._running[item.tenant] -= item.places
         with self._lock:
             self._up = False
             waiting = [self._inbox.get() for _ in range(self._inbox.qsize())]
         self._on_up(False)
         for kept in waiting:
-            if isinstance(kept, Settlement):
+            if not isinstance(kept, _Pending):
                 self._inbox.put(kept)
         asked = [item for item in [*batch, *waiting] if isinstance(item, _Pending)]
         self._tell([(item.answer, None, item.request) for item in asked])
@@ -342,10 +356,5 @@ class SharedLimits:
         """Whoever asked has been cancelled meanwhile."""
         if decision is not None and decision.refused is None:
             second = decision.now_ms // 1000
-            wanted = 0 if request.tokens is None else request.wanted
-            places = 0 if request.concurrent is None else request.places
-            self.settle(Settlement(request.tenant, second, wanted, second, 0, places))
-
-
-def _key(tenant: str) -> str:
-    return f"limits:{{{tenant}}}"
+            places = request.places if "concurrent_requests" in request.limits else 0
+            self.settle(Settlement(request, second, request.tokens, second, places=places))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrent_requests"]
+from gateway.config.limits import LIMITS, LimitName
+from gateway.errors import Quota
 
 WINDOW_S = 60
 NEVER = -1
@@ -15,46 +17,54 @@ BUSY_WAIT_MS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRequest:
-    """What a request of `tenant` asks for; a limit of None is not counted.
-
-    It is one of `requests` in a minute, reserves `wanted` of `tokens` in a minute, and takes
-    `places` of `concurrent`.
-    """
+    """What a request of `tenant` asks for of each of its `limits` that counts such things."""
 
     tenant: str
-    requests: int | None = None
-    tokens: int | None = None
-    concurrent: int | None = None
-    wanted: int = 0
-    places: int = 1
+    limits: Mapping[LimitName, int]
+    budgets: Mapping[LimitName, int] = field(default_factory=dict)
+    """Of the limits, those over a day or a month."""
+    requests: int = 1
+    tokens: int = 0
+    places: int = 0
+
+    def wanted(self, limit: LimitName) -> int:
+        wanted: int = getattr(self, LIMITS[limit].counts)
+        return wanted
 
 
 class Decision(NamedTuple):
     """Times are in milliseconds from now.
 
     `refused` names the limit that takes longest, and `wait_ms` is when the request could pass, or
-    NEVER. `reset_*` is when a limit is whole again, `remaining_*` what is left of it now. `now_ms`
+    NEVER. `quotas` are the limits that were asked, with the request where it was let in. `now_ms`
     is when it was counted, by the counter's clock; what is settled names seconds of that clock.
     """
 
     refused: LimitName | None
     wait_ms: int
-    remaining_requests: int
-    reset_requests_ms: int
-    remaining_tokens: int
-    reset_tokens_ms: int
+    quotas: Mapping[str, Quota]
     now_ms: int
 
 
 class Settlement(NamedTuple):
-    """Of the tokens counted in the second `since`, `released` count no more; `counted` do `at`.
+    """Of the tokens that `request` holds since the second `since`, `released` are held no more.
 
-    `places` are free again.
+    `used` of them were used, and `kept` are held on; both count in the second `at`. `places` are
+    free again.
     """
 
+    request: LimitRequest
+    since: int = 0
+    released: int = 0
+    at: int = 0
+    used: int = 0
+    kept: int = 0
+    places: int = 0
+
+
+class Spending(NamedTuple):
+    """So many tokens more of a tenant's `budgets` were used."""
+
     tenant: str
-    since: int
-    released: int
-    at: int
-    counted: int
-    places: int
+    budgets: Mapping[LimitName, int]
+    tokens: int

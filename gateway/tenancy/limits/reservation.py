@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+from gateway.config.limits import LIMITS, LimitName
 from gateway.config.tenants import Tenant
 from gateway.errors import LimitsUnavailable, Quota, RateLimited
-from gateway.tenancy.limits.request import Decision, LimitName, LimitRequest, Settlement
+from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement
 
 # Tokens that an answer uses are booked in steps of so many, and what it still holds is moved to the
 # present before its minute has passed.
@@ -38,6 +39,9 @@ class Ledger(Protocol):
     async def take(self, request: LimitRequest) -> Taken:
         """Raises LimitsUnavailable."""
 
+    def spend(self, tenant: Tenant, tokens: int) -> None:
+        """So many of its budgets, which are counted wherever a request is. Returns at once."""
+
     def refuse(self, taken: Taken, limit: LimitName, quotas: Mapping[str, Quota]) -> RateLimited:
         """The failure of what was not taken."""
 
@@ -49,7 +53,7 @@ class _Held(NamedTuple):
     """
 
     counter: Counter
-    tenant: str
+    request: LimitRequest
     since: int
     tokens: int
     offset_ms: int
@@ -63,11 +67,12 @@ class _Held(NamedTuple):
 class Reservation:
     """Places and tokens. In a `with` it is given back at the end, unless somebody keeps it.
 
-    `quotas` are the tenant's limits per minute, by name, with this request counted.
+    `quotas` are the tenant's limits, by name, with this request counted.
 
     All that is used is counted in the second in which it was (booked some hundred tokens later at
     most), and all that is reserved counts as long as it may still be used. So where answers stay
-    within what is reserved for them, no 60 seconds have more tokens than the limit.
+    within what is reserved for them, no 60 seconds have more tokens than the limit, and no day or
+    month more than the budget.
     """
 
     def __init__(self, ledger: Ledger, tenant: Tenant | None) -> None:
@@ -104,40 +109,41 @@ class Reservation:
     async def take(self, request: LimitRequest) -> None:
         """Raises RateLimited and LimitsUnavailable."""
         taken = await self._ledger.take(request)
-        quotas = _quotas(taken.request, taken.decision)
-        self.quotas |= quotas
+        self.quotas |= taken.decision.quotas
         if taken.decision.refused is not None:
             raise self._ledger.refuse(taken, taken.decision.refused, self.quotas)
-        if taken.request.concurrent is not None:
+        counted = {LIMITS[name].counts for name in taken.request.limits}
+        if "places" in counted:
             self._places.append(taken)
-        if taken.request.tokens is not None:
+        if "tokens" in counted:
             self._hold(taken)
 
     async def take_more(self, places: int) -> None:
         """Of `concurrent_requests`. Raises RateLimited and LimitsUnavailable."""
         tenant = self._tenant
-        if places and tenant is not None and tenant.concurrent_requests is not None:
-            most = tenant.concurrent_requests
-            await self.take(LimitRequest(tenant=tenant.name, concurrent=most, places=places))
+        if places and tenant is not None and tenant.place_limits:
+            await self.take(
+                LimitRequest(tenant=tenant.name, limits=tenant.place_limits, places=places)
+            )
 
     async def reserve(self, tokens: int) -> None:
         """For the prompt and the answer. Raises RateLimited and LimitsUnavailable."""
-        if self._tenant is not None and self._tenant.tokens_per_minute is not None:
-            await self.take(self._of_tokens(self._tenant, tokens))
+        if self._tenant is not None and self._tenant.token_limits:
+            await self.take(_of_tokens(self._tenant, tokens))
 
     async def extend(self, tokens: int) -> bool:
         """Whether so many more could be reserved; where they cannot be counted now, they are."""
         assert self._tenant is not None
         try:
-            taken = await self._ledger.take(self._of_tokens(self._tenant, tokens))
+            taken = await self._ledger.take(_of_tokens(self._tenant, tokens))
         except LimitsUnavailable:
             return True  # whoever is let in is not turned out for that
         if taken.decision.refused is not None:
             return False
-        if taken.request.tokens is not None:
+        if taken.request.limits:
             self._hold(taken)
             if self._closed:
-                self._release(0, 0)
+                self._release()
         return True
 
     def left(self, used: int) -> int:
@@ -161,33 +167,32 @@ class Reservation:
             if self._held and self._held[-1].counter is counter:
                 freed += request.places
             else:
-                counter.settle(Settlement(request.tenant, 0, 0, 0, 0, request.places))
-        self._release(max(0, used - self._booked), freed)
-
-    def _of_tokens(self, tenant: Tenant, tokens: int) -> LimitRequest:
-        return LimitRequest(tenant=tenant.name, tokens=tenant.tokens_per_minute, wanted=tokens)
+                counter.settle(Settlement(request, places=request.places))
+        self._release(max(0, used - self._booked), places=freed)
 
     def _hold(self, taken: Taken) -> None:
         request, decision, counter = taken
         offset_ms = decision.now_ms - _monotonic_ms()
         since = decision.now_ms // 1000
-        self._held.append(_Held(counter, request.tenant, since, request.wanted, offset_ms))
+        self._held.append(_Held(counter, request, since, request.tokens, offset_ms))
 
     def _move(self, used: int) -> None:
         """Books what has been used, and moves what is held to the present."""
         left = max(0, self.left(used))
         last = self._held[-1]
-        self._release(used - self._booked + left, 0)
+        self._release(used - self._booked, kept=left)
         self._held = [last._replace(since=last.second, tokens=left)]
         self._booked = used
         self._booked_at = time.monotonic()
 
-    def _release(self, counted: int, places: int) -> None:
-        """Gives back all that is held. `counted` tokens count now, and `places` are free."""
-        for counter, tenant, since, tokens, _ in reversed(self._held):
+    def _release(self, used: int = 0, kept: int = 0, places: int = 0) -> None:
+        """Gives back all that is held. `used` tokens count now, `kept` are held on."""
+        if used and self._tenant is not None:
+            self._ledger.spend(self._tenant, used)
+        for counter, request, since, tokens, _ in reversed(self._held):
             at = self._held[-1].second
-            counter.settle(Settlement(tenant, since, tokens, at, counted, places))
-            counted = places = 0
+            counter.settle(Settlement(request, since, tokens, at, used, kept, places))
+            used = kept = places = 0
         self._held = []
 
 
@@ -195,15 +200,7 @@ def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _quotas(request: LimitRequest, decision: Decision) -> dict[str, Quota]:
-    """Of the limits that there are."""
-    quotas: dict[str, Quota] = {}
-    if request.requests is not None:
-        quotas["requests_per_minute"] = Quota(
-            request.requests, decision.remaining_requests, decision.reset_requests_ms
-        )
-    if request.tokens is not None:
-        quotas["tokens_per_minute"] = Quota(
-            request.tokens, decision.remaining_tokens, decision.reset_tokens_ms
-        )
-    return quotas
+def _of_tokens(tenant: Tenant, tokens: int) -> LimitRequest:
+    return LimitRequest(
+        tenant=tenant.name, limits=tenant.token_limits, budgets=tenant.budgets, tokens=tokens
+    )

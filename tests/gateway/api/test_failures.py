@@ -17,6 +17,7 @@ from gateway.api.failures import TABLE, Failure, answer, status_of
 from gateway.errors import (
     ClientDisconnected,
     GatewayError,
+    InsufficientQuota,
     InvalidRequest,
     Overloaded,
     Quota,
@@ -66,8 +67,8 @@ def test_every_failure_has_a_row() -> None:
 def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: object) -> None:
     status, told, code, retry_after_s = TABLE[kind]
     assert 400 <= status < 600
-    if kind is RateLimited:
-        assert told == "requests"
+    if issubclass(kind, RateLimited):
+        assert told == ("insufficient_quota" if kind is InsufficientQuota else "requests")
     else:
         assert told == ("server_error" if status >= 500 else "invalid_request_error")
     # Only what goes away by itself is worth another try.
@@ -81,7 +82,7 @@ def test_headers_say_whether_to_try_again() -> None:
 
 
 def test_a_limit_in_openais_headers() -> None:
-    quotas = {"tokens_per_minute": Quota(100, 7, 61_500)}
+    quotas = {"tokens_per_minute": Quota(100, 93, 61_500)}
     told = answer(RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=1001, quotas=quotas))
     assert told.status == 429
     assert orjson.loads(told.body)["error"]["type"] == "tokens"
@@ -95,6 +96,17 @@ def test_a_limit_in_openais_headers() -> None:
     }
     never = RateLimited("Never.", limit="requests_per_minute", wait_ms=None, quotas={})
     assert answer(never).headers == {"x-should-retry": "false"}
+
+
+def test_a_budget_that_is_used_up_is_not_worth_another_try() -> None:
+    """Its code is what OpenAI says then, and whoever reads the header may wait all the same."""
+    quotas = {"tokens_per_day": Quota(100, 93, 7_200_500)}
+    told = answer(InsufficientQuota("", limit="tokens_per_day", wait_ms=7_200_500, quotas=quotas))
+    error = orjson.loads(told.body)["error"]
+    assert (told.status, error["type"], error["code"]) == (429, *["insufficient_quota"] * 2)
+    assert told.headers["x-should-retry"] == "false"
+    assert told.headers["retry-after"] == "7201"
+    assert not [name for name in told.headers if name.startswith("x-ratelimit")]
 
 
 def test_other_methods_are_named() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -14,7 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.file import Configuration, ConfigurationError, ConfigurationFile, load
+from gateway.config.limits import LIMITS, LimitName, WhenRedisIsAway
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
+from gateway.config.tenants import Tenant
 
 HASH = "sha256:" + "0" * 64
 GOOD = f"""\
@@ -53,6 +56,12 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (acme.tokens_per_minute, acme.priority) == (None, 0)
     assert configuration.limits.when_redis_is_away.tokens_per_minute == "refuse"
     assert configuration.limits.when_redis_is_away.requests_per_minute == "local"
+
+
+def test_every_limit_has_its_row_and_its_fields() -> None:
+    assert set(get_args(LimitName)) == set(LIMITS) == set(WhenRedisIsAway.model_fields)
+    assert set(LIMITS) < set(Tenant.model_fields)
+    assert len({kind.code for kind in LIMITS.values()}) == len(LIMITS)
 
 
 def test_every_beginning_of_a_file_asks_for_keys(tmp_path: Path) -> None:
@@ -246,6 +255,6 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 async def test_what_cannot_be_served_here_is_refused_as_a_mistake(tmp_path: Path) -> None:
     path = _file(tmp_path, GOOD)
     with pytest.raises(ConfigurationError, match="not here"):
-        ConfigurationFile(path, lambda configuration: "not here")
+        ConfigurationFile(path, lambda configuration: ((), "not here"))
     with pytest.raises(ConfigurationError, match="not here"):
-        ConfigurationFile(None, lambda configuration: "not here")
+        ConfigurationFile(None, lambda configuration: ((), "not here"))

@@ -17,9 +17,10 @@ from gateway.config.file import Configuration
 from gateway.config.tenants import Tenant
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import LimitRequest, Settlement
+from gateway.tenancy.limits.request import Settlement
 from tests.support.cluster import paced_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import limit_request
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer, running_redis
@@ -201,7 +202,7 @@ def test_requests_at_once_are_counted_over_all_gateways(
             for client in (one, two):
                 answer = client.post("/v1/completions", json=body())
                 assert answer.status_code == 429
-                assert "requests at once: limit 1" in answer.json()["error"]["message"]
+                assert "concurrent requests: limit 1" in answer.json()["error"]["message"]
                 assert answer.headers["retry-after"] == "1"
         _until_served(two)  # the client above left in the middle
 
@@ -218,7 +219,7 @@ def test_choices_prompts_and_beams_count_as_what_they_take(
             assert next(lines)
             answer = two.post("/v1/completions", json=body())
             assert answer.status_code == 429
-            assert "requests at once: limit 2" in answer.json()["error"]["message"]
+            assert "concurrent requests: limit 2" in answer.json()["error"]["message"]
         _until_served(two)
         for fields, param in (
             ({"n": 3}, "n"),
@@ -273,32 +274,43 @@ def _counted(redis: RedisServer, name: str) -> set[int]:
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
 
 
-def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_is_full(
+def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_full(
     redis: RedisServer, tmp_path: Path
 ) -> None:
     """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
     engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
-    config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["large"], tokens_per_minute=1700))
+    config = write_config(
+        tmp_path / "c.yaml",
+        tenant("t", KEYS["large"], tokens_per_minute=1700),
+        tenant("d", KEYS["tokens"], tokens_per_day=1700),
+    )
     with (
         tritons(tmp_path, engine, 1) as one,
         GatewayProcess(
             tmp_path / "g", one, config=config, redis_url=redis.url, redis_timeout=PATIENT_S
         ) as gateway,
         gateway.client(KEYS["large"]) as client,
+        gateway.client(KEYS["tokens"]) as other,
     ):
         endless = _count(max_tokens=None, stream=True)
-        with client.stream("POST", "/v1/completions", json=endless) as running:
-            assert running.status_code == 200
+        with (
+            client.stream("POST", "/v1/completions", json=endless) as running,
+            other.stream("POST", "/v1/completions", json=endless) as running_too,
+        ):
+            assert (running.status_code, running_too.status_code) == (200, 200)
             lines = running.iter_lines()
             assert next(lines)
             _until(lambda: len(_seconds(redis, "t")) >= 3)
             assert sum(_seconds(redis, "t").values()) <= 1700
-            last = [line for line in lines if '"finish_reason":"' in line]
-        assert '"finish_reason":"length"' in last[0]
+            for stream in (lines, running_too.iter_lines()):
+                last = [line for line in stream if '"finish_reason":"' in line]
+                assert '"finish_reason":"length"' in last[0]
         used = sum(_seconds(redis, "t").values())
         assert 1024 + 9 < used < 1700 + 150
         refused = client.post("/v1/completions", json=_count(max_tokens=500))
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+        exhausted = other.post("/v1/completions", json=_count(max_tokens=500))
+        assert (exhausted.status_code, _code(exhausted)) == (429, "insufficient_quota")
 
 
 def _seconds(redis: RedisServer, name: str) -> dict[str, int]:
@@ -335,7 +347,7 @@ def test_a_gateway_that_dies_gives_its_requests_back(
 async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
     redis: RedisServer, at_redis: Redis
 ) -> None:
-    ask = LimitRequest(tenant="t", concurrent=1)
+    ask = limit_request("t", concurrent=1, day=9, wanted=9)
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         decision = await limits.take(ask)
         assert decision is not None
@@ -350,18 +362,21 @@ async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
             second = await others.take(ask)
             assert second is not None
             assert second.refused == "concurrent_requests"
-        limits.settle(Settlement("t", 0, 0, 0, 0, 1))
+            third = await others.take(limit_request("t", day=9, wanted=1))
+            assert third is not None
+            assert (third.refused, third.quotas["tokens_per_day"].held) == ("tokens_per_day", 9)
+        limits.settle(Settlement(ask, places=1))
     assert not [f for f in at_redis.hkeys("limits:{t}") if f.startswith(b"c:")]
 
 
 async def test_what_is_settled_is_told_before_the_end(redis: RedisServer, at_redis: Redis) -> None:
-    ask = LimitRequest(tenant="t", tokens=10_000, concurrent=1000, wanted=10)
+    ask = limit_request("t", tokens=10_000, concurrent=1000, wanted=10)
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         taken = [await limits.take(ask) for _ in range(500)]
         for decision in taken:
             assert decision is not None
             second = decision.now_ms // 1000
-            limits.settle(Settlement("t", second, 10, second, 0, 1))
+            limits.settle(Settlement(ask, second, 10, second, places=1))
     values: Any = at_redis.hgetall("limits:{t}")
     assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 0
     assert not [field for field in values if field.startswith(b"c:")]
@@ -372,21 +387,20 @@ async def test_an_answer_that_nobody_waits_for_is_given_back(
     redis: RedisServer, steps: int
 ) -> None:
     """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
+    ask = limit_request("t", tokens=9, concurrent=1, day=9, wanted=9)
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         for _ in range(20):
-            ask = asyncio.ensure_future(
-                limits.take(LimitRequest(tenant="t", tokens=9, concurrent=1, wanted=9))
-            )
+            asking = asyncio.ensure_future(limits.take(ask))
             for _ in range(steps):
                 await asyncio.sleep(0)
-            if not ask.done():
-                ask.cancel()
-            elif (taken := ask.result()) is not None and taken.refused is None:
+            if not asking.done():
+                asking.cancel()
+            elif (taken := asking.result()) is not None and taken.refused is None:
                 second = taken.now_ms // 1000
-                limits.settle(Settlement("t", second, 9, second, 0, 1))
+                limits.settle(Settlement(ask, second, 9, second, places=1))
         deadline = time.monotonic() + 20
         while True:
-            decision = await limits.take(LimitRequest(tenant="t", tokens=9, concurrent=1, wanted=9))
+            decision = await limits.take(ask)
             assert decision is not None
             if decision.refused is None:
                 break
@@ -400,7 +414,7 @@ async def test_scripts_that_redis_forgot_are_sent_again(
     async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
         at_redis.script_flush()
         decisions = await asyncio.gather(
-            *[limits.take(LimitRequest(tenant="t", requests=5)) for _ in range(9)]
+            *[limits.take(limit_request("t", requests=5)) for _ in range(9)]
         )
         assert [d is not None and d.refused is None for d in decisions].count(True) == 5
 
@@ -413,20 +427,15 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
     async with SharedLimits(redis.url, ups.append, timeout_s=PATIENT_S) as limits:
         for _ in range(3):
             broken, *others = await asyncio.gather(
-                limits.take(LimitRequest(tenant="broken", requests=5, concurrent=1)),
-                *[
-                    limits.take(LimitRequest(tenant=f"t{n}", requests=5, concurrent=1))
-                    for n in range(5)
-                ],
+                limits.take(limit_request("broken", requests=5, concurrent=1)),
+                *[limits.take(limit_request(f"t{n}", requests=5, concurrent=1)) for n in range(5)],
             )
             assert broken is None
             assert None not in others
         refused = [decision.refused for decision in others if decision is not None]
         assert refused == ["concurrent_requests"] * 5
         at_redis.delete("limits:{broken}")
-        assert (
-            await limits.take(LimitRequest(tenant="broken", requests=5, concurrent=1)) is not None
-        )
+        assert await limits.take(limit_request("broken", requests=5, concurrent=1)) is not None
     assert ups == [True]
 
 
@@ -458,13 +467,16 @@ async def test_what_others_write_into_a_tenants_key_is_left_alone(
         for _ in range(2):
             decisions = [
                 await limits.take(
-                    LimitRequest(tenant="wild", requests=2, tokens=100, concurrent=3, wanted=10)
+                    limit_request("wild", requests=2, tokens=100, concurrent=3, wanted=10)
                 )
                 for _ in range(2)
             ]
         numbers = [d for d in decisions if d is not None]
         assert [d.refused for d in numbers] == ["requests_per_minute"] * 2
-        assert all(0 < d.wait_ms <= 62_000 and d.remaining_tokens == 80 for d in numbers)
+        assert all(
+            0 < d.wait_ms <= 62_000 and d.quotas["tokens_per_minute"].remaining == 80
+            for d in numbers
+        )
     kept = at_redis.hgetall(key)
     names = [name if isinstance(name, bytes) else name.encode() for name in wild]
     assert all(name in kept for name in names), "left alone"
@@ -499,7 +511,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    ask = LimitRequest(tenant="t", requests=100, concurrent=1)
+    ask = limit_request("t", requests=100, concurrent=1)
     async with server:
         async with SharedLimits(f"redis://127.0.0.1:{port}", timeout_s=1.0) as limits:
             assert limits.up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,10 +12,11 @@ from hypothesis import strategies as st
 from gateway.tenancy.limits.limits import duration
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Settlement
+from gateway.tenancy.limits.script import Own, decision_of, settle, take
+from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer, running_redis
 
 MINUTE_MS = 60_000
-NAMES = (None, "requests_per_minute", "tokens_per_minute", "concurrent_requests")
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 40_000),  # ms since the step before
@@ -31,10 +31,9 @@ LIMIT = st.none() | st.integers(1, 100)
 
 
 class _Running(NamedTuple):
+    asked: LimitRequest
     since: int
-    wanted: int
     used: int
-    places: int
 
 
 class _Run:
@@ -49,8 +48,8 @@ class _Run:
 
     def ask(self, wanted: int, places: int = 1) -> LimitRequest:
         requests, tokens, concurrent = self.limits
-        return LimitRequest(
-            tenant="t",
+        return limit_request(
+            "t",
             requests=requests,
             tokens=tokens,
             concurrent=concurrent,
@@ -58,17 +57,19 @@ class _Run:
             places=places,
         )
 
-    def take(self, now: int, wanted: int, used: int, places: int) -> Decision:
-        decision = self.local.take(self.ask(wanted, places), now)
+    def take(self, now: int, asked: LimitRequest, used: int) -> Decision:
+        decision = self.local.take(asked, now)
         if decision.refused is None:
-            self.passed.append((now, wanted))
-            self.running.append(_Running(now // 1000, wanted, used, places))
+            self.passed.append((now, asked.tokens))
+            self.running.append(_Running(asked, now // 1000, used))
         return decision
 
     def settlement(self, now: int) -> Settlement:
-        since, wanted, used, places = self.running.pop(0)
-        places = 0 if self.limits[2] is None else places
-        return Settlement("t", since, wanted, now // 1000, used, places)
+        """As it ends; of what it used, some may be held on: to a counter that is the same."""
+        asked, since, used = self.running.pop(0)
+        places = 0 if self.limits[2] is None else asked.places
+        kept = used // 3
+        return Settlement(asked, since, asked.tokens, now // 1000, used - kept, kept, places)
 
 
 @given(LIMIT, LIMIT, LIMIT, STEPS)
@@ -79,15 +80,15 @@ def test_no_minute_lets_more_pass_than_the_limit(
     run, now = _Run(requests, tokens, concurrent), 7_000_000
     for pause, wanted, used, _, places in steps:
         now += pause
-        decision = run.take(now, wanted, used, places)
+        decision = run.take(now, run.ask(wanted, places), used)
         assert (decision.refused is None) == (decision.wait_ms == 0)
         minute = [(at, n) for at, n in run.passed if at > now - MINUTE_MS]
         assert requests is None or len(minute) <= requests
         assert tokens is None or sum(n for _, n in minute) <= tokens
-        assert concurrent is None or sum(one.places for one in run.running) <= concurrent
-        assert decision.remaining_requests >= 0
-        assert decision.remaining_tokens >= 0
-        assert 0 <= decision.reset_requests_ms <= MINUTE_MS + 1000
+        assert concurrent is None or sum(one.asked.places for one in run.running) <= concurrent
+        for quota in decision.quotas.values():
+            assert 0 <= quota.used <= quota.limit
+            assert 0 <= quota.reset_ms <= MINUTE_MS + 1000
 
 
 @given(LIMIT, LIMIT, STEPS, st.integers(1, 60))
@@ -97,10 +98,10 @@ def test_the_wait_is_true_and_not_too_long(
 ) -> None:
     """After `wait_ms` the request passes; a millisecond before it does not."""
     run, now = _Run(requests, tokens, None), 7_000_000
-    for pause, reserved, used, settle, places in steps:
+    for pause, reserved, used, settled, places in steps:
         now += pause // 10
-        run.take(now, reserved, used, places)
-        if settle and run.running:
+        run.take(now, run.ask(reserved, places), used)
+        if settled and run.running:
             run.local.settle(run.settlement(now))
     decision = run.local.take(run.ask(wanted), now)
     if decision.wait_ms == NEVER:
@@ -116,10 +117,10 @@ def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None
     limits, now = LocalLimits(), 5_000
 
     def ask(wanted: int) -> Decision:
-        return limits.take(LimitRequest(tenant="t", tokens=50, wanted=wanted), now)
+        return limits.take(limit_request("t", tokens=50, wanted=wanted), now)
 
     ask(reserved)
-    limits.settle(Settlement("t", 5, reserved, 5, used, 0))
+    limits.settle(Settlement(limit_request("t", tokens=50), 5, reserved, 5, used))
     assert ask(50 - used).refused is None
     assert ask(1).refused == "tokens_per_minute"
 
@@ -127,12 +128,13 @@ def test_settling_gives_back_what_was_not_used(reserved: int, used: int) -> None
 def test_what_is_used_later_counts_from_then() -> None:
     """Reserved in second 5 and used in second 60, it is in the way until second 121."""
     limits = LocalLimits()
+    asked = limit_request("t", tokens=50, wanted=50)
 
     def ask(now_ms: int) -> Decision:
-        return limits.take(LimitRequest(tenant="t", tokens=50, wanted=50), now_ms)
+        return limits.take(asked, now_ms)
 
     assert ask(5_000).refused is None
-    limits.settle(Settlement("t", 5, 50, 60, 50, 0))
+    limits.settle(Settlement(asked, 5, 50, 60, 50))
     assert ask(66_000).wait_ms == 121_000 - 66_000
     assert ask(121_000).refused is None
 
@@ -141,7 +143,7 @@ def test_more_than_may_ever_be_at_once_is_not_to_be_tried_again() -> None:
     limits = LocalLimits()
 
     def ask(places: int) -> Decision:
-        return limits.take(LimitRequest(tenant="t", concurrent=4, places=places), 0)
+        return limits.take(limit_request("t", concurrent=4, places=places), 0)
 
     assert (ask(5).refused, ask(5).wait_ms) == ("concurrent_requests", NEVER)
     assert ask(3).refused is None
@@ -167,27 +169,20 @@ def test_redis_counts_as_python_does(
     steps: list[Any],
 ) -> None:
     run, now = _Run(requests, tokens, concurrent), 1_700_000_000_000
-    text = importlib.resources.files("gateway.tenancy.limits").joinpath("script.lua").read_text()
-    assert text.count("redis.call('TIME')") == 1
     with redis.client() as client:
         client.flushall()
-        # The last argument is the clock; leases do not end within a run.
-        clock = "{ math.floor(ARGV[#ARGV] / 1000), ARGV[#ARGV] % 1000 * 1000 }"
-        script: Any = client.register_script(text.replace("redis.call('TIME')", clock))
-
-        def call(*arguments: object) -> Any:
-            return script(keys=["limits:{t}"], args=[arguments[0], "g", 10**9, *arguments[1:], now])
-
-        limits = [-1 if limit is None else limit for limit in (requests, tokens, concurrent)]
-        for pause, wanted, used, settle, places in steps:
+        script = ScriptAt(client)
+        own = Own()
+        for pause, wanted, used, settled, places in steps:
             now += pause
-            if settle and run.running:
+            if settled and run.running:
                 settlement = run.settlement(now)
                 run.local.settle(settlement)
-                assert call("settle", *settlement[1:]) == 1
-            refused, *numbers, unfit = call("take", *limits, wanted, places)
-            assert unfit == 0
-            assert (NAMES[refused], *numbers) == run.take(now, wanted, used, places)
+                assert script(now, "g", settle(settlement, own)) == []
+            asked = run.ask(wanted, places)
+            answer = script(now, "g", take(asked, own))
+            assert answer[3] == 0
+            assert decision_of(asked, answer) == run.take(now, asked, used)
 
 
 @pytest.mark.parametrize(

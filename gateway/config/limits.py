@@ -1,0 +1,65 @@
+"""The limits that a tenant may have, one row each: what it counts, and over what time.
+
+A limit is a row here with what becomes of it without Redis, and a field of `Tenant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+LimitName = Literal[
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "tokens_per_day",
+    "tokens_per_month",
+]
+Counted = Literal["requests", "tokens", "places"]
+"""A place is one choice, prompt or beam while it runs."""
+
+
+class LimitKind(NamedTuple):
+    """What a limit counts.
+
+    Attributes:
+        code: a letter that its fields in Redis begin with; `script.lua` knows what it counts over.
+        budget: over a day or a month of the calendar, in UTC. The others are over the last minute,
+            or over what runs now.
+        header: what OpenAI's ``x-ratelimit-*`` call it.
+    """
+
+    code: str
+    counts: Counted
+    budget: bool = False
+    header: str | None = None
+
+
+LIMITS: Mapping[LimitName, LimitKind] = {
+    "requests_per_minute": LimitKind("r", "requests", header="requests"),
+    "tokens_per_minute": LimitKind("t", "tokens", header="tokens"),
+    "concurrent_requests": LimitKind("c", "places"),
+    "tokens_per_day": LimitKind("d", "tokens", budget=True),
+    "tokens_per_month": LimitKind("m", "tokens", budget=True),
+}
+
+RedisUnavailablePolicy = Literal["local", "allow", "refuse"]
+BudgetPolicy = Literal["allow", "refuse"]
+
+
+class WhenRedisIsAway(BaseModel):
+    """What becomes of each limit while it cannot be counted together with the other gateways.
+
+    ``local``: each gateway process counts alone. ``allow``: the limit does not hold; what is used
+    of a budget is counted when Redis is back. ``refuse``: requests of tenants with this limit get
+    503.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    requests_per_minute: RedisUnavailablePolicy = "local"
+    tokens_per_minute: RedisUnavailablePolicy = "local"
+    concurrent_requests: RedisUnavailablePolicy = "local"
+    tokens_per_day: BudgetPolicy = "allow"
+    tokens_per_month: BudgetPolicy = "allow"

@@ -1,0 +1,50 @@
+"""Where tenants stand with their budgets, as far as this process was told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import NamedTuple
+
+from gateway.config.limits import LimitName
+
+log = logging.getLogger(__name__)
+
+_WARN_AT = 0.8
+
+
+class BudgetReport(NamedTuple):
+    """What Redis says of a budget: `used` of `limit`, of which `counted` came with this call."""
+
+    tenant: str
+    name: LimitName
+    limit: int
+    used: int
+    counted: int
+    reset_ms: int
+
+
+class Standings:
+    """Written from the thread that talks to Redis, read from any.
+
+    What is used only grows until a window ends. So each process knows a lower bound, the one that
+    counted last knows all, and the greatest of them is true.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
+
+    def told(self, report: BudgetReport) -> None:
+        """Warns when this call brought a budget to 80 %: of all gateways' calls, one does."""
+        tenant, name, limit, used, counted, reset_ms = report
+        self._known[tenant, name] = used, time.monotonic() + reset_ms / 1000
+        if used - counted < _WARN_AT * limit <= used:
+            log.warning(
+                "%s has used %d of %d %s (%.0f %%)",
+                *(tenant, used, limit, name.replace("_", " "), 100 * used / limit),
+            )
+
+    def used(self, tenant: str, name: LimitName) -> int | None:
+        """In the day or month that is now; None where nothing was told of it."""
+        used, ends = self._known.get((tenant, name), (0, 0.0))
+        return used if time.monotonic() < ends else None

@@ -1,0 +1,54 @@
+"""What is asked of a tenant's limits, in few words and at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis import Redis
+
+from gateway.config.limits import LIMITS, LimitName
+from gateway.tenancy.limits.request import LimitRequest
+from gateway.tenancy.limits.script import SCRIPT, Call
+
+
+def limit_request(
+    tenant: str,
+    *,
+    requests: int | None = None,
+    tokens: int | None = None,
+    concurrent: int | None = None,
+    day: int | None = None,
+    month: int | None = None,
+    wanted: int = 0,
+    places: int = 1,
+) -> LimitRequest:
+    """`wanted` tokens and `places`; of the limits, those that are given."""
+    limits: dict[LimitName, int | None] = {
+        "requests_per_minute": requests,
+        "tokens_per_minute": tokens,
+        "concurrent_requests": concurrent,
+        "tokens_per_day": day,
+        "tokens_per_month": month,
+    }
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    budgets = {name: limit for name, limit in given.items() if LIMITS[name].budget}
+    return LimitRequest(tenant=tenant, limits=given, budgets=budgets, tokens=wanted, places=places)
+
+
+class ScriptAt:
+    """The script of the limits with a clock of the test's own."""
+
+    def __init__(self, client: Redis) -> None:
+        assert SCRIPT.count("redis.call('TIME')") == 1
+        clock = (
+            "{ math.floor(redis.call('GET', 'ms') / 1000), redis.call('GET', 'ms') % 1000 * 1000 }"
+        )
+        self._client: Any = client
+        self._sha = self._client.script_load(SCRIPT.replace("redis.call('TIME')", clock))
+
+    def __call__(self, now_ms: int, gateway: str, call: Call, lease_ms: int = 10**9) -> list[int]:
+        self._client.set("ms", now_ms)
+        answer: list[int] = self._client.execute_command(
+            *call.command(self._sha, gateway, lease_ms)
+        )
+        return answer
