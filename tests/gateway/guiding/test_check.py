@@ -113,6 +113,27 @@ async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
     await guides.check(regex("good"), "xgrammar")
 
 
+async def test_a_compiler_is_told_no_secrets_of_the_gateway(
+    guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It works on what strangers wrote."""
+    monkeypatch.setenv("GATEWAY_ADMIN_KEY", "a secret")
+    await guides.check(regex("a"), "xgrammar")
+    assert set((await _compiler()).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
+
+
+async def test_a_compiler_that_has_grown_large_ends(
+    guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guides.check(regex("a"), "xgrammar")
+    kept = await _compiler()
+    await guides.check(regex("b"), "xgrammar")
+    assert await _compiler() == kept
+    monkeypatch.setattr("gateway.guiding.process._MAX_BYTES", 1)
+    await guides.check(regex("c"), "xgrammar")
+    assert _compilers() == []
+
+
 async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideCheck) -> None:
     await guides.check(regex("a"), "xgrammar")
     (await _compiler()).suspend()
