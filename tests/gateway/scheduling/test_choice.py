@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import StoreUnavailable
-from gateway.errors import EngineUnavailable
+from gateway.errors import EngineBroken, EngineError, EngineUnavailable
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
@@ -56,12 +56,7 @@ def test_three_failures_in_a_row_open_the_breaker() -> None:
     assert not breaker.allows
 
 
-@pytest.mark.parametrize(
-    ("failure", "blamed"), [(EngineUnavailable("away"), True), (StoreUnavailable("away"), False)]
-)
-async def test_a_replica_is_not_blamed_for_the_adapter_store(
-    failure: Exception, blamed: bool
-) -> None:
+def _replica(breaker: Breaker) -> Replica:
     engine = Engine(
         "127.0.0.1:1",
         "tensorrt_llm",
@@ -70,13 +65,49 @@ async def test_a_replica_is_not_blamed_for_the_adapter_store(
         on_stop=lambda _: None,
         on_cold_send=lambda _: None,
     )
-    replica = Replica("127.0.0.1:1", engine)
+    return Replica("127.0.0.1:1", engine, breaker)
+
+
+def _end(replica: Replica, failure: BaseException) -> None:
+    """A request that ends so."""
+    with contextlib.suppress(type(failure)):
+        with ReplicaLease(replica, RequestContext("id"), lambda _: None):
+            assert replica.in_flight == 1
+            raise failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "blamed"),
+    [
+        (EngineUnavailable("away"), True),
+        (EngineBroken("nonsense"), True),
+        (EngineError("not this one"), False),
+        (StoreUnavailable("away"), False),
+        (TimeoutError(), False),  # the client's patience was short
+        (asyncio.CancelledError(), False),
+    ],
+)
+async def test_what_a_replica_is_blamed_for(failure: BaseException, blamed: bool) -> None:
+    replica = _replica(Breaker())
     for _ in range(3):
-        with contextlib.suppress(type(failure)):
-            with ReplicaLease(replica, RequestContext("id"), lambda _: None):
-                raise failure
+        _end(replica, failure)
+    assert replica.in_flight == 0
     assert replica.breaker.allows is not blamed
-    await engine.close()
+    await replica.engine.close()
+
+
+async def test_a_probe_whose_client_leaves_makes_room_for_another() -> None:
+    clock = _Clock()
+    replica = _replica(Breaker(clock))
+    for _ in range(3):
+        clock.now += 1.0
+        _end(replica, EngineUnavailable("away"))
+    assert not replica.breaker.allows
+    clock.now += 1.0
+    _end(replica, asyncio.CancelledError())
+    assert replica.breaker.open
+    assert replica.breaker.allows
+    await replica.engine.close()
 
 
 def test_a_broken_connection_is_one_failure() -> None:
