@@ -93,8 +93,10 @@ async def create(
         )
     record, value = draw_key(wanted.tenant, wanted.note, wanted.expires_in, audit.admin)
     with audit.action("keys.create", record.id, None) as action:
-        await keys.add(record)
-        action.after = _told(record)
+        try:
+            await keys.add(record)
+        finally:
+            action.after = _state(keys, record.id)
     return KeyCreated(**dict(_key(record, None)), value=value)
 
 
@@ -116,17 +118,19 @@ async def list_all(keys: Issued) -> Keys:
     openapi_extra=needs("admin_key"),
 )
 async def delete(keys: Issued, audit: Auditor, key_id: Name) -> KeyDeleted:
-    found = keys.find(key_id)
     # What cannot be an id is not written: somebody may have pasted the key.
     target = key_id if is_key_id(key_id) else "(not an id)"
-    with audit.action("keys.delete", target, None if found is None else _told(found)) as action:
-        await keys.revoke(key_id)
-        action.after = None
+    with audit.action("keys.delete", target, _state(keys, key_id)) as action:
+        try:
+            await keys.revoke(key_id)
+        finally:  # it may have ended here alone
+            action.after = _state(keys, key_id)
     return KeyDeleted(id=key_id)
 
 
-def _told(record: KeyRecord) -> State:
-    return {"tenant": record.tenant, "expires_at": record.expires}
+def _state(keys: IssuedKeys, key_id: str) -> State:
+    record = keys.find(key_id)
+    return None if record is None else {"tenant": record.tenant, "expires_at": record.expires}
 
 
 def _key(record: KeyRecord, used: int | None) -> Key:

@@ -35,7 +35,7 @@ class Tenant(BaseModel):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
     keys: list[KeyHash]
-    """Without any, it is locked out."""
+    """Without any, those made over the API alone let it in."""
     models: list[Annotated[str, Field(min_length=1, max_length=256)]]
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None

@@ -57,7 +57,12 @@ class IssuedKeys:
 
     @property
     def records(self) -> list[KeyRecord]:
-        """Those that are not revoked, oldest first."""
+        """Those that are not revoked, oldest first.
+
+        Raises KeysUnavailable while they are not known.
+        """
+        if not self._copies.trusted:
+            raise KeysUnavailable("Keys cannot be read now: Redis has not answered yet. Try again.")
         live = [record for record in self._copies.records.values() if record.revoked is None]
         return sorted(live, key=lambda record: (record.created, record.id))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -200,6 +201,10 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
         refused = _keys(pair.one, "DELETE", f"/{gone['id']}")
         assert "ended on this gateway" in refused.json()["error"]["message"]
         assert refused.status_code == 503
+        assert re.search(
+            rf"keys.delete '{gone['id']}': KeysUnavailable, before {{.*}}, after null",
+            pair.one.text,
+        )
         assert (_statuses(pair.one, gone["value"]), _statuses(pair.two, gone["value"])) == (
             {401},
             {200},
@@ -212,6 +217,7 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
         pair.one.__enter__()
         assert "KEYS MADE OVER THE API ARE NOT TAKEN YET" in pair.one.text
         assert _statuses(pair.one, kept["value"]) == _statuses(pair.one, "sk-guess") == {503}
+        assert _keys(pair.one, "GET").status_code == 503
         assert _statuses(pair.one, OF_THE_FILE) == {200}
         assert httpx.get(f"{pair.one.url}/v1/models").status_code == 401
     finally:
