@@ -183,10 +183,8 @@ class Stack:
                     f"{child.log}:\n{child.last_lines()}"
                 )
             if now - said > PROGRESS_PERIOD:
-                say(
-                    f"{child.name}: not ready yet ({now - began:.0f} s); the end of {child.log}:\n"
-                    f"{child.last_lines(1)}"
-                )
+                last = child.last_lines(1).removeprefix("  | ")
+                say(f"{child.name}: not ready yet ({now - began:.0f} s); {child.log}: {last}")
                 said = now
         # Another server on the port may have answered in place of one that just failed.
         self._check_all()
