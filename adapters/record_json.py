@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 from adapters.adapter import DTYPES, MODULE_IDS, ModuleRows, task_id
@@ -131,7 +130,7 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
 
 
 def _time(field: str, value: object) -> float:
-    # `type`, as True is an int.
-    if type(value) not in (int, float) or not math.isfinite(cast(float, value)):
+    # `type`, as True is an int. This comparison, as it takes NaN and whole numbers of any size.
+    if type(value) not in (int, float) or not abs(cast(float, value)) < _MAX_COUNT:
         raise ValueError(f"{field}: not a time in seconds")
     return cast(float, value)

@@ -128,6 +128,7 @@ def _records(draw: st.DrawFn) -> bytes:
 @example(_hostile(digest=OUTSIDE))
 @example(_hostile(modules=[["attn_q", 4, [True]]]))
 @example(_hostile(created=float("nan")))
+@example(_hostile(created=10**400))
 @example(_hostile(task_id="1" * 5000))
 @example(json.dumps({**GOOD, "name": "../x"}).encode())
 @example(json.dumps({**GOOD, "life": True}).encode())

@@ -27,6 +27,8 @@ from tests.support.in_process import running
 from tests.support.local_stack import Stack, Up
 from tests.support.raw_http import Answer, answers, connected
 
+pytestmark = pytest.mark.slow
+
 CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}
 SECONDS = 20  # more than the gateway's own patience with headers; nobody should need it
 FUZZ = settings(

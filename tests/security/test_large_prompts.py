@@ -22,6 +22,8 @@ from tests.support.in_process import running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.raw_http import post
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 2**20
 TEXT = "The capital of France is Paris. "
 HUGE = TEXT * (8 * 10**6 // len(TEXT))

@@ -20,6 +20,8 @@ from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import metric_of, running, save_tokenizer
 from tests.support.logits_triton import LogitsTriton
 
+pytestmark = pytest.mark.slow
+
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
 FLOOD, SMALL = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
 TOKENS = list(range(32, 62))

@@ -18,6 +18,8 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import metric_of, running, save_tokenizer
 from tests.support.raw_http import HOST, answers, post
 
+pytestmark = pytest.mark.slow
+
 LIVE = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
 ASKED = {"model": "m", "prompt": "x", "max_tokens": 2}
 HANGS_AFTER_S = 60

@@ -17,6 +17,8 @@ from gateway.parsers.tools.forced import (
 )
 from tests.support.tool_calls import MAKERS, calls_of, content_of, cut, folded, parsed
 
+pytestmark = pytest.mark.slow
+
 # ---- Cut anywhere
 
 FRAGMENTS = (

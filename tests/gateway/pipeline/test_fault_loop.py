@@ -23,6 +23,8 @@ from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TEXT = "hello"
 KEY = "sk-acme-key"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -18,6 +18,8 @@ from gateway.tenancy.limits.script import Call, Own, decision_of, reports_of
 from tests.support.limit_requests import ScriptAt, limit_request
 from tests.support.redis_server import RedisServer, running_redis
 
+pytestmark = pytest.mark.slow
+
 LEASE_MS = 15_000
 START = datetime(2027, 12, 30, 22, tzinfo=UTC)  # a day, a month and a year end soon
 GATEWAYS = ("one", "two")

@@ -15,6 +15,8 @@ import pytest
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-the-key-of-acme"
 ALLOWED = {"allow_anonymous": "true"}
 HANGS_AFTER_S = 120

@@ -2,11 +2,12 @@
 
 Calls preprocessing, tensorrt_llm and postprocessing of the same server. Like upstream, an
 instance serves one request at a time: bls_instance_count is the concurrency. Unlike upstream,
-the inner request is stopped when the caller's RPC is cancelled, from its first response on.
-Speculative decoding with a draft model and multimodal inputs are refused by name.
+the inner request is stopped when the caller's RPC is cancelled. Speculative decoding with a
+draft model and multimodal inputs are refused by name.
 """
 
 import json
+import threading
 import time
 import uuid
 from collections import defaultdict
@@ -82,21 +83,35 @@ class TritonPythonModel:
         self._accumulate = accumulate in ("1", "true", "t", "yes", "y")
         self._core = _text(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self._current: tuple[Any, str] | None = None
+        self._gate = threading.Lock()
+        """Triton 2.51 crashes when `is_cancelled` meets a response on its way."""
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="cancellation")
+        self._watcher.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
             # Not the caller's id: a stop by id must not end somebody else's request.
             inner_id = uuid.uuid4().hex
+            # Only a caller that waits for one response is watched over: see `_gate`.
+            self._current = None if _streams(request) else (sender, inner_id)
             try:
                 last = self._serve(request, sender, inner_id)
             # Whatever goes wrong with one request is that client's answer.
             except Exception as error:
                 last = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+            with self._gate:
+                self._current = None
             if last is None:
                 sender.send(flags=FINAL)
             else:
                 sender.send(last, FINAL)
+
+    def finalize(self) -> None:
+        self._stopping.set()
+        self._watcher.join()
 
     def _serve(self, request: Any, sender: Any, inner_id: str) -> Any:
         """Send what can be sent before the end; returns the response to end with, if any."""
@@ -107,13 +122,31 @@ class TritonPythonModel:
         checked, stopped = time.monotonic(), False
         for reply in replies:
             sender.send(reply)
-            # Between responses, not in a thread of its own: Triton 2.51 crashes when `is_cancelled`
-            # meets a final response on its way.
-            if not stopped and time.monotonic() - checked >= CANCELLATION_CHECK_SECONDS:
+            if stopped or self._current is not None:
+                continue
+            if time.monotonic() - checked >= CANCELLATION_CHECK_SECONDS:
                 checked = time.monotonic()
                 if stopped := sender.is_cancelled():
                     self._stop(inner_id)
         return None
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(CANCELLATION_CHECK_SECONDS):
+            try:
+                # Each period anew: the first stop may come before the inner request does.
+                if inner_id := self._abandoned():
+                    self._stop(inner_id)
+            # The next period may go better; a thread that died would not be noticed.
+            except Exception as error:
+                pb_utils.Logger.log_error(f"cancellation: {error!r}")
+
+    def _abandoned(self) -> str | None:
+        """The id of the inner request whose caller has left."""
+        with self._gate:
+            if self._current is None:
+                return None
+            sender, inner_id = self._current
+            return inner_id if sender.is_cancelled() else None
 
     def _stop(self, inner_id: str) -> None:
         zero = np.zeros((1, 1), np.int32)
@@ -178,6 +211,11 @@ class TritonPythonModel:
             tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
             if tensors:
                 yield {name: tensor.as_numpy() for name, tensor in tensors.items()}
+
+
+def _streams(request: Any) -> bool:
+    stream = pb_utils.get_input_tensor_by_name(request, "stream")
+    return stream is not None and bool(stream.as_numpy().any())
 
 
 def _check(inputs: Arrays) -> None:
