@@ -245,7 +245,7 @@ async def _accounting(
                 on_budget=standings.told,
             )
             await stack.enter_async_context(shared)
-        limits = Limits(shared, metrics.count_refusal)
+        limits = Limits(shared, metrics.count_refusal, standings)
         configuration.subscribe(limits.update)
         accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
         yield accounting

@@ -33,6 +33,7 @@ class Standings:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
+        """What is used, and when that ends, in the time of `time.monotonic`."""
 
     def told(self, report: BudgetReport) -> None:
         """Warns when this call brought a budget to 80 %: of all gateways' calls, one does."""
@@ -46,5 +47,11 @@ class Standings:
 
     def used(self, tenant: str, name: LimitName) -> int | None:
         """In the day or month that is now; None where nothing was told of it."""
+        standing = self.standing(tenant, name)
+        return None if standing is None else standing[0]
+
+    def standing(self, tenant: str, name: LimitName) -> tuple[int, int] | None:
+        """As `used`, with the milliseconds until the day or month ends."""
         used, ends = self._known.get((tenant, name), (0, 0.0))
-        return used if time.monotonic() < ends else None
+        left = ends - time.monotonic()
+        return (used, int(left * 1000)) if left > 0 else None

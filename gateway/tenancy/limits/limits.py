@@ -11,6 +11,7 @@ from gateway.config.file import Configuration
 from gateway.config.limits import LIMITS, LimitName, RedisUnavailablePolicy
 from gateway.config.tenants import Tenant
 from gateway.errors import InsufficientQuota, LimitsUnavailable, Quota, RateLimited
+from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Spending
@@ -24,11 +25,16 @@ class Limits:
         self,
         shared: SharedLimits | None,
         on_refused: Callable[[str, LimitName], None] = lambda tenant, limit: None,
+        standings: Standings | None = None,
     ) -> None:
-        """`on_refused` is told the tenant and the limit of each request that is refused."""
+        """`on_refused` is told the tenant and the limit of each request that is refused.
+
+        `standings` are what `shared` was told of budgets.
+        """
         self._shared = shared
         self._local = LocalLimits()
         self._on_refused = on_refused
+        self._standings = standings or Standings()
         self._away = Configuration().limits.when_redis_is_away
 
     def update(self, configuration: Configuration) -> None:
@@ -50,6 +56,7 @@ class Limits:
         """Raises LimitsUnavailable. What is refused is not raised here."""
         if self._shared is not None:
             decision = await self._shared.take(request)
+            decision = decision or self._used_up(request)
             if decision is not None:
                 return Taken(request, decision, self._shared)
             request = self._alone(request)
@@ -65,6 +72,20 @@ class Limits:
         """The failure, counted."""
         self._on_refused(taken.request.tenant, limit)
         return _refusal(taken.request, taken.decision, limit, quotas)
+
+    def _used_up(self, request: LimitRequest) -> Decision | None:
+        """The refusal of what cannot fit a budget, by what Redis said last.
+
+        It need not be asked for that: what is used of a budget grows until its day or month ends.
+        So being late, on a busy machine say, lets nobody spend more.
+        """
+        for name, limit in request.budgets.items():
+            standing = self._standings.standing(request.tenant, name)
+            if standing is not None and standing[0] + request.wanted(name) > limit:
+                used, reset_ms = standing
+                quotas: dict[str, Quota] = {name: Quota(limit, used, reset_ms)}
+                return Decision(name, reset_ms, quotas, time.time_ns() // 1_000_000)
+        return None
 
     def _alone(self, request: LimitRequest) -> LimitRequest:
         """What is left of a request without Redis. Raises LimitsUnavailable."""

@@ -231,7 +231,8 @@ class SharedLimits:
         """What Redis is asked; None for what it is told with something else."""
         if isinstance(item, Spending):
             own = self._own[item.tenant]
-            own.budgets, own.changed = item.budgets, True
+            # Never fewer: what began before a budget was added must not leave that one out.
+            own.budgets, own.changed = {**own.budgets, **item.budgets}, True
             own.spent += item.tokens
             return None
         request = item.request
@@ -252,7 +253,7 @@ class SharedLimits:
             own.places += request.places
         if request.budgets:
             own.held += request.tokens
-            own.budgets = request.budgets
+            own.budgets = {**own.budgets, **request.budgets}
 
     def _call(self, calls: Sequence[Call]) -> list[list[int] | None]:
         """The script's answers, in one round trip; None, as if Redis had done nothing, for what

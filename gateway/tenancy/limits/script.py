@@ -114,6 +114,8 @@ def _call(
     limits: int = 0,
 ) -> Call:
     if budgets:
+        # One total for all budgets, so all of them are told.
+        budgets = {**own.budgets, **budgets}
         arguments += (_codes(budgets), own.spent, own.known)
     key = f"limits:{{{tenant}}}"
     return Call(tenant, key, operation, arguments, limits, budgets, own.spent)

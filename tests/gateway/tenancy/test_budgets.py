@@ -112,8 +112,8 @@ def test_two_gateways_spend_a_budget_together(
     assert not [name for name in at_redis.hkeys("budgets:{acme}") if name[:1] == b"d"]
 
 
-async def _let_in(limits: Limits, tokens: int) -> Reservation:
-    reservation = await limits.count(ACME, 1)
+async def _let_in(limits: Limits, tokens: int, tenant: Tenant = ACME) -> Reservation:
+    reservation = await limits.count(tenant, 1)
     await reservation.reserve(tokens)
     return reservation
 
@@ -147,6 +147,39 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
         at_redis.flushall()
         (await _let_in(limits, 10)).close(7)
     assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (7, 7)
+
+
+async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
+    redis: RedisServer,
+) -> None:
+    standings = Standings()
+    async with SharedLimits(redis.url, timeout_s=0.5, on_budget=standings.told) as shared:
+        limits = Limits(shared, standings=standings)
+        (await _let_in(limits, 90)).close(90)
+        async with asyncio.timeout(60):
+            while standings.used("acme", "tokens_per_day") != 90:
+                await asyncio.sleep(0.05)
+        redis.signal(signal.SIGSTOP)
+        try:
+            for _ in range(2):  # late, and then away
+                with pytest.raises(InsufficientQuota, match="limit 100, used 90, requested 11"):
+                    await _let_in(limits, 11)
+            (await _let_in(limits, 10)).close(0)
+        finally:
+            redis.signal(signal.SIGCONT)
+
+
+async def test_a_budget_that_a_reload_adds_counts_what_older_requests_use(
+    redis: RedisServer, at_redis: Redis
+) -> None:
+    before = ACME.model_copy(update={"tokens_per_month": None})
+    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as shared:
+        limits = Limits(shared)
+        old = await _let_in(limits, 50, before)
+        new = await _let_in(limits, 30)
+        old.close(50)
+        new.close(30)
+    assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (80, 80)
 
 
 async def test_what_running_requests_hold_may_come_back(redis: RedisServer) -> None:
