@@ -3,6 +3,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Tests start hundreds of Python processes: without cached bytecode each takes three times as long.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Three worker processes on two cores: most tests wait for other processes. One that dies ends the
 # run: xdist waits for ever for what it had been given. After five minutes a test shows where it is.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \

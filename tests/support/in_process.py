@@ -31,9 +31,13 @@ def ids_of(folder: Path, text: str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, endpoint: str, **changed: Any
+    folder: Path, endpoint: str, *, ready: bool = True, **changed: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any, Server]]:
-    """A gateway in this event loop; yields a client, the service and the server."""
+    """A gateway in this event loop; yields a client, the service and the server.
+
+    `ready` says to wait for the engine: the port opens after one look at it, which a busy machine
+    may not have answered.
+    """
     fields = {"tokenizer_dir": folder, "model_name": "m", "max_seq_len": 64} | changed
     fields["store_dir"] = folder / "adapters"
     settings = Settings(port=0, triton_grpc=endpoint, **fields)
@@ -44,6 +48,8 @@ async def running(
         while not server.started:
             assert not task.done(), "the gateway ended at its start"
             await asyncio.sleep(0.01)
+        if ready:
+            await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
             yield client, gateway.service, server

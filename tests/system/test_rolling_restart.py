@@ -17,7 +17,6 @@ import pytest
 from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
-from tests.support.metrics import metric
 
 pytestmark = pytest.mark.slow
 
@@ -66,11 +65,20 @@ class Load:
 SHORT = {"max_tokens": 8, "stop": "\n"}
 
 
-async def _stream(client: httpx.AsyncClient) -> int:
-    """Reads an answer of most of a second; asserts that it is whole."""
-    async with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 100}) as answer:
+async def _stream(
+    client: httpx.AsyncClient, tokens: int = 100, begun: asyncio.Event | None = None
+) -> int:
+    """Reads an answer of most of a second or longer; asserts that it is whole."""
+    async with client.stream(
+        "POST", "/v1/completions", json=LONG | {"max_tokens": tokens}
+    ) as answer:
         assert answer.status_code == 200
-        lines = [line async for line in answer.aiter_lines() if line]
+        lines = []
+        async for line in answer.aiter_lines():
+            if begun is not None:
+                begun.set()
+            if line:
+                lines.append(line)
     *frames, last, done = [line.removeprefix("data: ") for line in lines]
     assert done == "[DONE]"
     assert json.loads(last)["choices"][0]["finish_reason"] == "length"
@@ -142,8 +150,10 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
     with GatewayProcess(tmp_path / "g", stack, drain_seconds=3) as gateway:
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
             assert "connection" not in (await client.get("/health/ready")).headers
-            stream = asyncio.create_task(_stream(client))
-            await _begun(gateway)
+            begun = asyncio.Event()
+            stream = asyncio.create_task(_stream(client, 300, begun))
+            async with asyncio.timeout(HANGS_AFTER_S):
+                await begun.wait()
             gateway.process.send_signal(signal.SIGTERM)
             await _draining(client)
             answer = await client.post("/v1/completions", json=body())
@@ -153,13 +163,6 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
         assert gateway.process.wait(HANGS_AFTER_S) in {0, -signal.SIGTERM}
         with pytest.raises(httpx.ConnectError):
             httpx.get(gateway.url + "/health/live")
-
-
-async def _begun(gateway: GatewayProcess) -> None:
-    url = gateway.url + "/metrics"
-    async with asyncio.timeout(HANGS_AFTER_S):
-        while not await asyncio.to_thread(metric, url, "gateway_generations_in_flight"):
-            await asyncio.sleep(0.01)
 
 
 async def _draining(client: httpx.AsyncClient) -> None:

@@ -34,7 +34,7 @@ async def test_strangers_learn_the_status_and_nothing_else(
         "admin_key": ADMIN,
         "adapters": {"acme/secret": tmp_path / "nothing"},
     }
-    async with running(tmp_path, endpoint, **settings) as (client, _, _):
+    async with running(tmp_path, endpoint, ready=False, **settings) as (client, _, _):
         for stranger in STRANGERS:
             answer = await _says(client, stranger)
             assert (answer.status_code, answer.json()) == (503, {"status": "not ready"})

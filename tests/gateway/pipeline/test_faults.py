@@ -142,7 +142,7 @@ async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
     async with serving(servicer) as endpoint:
         pass
-    async with running(tokenizer_dir, endpoint) as (client, _, _):
+    async with running(tokenizer_dir, endpoint, ready=False) as (client, _, _):
         body = {"model": "m", "prompt": "x"}
         away = await client.post("/v1/completions", json=body)
         assert away.status_code == 503
