@@ -12,8 +12,10 @@ import certifi
 import hypothesis
 import openai
 import pytest
+from redis import Redis
 
 from tests.support.local_stack import Stack, Up
+from tests.support.redis_server import RedisServer, running_redis
 
 # Machines that run tests are busy: an example's time says nothing about the code.
 hypothesis.settings.register_profile(
@@ -99,4 +101,33 @@ async def async_client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0
     ) as client:
+        yield client
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """One of the test's own, that it may stop, kill and damage."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def at_redis(redis_server: RedisServer) -> Iterator[Redis]:
+    """To look, to damage, to empty."""
+    with redis_server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared_redis() -> Iterator[RedisServer]:
+    """One for the tests of a file, which leave it running."""
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture
+def at_shared_redis(shared_redis: RedisServer) -> Iterator[Redis]:
+    """Emptied first."""
+    with shared_redis.client() as client:
+        client.flushall()
         yield client

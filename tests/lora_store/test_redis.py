@@ -23,9 +23,9 @@ from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """To look, to damage, to empty."""
-    with server.client() as client:
+    with redis_server.client() as client:
         yield client
 
 
@@ -36,8 +36,8 @@ def open_tier(settings: RedisSettings) -> Iterator[RedisTier]:
 
 
 @pytest.fixture
-def tier(server: RedisServer) -> Iterator[RedisTier]:
-    with open_tier(server.settings()) as tier:
+def tier(redis_server: RedisServer) -> Iterator[RedisTier]:
+    with open_tier(redis_server.settings()) as tier:
         yield tier
 
 
@@ -89,8 +89,10 @@ def test_a_chunk_that_redis_evicted_makes_the_version_absent(
     assert tier.has([content(1).digest]) == set()
 
 
-def test_time_to_live_starts_again_with_each_use(server: RedisServer, client: redis.Redis) -> None:
-    with open_tier(server.settings(ttl_s=100)) as tier:
+def test_time_to_live_starts_again_with_each_use(
+    redis_server: RedisServer, client: redis.Redis
+) -> None:
+    with open_tier(redis_server.settings(ttl_s=100)) as tier:
         tier.put(content(1))
         keys = list(client.scan_iter("lora:version:*"))
         assert len(keys) == 2
@@ -139,9 +141,9 @@ def test_the_epoch_tells_that_all_was_lost(client: redis.Redis, tier: RedisTier)
     assert tier.position()[0] != before[0]
 
 
-def test_no_change_is_lost_between_gateways(server: RedisServer, tier: RedisTier) -> None:
+def test_no_change_is_lost_between_gateways(redis_server: RedisServer, tier: RedisTier) -> None:
     def change(times: int) -> None:
-        with open_tier(server.settings()) as mine:
+        with open_tier(redis_server.settings()) as mine:
             while times:
                 stored = mine.record("zh")
                 known = stored and stored.record
@@ -177,39 +179,41 @@ async def test_listeners_hear_changes_and_wishes(tier: RedisTier, client: redis.
         assert await anext(messages) == "wanted abc"
 
 
-async def test_gone_and_back(server: RedisServer, tier: RedisTier, client: redis.Redis) -> None:
+async def test_gone_and_back(
+    redis_server: RedisServer, tier: RedisTier, client: redis.Redis
+) -> None:
     tier.put(content(1))
     async with contextlib.aclosing(tier.listen()) as messages:
         listener = asyncio.ensure_future(anext(messages))
         await subscribed(client)
-        server.kill()
+        redis_server.kill()
         with pytest.raises(StoreUnavailable):
             await listener
     with pytest.raises(StoreUnavailable):
         tier.position()
     with pytest.raises(StoreUnavailable):
         tier.put(content(1))
-    server.start()
+    redis_server.start()
     assert tier.fetch(content(1).digest) is None
     tier.put(content(1))
     assert tier.swap(None, record())
     assert decode(memoryview(_fetched(tier, 1)), content(1).digest)
 
 
-def test_a_redis_that_hangs_is_unavailable_after_the_timeout(server: RedisServer) -> None:
-    with open_tier(server.settings(timeout_s=0.3)) as tier:
+def test_a_redis_that_hangs_is_unavailable_after_the_timeout(redis_server: RedisServer) -> None:
+    with open_tier(redis_server.settings(timeout_s=0.3)) as tier:
         tier.position()
-        server.signal(signal.SIGSTOP)
+        redis_server.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable):
             tier.position()
-        server.signal(signal.SIGCONT)
+        redis_server.signal(signal.SIGCONT)
         assert tier.position() == (None, None)
 
 
-async def test_who_would_listen_to_a_redis_that_hangs_is_told_so(server: RedisServer) -> None:
+async def test_who_would_listen_to_a_redis_that_hangs_is_told_so(redis_server: RedisServer) -> None:
     """It takes the connection, as the kernel of a frozen process does, and says nothing."""
-    server.kill()
-    with server.silent(), open_tier(server.settings(timeout_s=0.3)) as tier:
+    redis_server.kill()
+    with redis_server.silent(), open_tier(redis_server.settings(timeout_s=0.3)) as tier:
         async with contextlib.aclosing(tier.listen()) as messages:
             with pytest.raises(StoreUnavailable):
                 await anext(messages)

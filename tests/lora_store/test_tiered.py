@@ -44,15 +44,15 @@ async def test_without_redis_all_is_on_disk(tmp_path: Path) -> None:
 
 
 async def test_a_hundred_who_ask_at_once_cause_one_read(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-    async with gateway(tmp_path / "b", server, poll_s=60) as other:
+    async with gateway(tmp_path / "b", redis_server, poll_s=60) as other:
         await asyncio.gather(*(other.holds(1) for _ in range(100)))
         stats = other.store.stats
         assert (stats.disk_misses, stats.redis_hits, stats.disk_hits) == (1, 1, 0)
-    async with gateway(tmp_path / "b", server) as again:
+    async with gateway(tmp_path / "b", redis_server) as again:
         gets = [asyncio.create_task(again.holds(1)) for _ in range(100)]
         await asyncio.sleep(0)
         for task in gets[:50]:
@@ -87,12 +87,14 @@ def test_memory_does_not_keep_what_is_larger_than_itself() -> None:
     assert memory.nbytes == 0
 
 
-async def test_another_gateway_is_told_of_each_change(tmp_path: Path, server: RedisServer) -> None:
+async def test_another_gateway_is_told_of_each_change(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
     async with (
-        gateway(tmp_path / "a", server, poll_s=NEVER_S) as one,
-        gateway(tmp_path / "b", server, poll_s=NEVER_S) as other,
+        gateway(tmp_path / "a", redis_server, poll_s=NEVER_S) as one,
+        gateway(tmp_path / "b", redis_server, poll_s=NEVER_S) as other,
     ):
-        await listening(server, 2)
+        await listening(redis_server, 2)
         await one.add("zh", 1)
         await becomes(lambda: other.serves("zh") == content(1).digest)
         await one.add("zh", 2)
@@ -105,25 +107,25 @@ async def test_another_gateway_is_told_of_each_change(tmp_path: Path, server: Re
 
 
 async def test_a_lost_notice_is_made_up_for(
-    tmp_path: Path, server: RedisServer, redis_client: redis.Redis
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis
 ) -> None:
-    async with gateway(tmp_path, server, poll_s=0.05) as one:
+    async with gateway(tmp_path, redis_server, poll_s=0.05) as one:
         fields = {"zh": dump(record()), "@epoch": b"e", "@revision": 1}
-        redis_client.hset("lora:names", mapping=fields)
+        at_redis.hset("lora:names", mapping=fields)
         await becomes(lambda: one.serves("zh") == content(1).digest)
         assert one.store.stats.notices == 0
 
 
 async def test_nothing_is_read_while_nothing_changes(
-    tmp_path: Path, server: RedisServer, redis_client: redis.Redis
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis
 ) -> None:
-    async with gateway(tmp_path, server, poll_s=0.01) as one:
+    async with gateway(tmp_path, redis_server, poll_s=0.01) as one:
         await one.add("zh", 1)
         # A folder that changed within the last second is read again, as its clock is coarse.
         os.utime(tmp_path / "names", (1, 1))
 
         def looks() -> int:
-            return int(redis_client.info("commandstats")["cmdstat_hmget"]["calls"])
+            return int(at_redis.info("commandstats")["cmdstat_hmget"]["calls"])
 
         before = -1
         while one.store.stats.syncs != before:  # what follows the change comes to its end
@@ -145,22 +147,22 @@ async def test_workers_on_one_folder_see_changes_without_redis(tmp_path: Path) -
 
 
 async def test_redis_is_enough_for_a_gateway_with_its_own_disk(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-    async with gateway(tmp_path / "b", server) as other:
+    async with gateway(tmp_path / "b", redis_server) as other:
         assert other.serves("zh") == content(1).digest
         assert await other.holds(1)
         assert copies(tmp_path / "b") == {content(1).digest}
 
 
 async def test_every_version_in_use_comes_to_every_disk_unasked(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
     async with (
-        gateway(tmp_path / "a", server) as one,
-        gateway(tmp_path / "b", server),
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server),
     ):
         await one.add("zh", 1)
         await one.add("zh", 2)
@@ -169,15 +171,15 @@ async def test_every_version_in_use_comes_to_every_disk_unasked(
 
 
 async def test_redis_killed_known_adapters_go_on_and_changes_arrive_later(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
     async with (
-        gateway(tmp_path / "a", server) as one,
-        gateway(tmp_path / "b", server) as other,
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server) as other,
     ):
         await one.add("zh", 1)
         await becomes(lambda: copies(tmp_path / "b") == {content(1).digest})
-        server.kill()
+        redis_server.kill()
         await becomes(lambda: not one.store.stats.redis_up and not other.store.stats.redis_up)
         assert await other.holds(1)
         await one.add("ja", 2)
@@ -185,7 +187,7 @@ async def test_redis_killed_known_adapters_go_on_and_changes_arrive_later(
         assert one.store.stats.unsent == 1
         with pytest.raises(StoreUnavailable, match=content(3).digest[:12]):
             await other.store.get(content(3).digest)
-        server.start()
+        redis_server.start()
         await becomes(lambda: other.serves("ja") == content(2).digest)
         assert other.serves("zh") == content(1).digest
         assert await other.holds(2)
@@ -193,13 +195,13 @@ async def test_redis_killed_known_adapters_go_on_and_changes_arrive_later(
 
 
 async def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path, server) as one:
-        await listening(server, 1)
-        server.kill()
+    async with gateway(tmp_path, redis_server) as one:
+        await listening(redis_server, 1)
+        redis_server.kill()
         await becomes(lambda: not one.store.stats.redis_up)
-        with server.silent() as silent:
+        with redis_server.silent() as silent:
             # The store asks whether Redis is back, and listens. Nobody answers.
             asking = [await asyncio.to_thread(silent.accept) for _ in range(2)]
             await one.add("zh", 1)
@@ -209,17 +211,17 @@ async def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
                 silent.accept()
             for connection, _ in asking:
                 connection.close()
-        server.start()
+        redis_server.start()
         await becomes(lambda: one.store.stats.unsent == 0)
 
 
-async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, server: RedisServer) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
     async with gateway(tmp_path / "b", None):
         pass  # which makes its folders
     with full_disk(2048):
-        async with gateway(tmp_path / "b", server, poll_s=NEVER_S) as other:
+        async with gateway(tmp_path / "b", redis_server, poll_s=NEVER_S) as other:
             assert await other.holds(1)
             assert await other.holds(1)
             assert other.store.stats.memory_hits == 1
@@ -228,10 +230,10 @@ async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, server: RedisSe
 
 async def test_collect_deletes_only_what_no_record_names(
     tmp_path: Path,
-    server: RedisServer,
+    redis_server: RedisServer,
     tier: RedisTier,
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         for number in (1, 2, 3):
             await one.add(f"a{number}", number)
         await one.registry.remove("a1")
@@ -250,16 +252,16 @@ async def test_collect_deletes_only_what_no_record_names(
 
 
 async def test_a_change_that_raises_writes_nothing(
-    tmp_path: Path, server: RedisServer, redis_client: redis.Redis, tier: RedisTier
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis, tier: RedisTier
 ) -> None:
     def refuse(known: Record | None) -> Record:
         raise UnknownAdapter("adapter", "name", "zh", "another")
 
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         with pytest.raises(UnknownAdapter):
             await one.store.change("zh", refuse)
         assert await one.store.records() == {}
-        assert redis_client.dbsize() == 0
+        assert at_redis.dbsize() == 0
         await one.add("zh", 1)
         revision = tier.position()
         await one.add("zh", 1)
@@ -268,14 +270,14 @@ async def test_a_change_that_raises_writes_nothing(
 
 async def test_starting_and_going_on_while_redis_is_away(
     tmp_path: Path,
-    server: RedisServer,
+    redis_server: RedisServer,
     tier: RedisTier,
 ) -> None:
-    server.kill()
-    async with gateway(tmp_path, server) as one:
+    redis_server.kill()
+    async with gateway(tmp_path, redis_server) as one:
         assert not one.store.stats.redis_up
         await one.add("zh", 1)
-        server.start()
+        redis_server.start()
         await becomes(lambda: one.store.stats.redis_up)
         await becomes(lambda: tier.record("zh") is not None)
 

@@ -27,51 +27,51 @@ from tests.support.redis_server import RedisServer
 @pytest.mark.parametrize("how", ["flushall", "kill"])
 async def test_an_emptied_redis_is_refilled_and_nothing_is_lost(
     tmp_path: Path,
-    server: RedisServer,
+    redis_server: RedisServer,
     how: str,
-    redis_client: redis.Redis,
+    at_redis: redis.Redis,
     tier: RedisTier,
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         for number in range(5):
             await one.add(f"a{number}", number)
         await one.registry.remove("a0")
         if how == "flushall":
-            redis_client.flushall()
+            at_redis.flushall()
         else:
-            server.kill()
-            server.start()
+            redis_server.kill()
+            redis_server.start()
         live = [content(number).digest for number in range(1, 5)]
         await becomes(lambda: tier.has(live) == set(live))
-        async with gateway(tmp_path / "b", server) as other:
+        async with gateway(tmp_path / "b", redis_server) as other:
             assert [other.serves(f"a{n}") for n in range(5)] == [None, *live]
             assert all([await other.holds(number) for number in range(1, 5)])
 
 
 async def test_a_version_that_redis_dropped_is_asked_for(
     tmp_path: Path,
-    server: RedisServer,
-    redis_client: redis.Redis,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
 ) -> None:
     """As with a time to live that has run out, or a chunk that the memory policy took."""
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-        await listening(server, 1)
-        redis_client.delete(f"lora:version:{content(1).digest}:0")
-        async with gateway(tmp_path / "b", server) as other:
+        await listening(redis_server, 1)
+        at_redis.delete(f"lora:version:{content(1).digest}:0")
+        async with gateway(tmp_path / "b", redis_server) as other:
             assert await other.holds(1)
             assert other.store.stats.redis_misses == 1
             await becomes(lambda: one.store.stats.refilled == 1)
 
 
 async def test_a_damaged_disk_copy_is_replaced_from_redis(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         await one.add("zh", 1)
     path = version_file(tmp_path, content(1).digest)
     path.write_bytes(path.read_bytes()[:-3] + b"xyz")
-    async with gateway(tmp_path, server) as again:
+    async with gateway(tmp_path, redis_server) as again:
         assert await again.holds(1)
         assert again.store.stats.corrupt_copies == 1
     assert Disk(tmp_path).get(content(1).digest)
@@ -79,9 +79,9 @@ async def test_a_damaged_disk_copy_is_replaced_from_redis(
 
 
 async def test_verify_reads_again_what_was_verified_before(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         await one.add("zh", 1)
         await one.store.verify(content(1).digest)
         path = version_file(tmp_path, content(1).digest)
@@ -99,14 +99,14 @@ async def test_verify_reads_again_what_was_verified_before(
 
 async def test_a_damaged_copy_in_redis_is_replaced_from_a_disk(
     tmp_path: Path,
-    server: RedisServer,
-    redis_client: redis.Redis,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-        await listening(server, 1)
-        redis_client.setrange(f"lora:version:{content(1).digest}:0", 5000, b"\x00\x01\x02")
-        async with gateway(tmp_path / "b", server) as other:
+        await listening(redis_server, 1)
+        at_redis.setrange(f"lora:version:{content(1).digest}:0", 5000, b"\x00\x01\x02")
+        async with gateway(tmp_path / "b", redis_server) as other:
             assert await other.holds(1)
             assert other.store.stats.corrupt_copies == 1
 
@@ -114,14 +114,14 @@ async def test_a_damaged_copy_in_redis_is_replaced_from_a_disk(
 async def test_no_intact_copy_anywhere_is_a_clear_error(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    server: RedisServer,
-    redis_client: redis.Redis,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         await one.add("zh", 1)
     version_file(tmp_path, content(1).digest).write_bytes(b"junk")
-    redis_client.delete(f"lora:version:{content(1).digest}")
-    async with gateway(tmp_path, server) as again:
+    at_redis.delete(f"lora:version:{content(1).digest}")
+    async with gateway(tmp_path, redis_server) as again:
         monkeypatch.setattr(versions, "_WANTED_S", 0.1)
         with pytest.raises(VersionUnavailable, match=content(1).digest[:12]) as caught:
             await again.store.get(content(1).digest)
@@ -132,38 +132,41 @@ async def test_no_intact_copy_anywhere_is_a_clear_error(
 
 async def test_an_old_disk_does_not_bring_a_removed_adapter_back(
     tmp_path: Path,
-    server: RedisServer,
-    redis_client: redis.Redis,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-        async with gateway(tmp_path / "b", server) as other:
+        async with gateway(tmp_path / "b", redis_server) as other:
             assert other.serves("zh")
         await one.registry.remove("zh")
-        redis_client.flushall()
-        async with gateway(tmp_path / "b", server) as other:
+        at_redis.flushall()
+        async with gateway(tmp_path / "b", redis_server) as other:
             await becomes(lambda: other.serves("zh") is None)
         assert one.serves("zh") is None
     # The old disk may also be first to fill an empty Redis.
     Disk(tmp_path / "c").put_record(record())
-    redis_client.flushall()
-    async with gateway(tmp_path / "c", server) as stale:
+    at_redis.flushall()
+    async with gateway(tmp_path / "c", redis_server) as stale:
         assert stale.serves("zh") == content(1).digest
-        async with gateway(tmp_path / "a", server) as one:
+        async with gateway(tmp_path / "a", redis_server) as one:
             assert one.serves("zh") is None
             await becomes(lambda: stale.serves("zh") is None)
 
 
-async def test_changes_made_apart_are_all_kept(tmp_path: Path, server: RedisServer) -> None:
-    async with gateway(tmp_path / "a", server) as one:
+async def test_changes_made_apart_are_all_kept(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with gateway(tmp_path / "a", redis_server) as one:
         await one.add("zh", 1)
-        async with gateway(tmp_path / "b", server):
+        async with gateway(tmp_path / "b", redis_server):
             pass
     async with gateway(tmp_path / "a", None) as one:
         await one.add("zh", 2)
     async with gateway(tmp_path / "b", None) as other:
         await other.add("zh", 3)
-    async with gateway(tmp_path / "a", server) as one, gateway(tmp_path / "b", server) as other:
+    async with (
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server) as other,
+    ):
         await becomes(lambda: one.serves("zh") == other.serves("zh") == content(3).digest)
         for where in (one, other):
             kept = where.registry.snapshot.record("zh").versions
@@ -172,9 +175,12 @@ async def test_changes_made_apart_are_all_kept(tmp_path: Path, server: RedisServ
 
 
 async def test_concurrent_changes_by_two_gateways_lose_none(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path / "a", server) as one, gateway(tmp_path / "b", server) as other:
+    async with (
+        gateway(tmp_path / "a", redis_server) as one,
+        gateway(tmp_path / "b", redis_server) as other,
+    ):
         await asyncio.gather(
             *((one if number % 2 else other).add("zh", number) for number in range(12))
         )
@@ -190,26 +196,26 @@ async def test_concurrent_changes_by_two_gateways_lose_none(
 
 
 async def test_an_unreadable_record_comes_back_from_redis(
-    tmp_path: Path, server: RedisServer
+    tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         await one.add("zh", 1)
     (tmp_path / "names" / "zh.json").write_bytes(b"junk")
-    async with gateway(tmp_path, server) as again:
+    async with gateway(tmp_path, redis_server) as again:
         assert again.serves("zh") == content(1).digest
     assert not Disk(tmp_path).has_bad_records()
 
 
 async def test_an_unreadable_record_in_redis_is_left_alone_and_served_from_disk(
     tmp_path: Path,
-    server: RedisServer,
-    redis_client: redis.Redis,
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
     tier: RedisTier,
 ) -> None:
-    async with gateway(tmp_path, server) as one:
+    async with gateway(tmp_path, redis_server) as one:
         await one.add("zh", 1)
-        redis_client.hset("lora:names", "zh", b"junk")
-        redis_client.hincrby("lora:names", "@revision", 1)
+        at_redis.hset("lora:names", "zh", b"junk")
+        at_redis.hincrby("lora:names", "@revision", 1)
         await becomes(lambda: one.store.stats.refused_values == 1)
-        assert redis_client.hget("lora:names", "zh") == b"junk"
+        assert at_redis.hget("lora:names", "zh") == b"junk"
         assert one.serves("zh") == content(1).digest

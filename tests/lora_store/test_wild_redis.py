@@ -25,7 +25,7 @@ from lora_store.redis_values import dump, read_description, read_record
 from lora_store.tiered import TieredStore
 from tests.support.adapter_store import becomes, record
 from tests.support.lora_files import content
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
 NAMES = "lora:names"
 WILD = settings(
@@ -36,19 +36,6 @@ WILD = settings(
 )
 GOOD = as_json(record())
 OUTSIDE = "../../victim/x"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 def _hostile(**changes: Any) -> bytes:
@@ -72,7 +59,7 @@ def _only_in(root: Path, around: Path) -> Iterator[None]:
 
 
 async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
+    shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path
 ) -> None:
     root = tmp_path / "gateway" / "store"
     root.mkdir(parents=True)
@@ -81,19 +68,19 @@ async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
     victim.mkdir()
     (victim / "x.lora").write_bytes(b"a neighbour's")
     head, weights = encode(content(1))
-    client.set(f"lora:version:{OUTSIDE}", f"{len(head) + len(weights)} 1048576 1")
-    client.set(f"lora:version:{OUTSIDE}:0", head + bytes(weights))
-    client.hset(NAMES, mapping={"zh": _hostile(digest=OUTSIDE), "ja": dump(record("ja"))})
+    at_shared_redis.set(f"lora:version:{OUTSIDE}", f"{len(head) + len(weights)} 1048576 1")
+    at_shared_redis.set(f"lora:version:{OUTSIDE}:0", head + bytes(weights))
+    at_shared_redis.hset(NAMES, mapping={"zh": _hostile(digest=OUTSIDE), "ja": dump(record("ja"))})
     with _only_in(root, tmp_path):
         async with TieredStore(
-            Disk(root), RedisTier(server.settings()), memory_bytes=0, poll_s=0.05
+            Disk(root), RedisTier(shared_redis.settings()), memory_bytes=0, poll_s=0.05
         ) as store:
             assert set(await store.records()) == {"ja"}
             await becomes(lambda: store.stats.refused_values == 1)
             # Who is asked for what is damaged moves it to the quarantine.
-            await becomes(lambda: client.publish("lora:changes", f"wanted {OUTSIDE}") > 0)
+            await becomes(lambda: at_shared_redis.publish("lora:changes", f"wanted {OUTSIDE}") > 0)
             await becomes(lambda: store.stats.refused_values == 2)
-    assert json.loads(client.hget(NAMES, "zh"))["served"] == OUTSIDE, "left alone"
+    assert json.loads(at_shared_redis.hget(NAMES, "zh"))["served"] == OUTSIDE, "left alone"
     assert not list((root / "quarantine").iterdir())
 
 
@@ -169,8 +156,8 @@ def test_a_description_fits_or_is_refused(raw: bytes) -> None:
     ),
 )
 def test_whatever_redis_holds_the_store_serves_what_is_its_own(
-    server: RedisServer,
-    client: redis.Redis,
+    shared_redis: RedisServer,
+    at_shared_redis: redis.Redis,
     tmp_path_factory: pytest.TempPathFactory,
     records: dict[bytes, bytes],
     description: bytes | None,
@@ -179,35 +166,35 @@ def test_whatever_redis_holds_the_store_serves_what_is_its_own(
     folder = tmp_path_factory.mktemp("wild")
     root = folder / "store"
     own = replace(record("own"), life=3)
-    client.flushall()
+    at_shared_redis.flushall()
     for name, raw in records.items():
-        client.hset(NAMES, name, raw)
+        at_shared_redis.hset(NAMES, name, raw)
     key = f"lora:version:{content(1).digest}"
     if description is None:
-        client.lpush(key, "not a string")
+        at_shared_redis.lpush(key, "not a string")
     else:
-        client.set(key, description)
+        at_shared_redis.set(key, description)
 
     async def live() -> None:
         disk = Disk(root)
         disk.put(content(1))
         disk.put_record(own)
         async with TieredStore(
-            disk, RedisTier(server.settings()), memory_bytes=0, poll_s=0.05
+            disk, RedisTier(shared_redis.settings()), memory_bytes=0, poll_s=0.05
         ) as store:
             for notice in notices:
-                client.publish("lora:changes", notice)
+                at_shared_redis.publish("lora:changes", notice)
             assert store.stats.redis_up
             assert (await store.records())["own"] == own
             assert bytes((await store.get(content(1).digest)).weights)
             await Registry(store).add("mine", "demo", content(2), "test")
             # The description that was no description makes room for what is on this disk.
-            await becomes(lambda: _whole(server))
+            await becomes(lambda: _whole(shared_redis))
 
     with _only_in(root, folder):
         asyncio.run(live())
     for name, raw in records.items():
-        stored = client.hget(NAMES, name)
+        stored = at_shared_redis.hget(NAMES, name)
         try:
             read_record(name.decode(), raw)
         except ValueError:
@@ -215,8 +202,8 @@ def test_whatever_redis_holds_the_store_serves_what_is_its_own(
             assert stored == raw or name.startswith(b"@"), "left alone"
 
 
-def _whole(server: RedisServer) -> bool:
-    tier = RedisTier(server.settings())
+def _whole(shared_redis: RedisServer) -> bool:
+    tier = RedisTier(shared_redis.settings())
     try:
         chunks = tier.fetch(content(1).digest)
         return chunks is not None and sum(map(len, chunks)) > 0
@@ -227,10 +214,12 @@ def _whole(server: RedisServer) -> bool:
 
 
 async def test_asking_for_a_name_to_be_changed_mends_its_record(
-    server: RedisServer, client: redis.Redis, tmp_path: Path
+    shared_redis: RedisServer, at_shared_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    client.hset(NAMES, "zh", b"garbage")
-    async with TieredStore(Disk(tmp_path), RedisTier(server.settings()), memory_bytes=0) as store:
+    at_shared_redis.hset(NAMES, "zh", b"garbage")
+    async with TieredStore(
+        Disk(tmp_path), RedisTier(shared_redis.settings()), memory_bytes=0
+    ) as store:
         await becomes(lambda: store.stats.refused_values == 1)
         changed = await Registry(store).add("zh", "demo", content(1), "test")
-        assert read_record("zh", client.hget(NAMES, "zh")) == changed
+        assert read_record("zh", at_shared_redis.hget(NAMES, "zh")) == changed

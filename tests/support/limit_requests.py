@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from redis import Redis
@@ -9,6 +11,16 @@ from redis import Redis
 from gateway.config.limits import LIMITS, LimitName
 from gateway.tenancy.limits.request import LimitRequest
 from gateway.tenancy.limits.script import SCRIPT, Call
+
+PATIENT_S = 30.0
+"""Redis is never given up where a test is of what it counts, however busy the machine is."""
+
+
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.02)
 
 
 def limit_request(

@@ -6,8 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,33 +23,13 @@ from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.reservation import Reservation
 from ops.commands.up import DEMO_MODEL
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import PATIENT_S, until
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
-PATIENT_S = 30.0
-"""Redis is never given up where a test is of what it counts, however busy the machine is."""
 KEY = "sk-monthly-key"
 ACME = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=100, tokens_per_month=150)
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def at_redis(redis: RedisServer) -> Iterator[Redis]:
-    with redis.client() as client:
-        yield client
-
-
-def _until(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
 
 
 def _used(client: Redis, name: str, kind: str) -> int:
@@ -60,13 +38,13 @@ def _used(client: Redis, name: str, kind: str) -> int:
 
 
 def test_two_gateways_spend_a_budget_together(
-    stack: Stack, redis: RedisServer, at_redis: Redis, tmp_path: Path
+    stack: Stack, redis_server: RedisServer, at_redis: Redis, tmp_path: Path
 ) -> None:
     """To the last token: what is refused while others run fits no more when they have ended."""
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY, tokens_per_month=1000))
     common: dict[str, object] = {
         "config": config,
-        "redis_url": redis.url,
+        "redis_url": redis_server.url,
         "redis_timeout": PATIENT_S,
         "admin_port": 0,
     }
@@ -90,7 +68,7 @@ def test_two_gateways_spend_a_budget_together(
         assert outcomes.count((200, "")) == 40
         # While answers run, their tokens may yet come back.
         assert {code for _, code in outcomes} <= {"", "rate_limit_exceeded", "insufficient_quota"}
-        _until(lambda: _used(at_redis, "acme", "m") == 1000)
+        until(lambda: _used(at_redis, "acme", "m") == 1000)
         for gateway in (one, two):
             with gateway.client(KEY) as client:
                 answer = client.post("/v1/completions", json=ask)
@@ -119,20 +97,20 @@ async def _let_in(limits: Limits, tokens: int, tenant: Tenant = ACME) -> Reserva
 
 
 async def test_each_token_is_counted_once_though_redis_goes_away(
-    redis: RedisServer, at_redis: Redis
+    redis_server: RedisServer, at_redis: Redis
 ) -> None:
     standings = Standings()
-    async with SharedLimits(redis.url, timeout_s=0.5, on_budget=standings.told) as shared:
+    async with SharedLimits(redis_server.url, timeout_s=0.5, on_budget=standings.told) as shared:
         limits = Limits(shared)
         before = await _let_in(limits, 40)
-        redis.signal(signal.SIGSTOP)
+        redis_server.signal(signal.SIGSTOP)
         # Let in without being counted, and counted when Redis is back.
         meanwhile = [await _let_in(limits, 50) for _ in range(3)]
         assert not shared.up
         before.close(30)
         for one in meanwhile:
             one.close(20)
-        redis.signal(signal.SIGCONT)
+        redis_server.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
             while standings.used("acme", "tokens_per_month") != 90:
                 await asyncio.sleep(0.05)
@@ -150,30 +128,30 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
 
 
 async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
-    redis: RedisServer,
+    redis_server: RedisServer,
 ) -> None:
     standings = Standings()
-    async with SharedLimits(redis.url, timeout_s=0.5, on_budget=standings.told) as shared:
+    async with SharedLimits(redis_server.url, timeout_s=0.5, on_budget=standings.told) as shared:
         limits = Limits(shared, standings=standings)
         (await _let_in(limits, 90)).close(90)
         async with asyncio.timeout(60):
             while standings.used("acme", "tokens_per_day") != 90:
                 await asyncio.sleep(0.05)
-        redis.signal(signal.SIGSTOP)
+        redis_server.signal(signal.SIGSTOP)
         try:
             for _ in range(2):  # late, and then away
                 with pytest.raises(InsufficientQuota, match="limit 100, used 90, requested 11"):
                     await _let_in(limits, 11)
             (await _let_in(limits, 10)).close(0)
         finally:
-            redis.signal(signal.SIGCONT)
+            redis_server.signal(signal.SIGCONT)
 
 
 async def test_a_budget_that_a_reload_adds_counts_what_older_requests_use(
-    redis: RedisServer, at_redis: Redis
+    redis_server: RedisServer, at_redis: Redis
 ) -> None:
     before = ACME.model_copy(update={"tokens_per_month": None})
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as shared:
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as shared:
         limits = Limits(shared)
         old = await _let_in(limits, 50, before)
         new = await _let_in(limits, 30)
@@ -182,8 +160,8 @@ async def test_a_budget_that_a_reload_adds_counts_what_older_requests_use(
     assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (80, 80)
 
 
-async def test_what_running_requests_hold_may_come_back(redis: RedisServer) -> None:
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as shared:
+async def test_what_running_requests_hold_may_come_back(redis_server: RedisServer) -> None:
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as shared:
         limits = Limits(shared)
         running = await _let_in(limits, 90)
         with pytest.raises(
@@ -219,14 +197,14 @@ def test_without_redis_there_are_no_budgets(tmp_path: Path) -> None:
 
 
 async def test_what_others_write_into_a_budgets_key_is_left_alone(
-    redis: RedisServer, at_redis: Redis
+    redis_server: RedisServer, at_redis: Redis
 ) -> None:
     day = int(at_redis.time()[0]) // 86400
     wild = {f"d:{day}": "-7", "d:99999999": "1", "m:x": "1", "h:other": "9 9", "x": "y", "": ""}
     at_redis.hset("budgets:{acme}", mapping=wild)
     refused: list[None] = []
     async with SharedLimits(
-        redis.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
+        redis_server.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
     ) as shared:
         limits = Limits(shared)
         for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from gateway.tenancy.limits import script
 from gateway.tenancy.limits.request import BUSY_WAIT_MS, NEVER, LimitRequest, Settlement
 from gateway.tenancy.limits.script import Call, Own, decision_of, reports_of
 from tests.support.limit_requests import ScriptAt, limit_request
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +36,6 @@ STEPS = st.lists(
     max_size=40,
 )
 LIMIT = st.none() | st.integers(50, 250)
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
 
 
 class _Model:
@@ -170,12 +163,12 @@ class _Run:
     deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_budgets_are_counted_as_the_model_does(
-    redis: RedisServer, day: int | None, month: int | None, steps: list[Any]
+    shared_redis: RedisServer, day: int | None, month: int | None, steps: list[Any]
 ) -> None:
     asked = limit_request("t", day=day, month=month)
     if not asked.limits:
         return
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         run = _Run(ScriptAt(client), asked)
         for pause, name, what, wanted, used, lost in steps:
@@ -200,10 +193,10 @@ def test_budgets_are_counted_as_the_model_does(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_budget_is_passed_where_leases_are_kept(
-    redis: RedisServer, limit: int, steps: list[Any]
+    shared_redis: RedisServer, limit: int, steps: list[Any]
 ) -> None:
     """And where no answer uses more than it reserved; whatever is lost on the way."""
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         run = _Run(ScriptAt(client), limit_request("t", day=limit, month=2 * limit))
         for pause, name, what, wanted, used, lost in steps:
@@ -218,10 +211,10 @@ def test_no_budget_is_passed_where_leases_are_kept(
             assert run.model.used_of("tokens_per_month", run.now) <= 2 * limit
 
 
-def test_days_and_months_are_those_of_the_calendar(redis: RedisServer) -> None:
+def test_days_and_months_are_those_of_the_calendar(shared_redis: RedisServer) -> None:
     asked = limit_request("t", day=10, month=10, wanted=1)
     turn = datetime(2024, 1, 1, tzinfo=UTC)
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         script_at = ScriptAt(client)
         while turn.year < 2100:
@@ -233,9 +226,9 @@ def test_days_and_months_are_those_of_the_calendar(redis: RedisServer) -> None:
             turn = (turn + timedelta(days=31)).replace(day=1)
 
 
-def test_a_redis_that_forgot_its_last_second_is_told_again(redis: RedisServer) -> None:
+def test_a_redis_that_forgot_its_last_second_is_told_again(shared_redis: RedisServer) -> None:
     asked = limit_request("t", day=100)
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         script_at = ScriptAt(client)
 
@@ -252,10 +245,10 @@ def test_a_redis_that_forgot_its_last_second_is_told_again(redis: RedisServer) -
         assert used(22) == 22
 
 
-def test_what_ended_is_dropped_and_nothing_expires(redis: RedisServer) -> None:
+def test_what_ended_is_dropped_and_nothing_expires(shared_redis: RedisServer) -> None:
     """What makes room by age takes no budget; yet fields do not pile up."""
     asked = limit_request("t", day=10**6, month=10**6, wanted=1)
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         script_at = ScriptAt(client)
         for day in range(100):

@@ -20,32 +20,19 @@ from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
 from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
 from tests.support.full_disk import full_disk
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
 ADMIN = "sha256:" + "a" * 8
 NOW = 1_800_000_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
 @pytest.fixture
-def client(server: RedisServer) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture
-def copies(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., KeyCopies]]:
+def copies(shared_redis: RedisServer, tmp_path: Path) -> Iterator[Callable[..., KeyCopies]]:
     """A gateway with a disk of this name, as it is after its start."""
     made: list[KeyCopies] = []
 
     def start(name: str, shared: bool = True, workers: Path | None = None) -> KeyCopies:
-        there = SharedKeys(server.url) if shared else None
+        there = SharedKeys(shared_redis.url) if shared else None
         made.append(KeyCopies(KeyDisk(tmp_path / name), there, workers))
         with suppress(KeysUnavailable):
             made[-1].look()
@@ -66,52 +53,52 @@ def _valid(copies: KeyCopies) -> set[str]:
 
 
 def test_a_stale_disk_and_an_old_snapshot_bring_no_key_back(
-    copies: Callable[..., KeyCopies], client: redis.Redis
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis
 ) -> None:
     one, two = copies("one"), copies("two")
     kept, gone = _record(), _record()
     one.add(kept)
     one.add(gone)
     assert _valid(two) == {kept.id, gone.id}
-    before: dict[Any, Any] = client.hgetall(KEYS)
+    before: dict[Any, Any] = at_shared_redis.hgetall(KEYS)
     one.revoke(gone.id, NOW)
-    client.delete(KEYS)
-    client.hset(KEYS, mapping=before)
+    at_shared_redis.delete(KEYS)
+    at_shared_redis.hset(KEYS, mapping=before)
     # The second one's disk, and what Redis has now, are from before.
     assert _valid(one) == {kept.id}
     assert _valid(copies("two")) == {kept.id}
     assert _valid(copies("three")) == {kept.id}
-    client.flushall()
+    at_shared_redis.flushall()
     assert _valid(one) == {kept.id}
     assert _valid(copies("four")) == {kept.id}
 
 
 def test_what_redis_lacks_is_told_once(
-    copies: Callable[..., KeyCopies], client: redis.Redis
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis
 ) -> None:
     """And then nobody writes any more: gateways do not answer each other for ever."""
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
     two.look()
-    client.hset(KEYS, mapping={key.id: b"a newer release's", "@revision": "another"})
+    at_shared_redis.hset(KEYS, mapping={key.id: b"a newer release's", "@revision": "another"})
     for _ in range(3):
         for each in (one, two):
             each.look()
-    revision = client.hget(KEYS, "@revision")
+    revision = at_shared_redis.hget(KEYS, "@revision")
     for each in (one, two, copies("three")):
         each.look()
-    assert client.hget(KEYS, "@revision") == revision
+    assert at_shared_redis.hget(KEYS, "@revision") == revision
 
 
-@pytest.mark.usefixtures("client")
+@pytest.mark.usefixtures("at_shared_redis")
 def test_a_start_without_redis_trusts_nothing_but_its_siblings(
-    copies: Callable[..., KeyCopies], server: RedisServer, tmp_path: Path
+    copies: Callable[..., KeyCopies], shared_redis: RedisServer, tmp_path: Path
 ) -> None:
     workers = tmp_path / "workers"
     workers.mkdir()
     key = _record()
     copies("one", workers=workers).add(key)
-    server.kill()
+    shared_redis.kill()
     try:
         assert not copies("one").trusted
         assert not copies("two").trusted
@@ -124,13 +111,13 @@ def test_a_start_without_redis_trusts_nothing_but_its_siblings(
         with pytest.raises(KeysUnavailable, match="ended on this gateway"):
             sibling.revoke(key.id, NOW)
     finally:
-        server.start()
+        shared_redis.start()
     assert _valid(sibling) == set()
     assert _valid(copies("two")) == set()
 
 
 def test_a_disk_that_fails_keeps_no_revoked_key_alive(
-    copies: Callable[..., KeyCopies], client: redis.Redis, tmp_path: Path
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis, tmp_path: Path
 ) -> None:
     one, two = copies("one"), copies("two")
     key = _record()
@@ -150,26 +137,26 @@ def test_a_disk_that_fails_keeps_no_revoked_key_alive(
 
 
 def test_a_key_ends_though_neither_disk_nor_redis_can_be_told(
-    copies: Callable[..., KeyCopies], server: RedisServer, client: redis.Redis
+    copies: Callable[..., KeyCopies], shared_redis: RedisServer, at_shared_redis: redis.Redis
 ) -> None:
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
     one.look()
-    before: dict[Any, Any] = client.hgetall(KEYS)
-    server.kill()
+    before: dict[Any, Any] = at_shared_redis.hgetall(KEYS)
+    shared_redis.kill()
     try:
         with full_disk(0), pytest.raises(OSError, match="File too large"):
             one.revoke(key.id, NOW)
         assert one.records[key.id].revoked
     finally:
-        server.start()
-    client.hset(KEYS, mapping=before)
+        shared_redis.start()
+    at_shared_redis.hset(KEYS, mapping=before)
     assert _valid(one) == set()
     assert _valid(two) == set()
 
 
 def test_a_broken_file_is_no_key_and_stays_for_whoever_wants_to_look(
-    copies: Callable[..., KeyCopies], client: redis.Redis, tmp_path: Path
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis, tmp_path: Path
 ) -> None:
     alone, one = copies("alone", shared=False), copies("one")
     alone.add(_record())
@@ -198,13 +185,13 @@ def test_a_broken_file_is_no_key_and_stays_for_whoever_wants_to_look(
 )
 def test_garbage_in_redis_turns_no_key_off_and_admits_nobody(
     copies: Callable[..., KeyCopies],
-    client: redis.Redis,
+    at_shared_redis: redis.Redis,
     damage: Callable[[redis.Redis, str], object],
 ) -> None:
     one, key = copies("one"), _record()
     one.add(key)
-    client.delete(KEYS)
-    damage(client, key.id)
+    at_shared_redis.delete(KEYS)
+    damage(at_shared_redis, key.id)
     with suppress(KeysUnavailable):  # it is no hash
         one.look()
     assert set(one.records) == {key.id}
@@ -212,18 +199,18 @@ def test_garbage_in_redis_turns_no_key_off_and_admits_nobody(
 
 
 def test_a_revoked_key_takes_the_place_of_garbage(
-    copies: Callable[..., KeyCopies], client: redis.Redis
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis
 ) -> None:
     one, key = copies("one"), _record()
     one.add(key)
-    client.hset(KEYS, key.id, b"garbage")
+    at_shared_redis.hset(KEYS, key.id, b"garbage")
     one.revoke(key.id, NOW)
-    assert read(key.id, client.hget(KEYS, key.id) or b"").revoked == NOW
+    assert read(key.id, at_shared_redis.hget(KEYS, key.id) or b"").revoked == NOW
 
 
-@pytest.mark.usefixtures("client")
-def test_whoever_writes_late_brings_no_key_back(server: RedisServer) -> None:
-    shared, key = SharedKeys(server.url), _record()
+@pytest.mark.usefixtures("at_shared_redis")
+def test_whoever_writes_late_brings_no_key_back(shared_redis: RedisServer) -> None:
+    shared, key = SharedKeys(shared_redis.url), _record()
     shared.put([key.model_copy(update={"revoked": NOW})])
     shared.put([key, other := _record()])
     found = shared.read()
@@ -233,19 +220,19 @@ def test_whoever_writes_late_brings_no_key_back(server: RedisServer) -> None:
 
 
 def test_the_last_use_is_the_latest_that_anybody_saw(
-    copies: Callable[..., KeyCopies], client: redis.Redis
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis
 ) -> None:
     one, two, key = copies("one"), copies("two"), _record()
     one.add(key)
     one.put_uses({key.id: 120, "key_of_nobody": 60})
-    client.hset(USED, mapping={"x": "y", b"\xff": "9" * 400})
+    at_shared_redis.hset(USED, mapping={"x": "y", b"\xff": "9" * 400})
     two.look()
     two.put_uses({key.id: 60})
     assert one.uses()[key.id] == 120
     one.put_uses({key.id: 180})
     assert two.uses()[key.id] == 180
     assert set(two.uses()) == {key.id, "key_of_nobody"}
-    client.set(USED, "not a hash")
+    at_shared_redis.set(USED, "not a hash")
     assert one.uses() == {key.id: 180}
 
 

@@ -3,61 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from redis import Redis
 
-from gateway.config.file import Configuration
-from gateway.config.tenants import Tenant
-from gateway.tenancy.limits.limits import Limits
-from gateway.tenancy.limits.redis import SharedLimits
-from gateway.tenancy.limits.request import Settlement
 from tests.support.cluster import paced_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
-from tests.support.limit_requests import limit_request
+from tests.support.limit_requests import PATIENT_S, until
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
-PATIENT_S = 30.0
-"""Redis is never given up where a test is of what it counts, however busy the machine is."""
+# Nothing is counted by a test before.
+pytestmark = pytest.mark.usefixtures("at_shared_redis")
 
 KEYS = {
     name: f"sk-{name}-key"
     for name in ("fifty", "large", "tokens", "single", "free", "pair", "once")
 }
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def at_redis(redis: RedisServer) -> Iterator[Redis]:
-    """To look, to damage, to empty."""
-    with redis.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def shared_redis() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted(shared_redis: RedisServer) -> None:
-    """By a test before."""
-    with shared_redis.client() as client:
-        client.flushall()
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +121,7 @@ def test_tokens_are_reserved_and_then_settled_by_what_was_used(
         assert usage["completion_tokens"] < 20
         expected = 500 - usage["total_tokens"] - usage["prompt_tokens"] - 1
         # It is settled without anybody waiting for that.
-        _until(lambda: reserved not in _counted(shared_redis, "large"))
+        until(lambda: reserved not in _counted(shared_redis, "large"))
         second = other.post("/v1/completions", json=_count(max_tokens=1))
         assert int(second.headers["x-ratelimit-remaining-tokens"]) == expected
         assert second.headers["x-ratelimit-limit-tokens"] == "500"
@@ -256,26 +222,19 @@ def test_places_come_back_from_a_request_that_fails_on_its_way(
         assert client.post("/v1/completions", json=body()).status_code == 200
 
 
-def _until(condition: Callable[[], object], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.02)
-
-
 def _until_served(client: httpx.Client) -> None:
-    _until(lambda: client.post("/v1/completions", json=body()).status_code == 200)
+    until(lambda: client.post("/v1/completions", json=body()).status_code == 200)
 
 
-def _counted(redis: RedisServer, name: str) -> set[int]:
+def _counted(redis_server: RedisServer, name: str) -> set[int]:
     """The tokens that each second of the last minute has of a tenant."""
-    with redis.client() as client:
+    with redis_server.client() as client:
         fields: Any = client.hgetall(f"limits:{{{name}}}")
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
 
 
 def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_full(
-    redis: RedisServer, tmp_path: Path
+    redis_server: RedisServer, tmp_path: Path
 ) -> None:
     """One that names no limit. The engine gives 150 tokens a second, up to some 2000."""
     engine = paced_engine(tmp_path / "engine", tokens_per_second=150.0, first_token_ms=10.0)
@@ -287,7 +246,7 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_
     with (
         tritons(tmp_path, engine, 1) as one,
         GatewayProcess(
-            tmp_path / "g", one, config=config, redis_url=redis.url, redis_timeout=PATIENT_S
+            tmp_path / "g", one, config=config, redis_url=redis_server.url, redis_timeout=PATIENT_S
         ) as gateway,
         gateway.client(KEYS["large"]) as client,
         gateway.client(KEYS["tokens"]) as other,
@@ -300,12 +259,12 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_
             assert (running.status_code, running_too.status_code) == (200, 200)
             lines = running.iter_lines()
             assert next(lines)
-            _until(lambda: len(_seconds(redis, "t")) >= 3)
-            assert sum(_seconds(redis, "t").values()) <= 1700
+            until(lambda: len(_seconds(redis_server, "t")) >= 3)
+            assert sum(_seconds(redis_server, "t").values()) <= 1700
             for stream in (lines, running_too.iter_lines()):
                 last = [line for line in stream if '"finish_reason":"' in line]
                 assert '"finish_reason":"length"' in last[0]
-        used = sum(_seconds(redis, "t").values())
+        used = sum(_seconds(redis_server, "t").values())
         assert 1024 + 9 < used < 1700 + 150
         refused = client.post("/v1/completions", json=_count(max_tokens=500))
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
@@ -313,21 +272,21 @@ def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_
         assert (exhausted.status_code, _code(exhausted)) == (429, "insufficient_quota")
 
 
-def _seconds(redis: RedisServer, name: str) -> dict[str, int]:
+def _seconds(redis_server: RedisServer, name: str) -> dict[str, int]:
     """The seconds in which tokens of a tenant are counted."""
-    with redis.client() as client:
+    with redis_server.client() as client:
         fields: Any = client.hgetall(f"limits:{{{name}}}")
     return {k.decode(): int(v) for k, v in fields.items() if k.startswith(b"t:") and int(v)}
 
 
 @pytest.mark.slow
 def test_a_gateway_that_dies_gives_its_requests_back(
-    stack: Stack, redis: RedisServer, tmp_path: Path
+    stack: Stack, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     config = write_config(tmp_path / "c.yaml", tenant("t", KEYS["single"], concurrent_requests=1))
     common: dict[str, object] = {
         "config": config,
-        "redis_url": redis.url,
+        "redis_url": redis_server.url,
         "redis_timeout": PATIENT_S,
     }
     with (
@@ -344,265 +303,14 @@ def test_a_gateway_that_dies_gives_its_requests_back(
         _until_served(two)  # a lease is 15 s
 
 
-async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
-    redis: RedisServer, at_redis: Redis
-) -> None:
-    ask = limit_request("t", concurrent=1, day=9, wanted=9)
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
-        decision = await limits.take(ask)
-        assert decision is not None
-        assert decision.refused is None
-        # Another one's view, though all that the first one told has been lost.
-        at_redis.flushall()
-        deadline = time.monotonic() + 60
-        while not at_redis.exists("limits:{t}"):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-        async with SharedLimits(redis.url, timeout_s=PATIENT_S) as others:
-            second = await others.take(ask)
-            assert second is not None
-            assert second.refused == "concurrent_requests"
-            third = await others.take(limit_request("t", day=9, wanted=1))
-            assert third is not None
-            assert (third.refused, third.quotas["tokens_per_day"].held) == ("tokens_per_day", 9)
-        limits.settle(Settlement(ask, places=1))
-    assert not [f for f in at_redis.hkeys("limits:{t}") if f.startswith(b"c:")]
-
-
-async def test_what_is_settled_is_told_before_the_end(redis: RedisServer, at_redis: Redis) -> None:
-    ask = limit_request("t", tokens=10_000, concurrent=1000, wanted=10)
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
-        taken = [await limits.take(ask) for _ in range(500)]
-        for decision in taken:
-            assert decision is not None
-            second = decision.now_ms // 1000
-            limits.settle(Settlement(ask, second, 10, second, places=1))
-    values: Any = at_redis.hgetall("limits:{t}")
-    assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 0
-    assert not [field for field in values if field.startswith(b"c:")]
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 50])
-async def test_an_answer_that_nobody_waits_for_is_given_back(
-    redis: RedisServer, steps: int
-) -> None:
-    """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
-    ask = limit_request("t", tokens=9, concurrent=1, day=9, wanted=9)
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
-        for _ in range(20):
-            asking = asyncio.ensure_future(limits.take(ask))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            if not asking.done():
-                asking.cancel()
-            elif (taken := asking.result()) is not None and taken.refused is None:
-                second = taken.now_ms // 1000
-                limits.settle(Settlement(ask, second, 9, second, places=1))
-        deadline = time.monotonic() + 20
-        while True:
-            decision = await limits.take(ask)
-            assert decision is not None
-            if decision.refused is None:
-                break
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-
-
-async def test_scripts_that_redis_forgot_are_sent_again(
-    redis: RedisServer, at_redis: Redis
-) -> None:
-    async with SharedLimits(redis.url, timeout_s=PATIENT_S) as limits:
-        at_redis.script_flush()
-        decisions = await asyncio.gather(
-            *[limits.take(limit_request("t", requests=5)) for _ in range(9)]
-        )
-        assert [d is not None and d.refused is None for d in decisions].count(True) == 5
-
-
-async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
-    redis: RedisServer, at_redis: Redis
-) -> None:
-    at_redis.set("limits:{broken}", "not a hash")
-    ups: list[bool] = []
-    async with SharedLimits(redis.url, ups.append, timeout_s=PATIENT_S) as limits:
-        for _ in range(3):
-            broken, *others = await asyncio.gather(
-                limits.take(limit_request("broken", requests=5, concurrent=1)),
-                *[limits.take(limit_request(f"t{n}", requests=5, concurrent=1)) for n in range(5)],
-            )
-            assert broken is None
-            assert None not in others
-        refused = [decision.refused for decision in others if decision is not None]
-        assert refused == ["concurrent_requests"] * 5
-        at_redis.delete("limits:{broken}")
-        assert await limits.take(limit_request("broken", requests=5, concurrent=1)) is not None
-    assert ups == [True]
-
-
-WILD: dict[str, str | bytes] = {
-    "r:99999999999": "1",  # the script would walk to that second
-    "t:99999999999999999999": "1",
-    "r:": "1",
-    "r:1e9": "1",
-    "t:-1": "1",
-    "c:other": "9" * 40 + " " + "9" * 40,
-    "c:another": "nan inf",
-    "x": "y",
-    "": "",
-    b"\xff": b"\xff",  # type: ignore[dict-item]
-}
-
-
-async def test_what_others_write_into_a_tenants_key_is_left_alone(
-    redis: RedisServer, at_redis: Redis
-) -> None:
-    key = "limits:{wild}"
-    second = at_redis.time()[0]
-    wild = {**WILD, f"t:{second + 30}": "nan", f"r:{second - 1}": "-5"}
-    at_redis.hset(key, mapping=wild)
-    refused: list[None] = []
-    async with SharedLimits(
-        redis.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
-    ) as limits:
-        for _ in range(2):
-            decisions = [
-                await limits.take(
-                    limit_request("wild", requests=2, tokens=100, concurrent=3, wanted=10)
-                )
-                for _ in range(2)
-            ]
-        numbers = [d for d in decisions if d is not None]
-        assert [d.refused for d in numbers] == ["requests_per_minute"] * 2
-        assert all(
-            0 < d.wait_ms <= 62_000 and d.quotas["tokens_per_minute"].remaining == 80
-            for d in numbers
-        )
-    kept = at_redis.hgetall(key)
-    names = [name if isinstance(name, bytes) else name.encode() for name in wild]
-    assert all(name in kept for name in names), "left alone"
-    assert len(refused) == 1, "counted once"
-
-
-async def test_an_answer_that_trickles_is_not_waited_for(redis: RedisServer) -> None:
-    """Each byte comes in time, so no read of the connection ever times out."""
-    trickles = asyncio.Event()
-    serving: list[asyncio.Task[None] | None] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(asyncio.current_task())
-        path = redis.url.removeprefix("unix://")
-        from_redis, to_redis = await asyncio.open_unix_connection(path)
-
-        async def there() -> None:
-            while data := await reader.read(65536):
-                to_redis.write(data)
-            to_redis.close()
-
-        sending = asyncio.create_task(there())
-        while data := await from_redis.read(65536):
-            while trickles.is_set() and data:
-                writer.write(data[:1])
-                data = data[1:]
-                await asyncio.sleep(0.004)
-            writer.write(data)
-        await sending
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    ask = limit_request("t", requests=100, concurrent=1)
-    async with server:
-        async with SharedLimits(f"redis://127.0.0.1:{port}", timeout_s=1.0) as limits:
-            assert limits.up
-            trickles.set()
-            *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
-            assert last is None
-            trickles.clear()
-            # What was counted for nobody is given back.
-            async with asyncio.timeout(20):
-                while (decision := await limits.take(ask)) is None or decision.refused is not None:
-                    await asyncio.sleep(0.05)
-        await asyncio.gather(*[task for task in serving if task is not None])
-
-
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_redis_away_costs_nobody_a_wait(
-    stack: Stack, redis: RedisServer, tmp_path: Path, how: str
-) -> None:
-    """Each gateway then counts alone, and together again once Redis is back."""
-    config = write_config(tmp_path / "c.yaml", tenant("t", "sk-t-key", requests_per_minute=3))
-    with (
-        GatewayProcess(
-            tmp_path, stack, config=config, redis_url=redis.url, redis_timeout=2, admin_port=0
-        ) as gateway,
-        gateway.client("sk-t-key") as client,
-    ):
-        metrics = f"http://127.0.0.1:{gateway.admin_port}/metrics"
-        _until(lambda: metric(metrics, "gateway_limits_shared") == 1)
-        assert client.post("/v1/completions", json=body()).status_code == 200
-        if how == "stopped":
-            redis.signal(signal.SIGSTOP)
-        else:
-            redis.kill()
-        # They are all answered while Redis is away.
-        statuses = [client.post("/v1/completions", json=body()).status_code for _ in range(5)]
-        assert statuses == [200, 200, 200, 429, 429]
-        assert metric(metrics, "gateway_limits_shared") == 0
-        if how == "stopped":
-            redis.signal(signal.SIGCONT)
-        else:
-            redis.start()
-        _until(lambda: metric(metrics, "gateway_limits_shared") == 1)
-        answer = client.post("/v1/completions", json=body())
-        assert answer.status_code == 200
-        # A stopped Redis has not forgotten the first request, and may have been told one more.
-        left = int(answer.headers["x-ratelimit-remaining-requests"])
-        assert left == 2 if how == "killed" else left in (0, 1)
-
-
-def _tenant() -> Tenant:
-    return Tenant(
-        name="t", keys=[], models=[], requests_per_minute=1, tokens_per_minute=1000,
-        concurrent_requests=1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("away", "outcomes"),
-    [
-        ({}, ["passed", "RateLimited"]),
-        ({"requests_per_minute": "allow"}, ["passed", "RateLimited"]),
-        ({"requests_per_minute": "allow", "concurrent_requests": "allow"}, ["passed", "passed"]),
-        # A request is counted before its tokens are.
-        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "RateLimited"]),
-        ({"requests_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
-    ],
-)
-async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: list[str]) -> None:
-    configuration = Configuration.model_validate({"limits": {"when_redis_is_away": away}})
-    async with SharedLimits("unix:///nowhere/redis.sock") as nowhere:
-        limits = Limits(nowhere)
-        limits.update(configuration)
-        found = []
-        for _ in range(2):
-            try:
-                reservation = await limits.count(_tenant(), 1)
-                await reservation.reserve(10)
-                found.append("passed")
-            except Exception as error:
-                found.append(type(error).__name__)
-    assert found == outcomes
-
-
 def test_limits_change_with_the_configuration(
-    stack: Stack, redis: RedisServer, tmp_path: Path
+    stack: Stack, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.yaml"
     config = write_config(path, tenant("t", "sk-t-key", requests_per_minute=1))
     with (
         GatewayProcess(
-            tmp_path, stack, config=config, redis_url=redis.url, redis_timeout=PATIENT_S
+            tmp_path, stack, config=config, redis_url=redis_server.url, redis_timeout=PATIENT_S
         ) as gateway,
         gateway.client("sk-t-key") as client,
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,7 +13,7 @@ from gateway.tenancy.limits.local import LocalLimits
 from gateway.tenancy.limits.request import NEVER, Decision, LimitRequest, Settlement
 from gateway.tenancy.limits.script import Own, decision_of, settle, take
 from tests.support.limit_requests import ScriptAt, limit_request
-from tests.support.redis_server import RedisServer, running_redis
+from tests.support.redis_server import RedisServer
 
 MINUTE_MS = 60_000
 STEPS = st.lists(
@@ -151,25 +150,19 @@ def test_more_than_may_ever_be_at_once_is_not_to_be_tried_again() -> None:
     assert ask(1).refused is None
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    with running_redis() as server:
-        yield server
-
-
 @given(LIMIT, LIMIT, LIMIT, STEPS)
 @settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_redis_counts_as_python_does(
-    redis: RedisServer,
+    shared_redis: RedisServer,
     requests: int | None,
     tokens: int | None,
     concurrent: int | None,
     steps: list[Any],
 ) -> None:
     run, now = _Run(requests, tokens, concurrent), 1_700_000_000_000
-    with redis.client() as client:
+    with shared_redis.client() as client:
         client.flushall()
         script = ScriptAt(client)
         own = Own()

@@ -1,0 +1,136 @@
+"""Redis is late or away: each gateway counts alone, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from gateway.config.file import Configuration
+from gateway.config.tenants import Tenant
+from gateway.tenancy.limits.limits import Limits
+from gateway.tenancy.limits.redis import SharedLimits
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import limit_request, until
+from tests.support.local_stack import Stack
+from tests.support.metrics import metric
+from tests.support.redis_server import RedisServer
+
+
+async def test_an_answer_that_trickles_is_not_waited_for(redis_server: RedisServer) -> None:
+    """Each byte comes in time, so no read of the connection ever times out."""
+    trickles = asyncio.Event()
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        path = redis_server.url.removeprefix("unix://")
+        from_redis, to_redis = await asyncio.open_unix_connection(path)
+
+        async def there() -> None:
+            while data := await reader.read(65536):
+                to_redis.write(data)
+            to_redis.close()
+
+        sending = asyncio.create_task(there())
+        while data := await from_redis.read(65536):
+            while trickles.is_set() and data:
+                writer.write(data[:1])
+                data = data[1:]
+                await asyncio.sleep(0.004)
+            writer.write(data)
+        await sending
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    ask = limit_request("t", requests=100, concurrent=1)
+    async with server:
+        async with SharedLimits(f"redis://127.0.0.1:{port}", timeout_s=1.0) as limits:
+            assert limits.up
+            trickles.set()
+            *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
+            assert last is None
+            trickles.clear()
+            # What was counted for nobody is given back.
+            async with asyncio.timeout(20):
+                while (decision := await limits.take(ask)) is None or decision.refused is not None:
+                    await asyncio.sleep(0.05)
+        await asyncio.gather(*[task for task in serving if task is not None])
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_redis_away_costs_nobody_a_wait(
+    stack: Stack, redis_server: RedisServer, tmp_path: Path, how: str
+) -> None:
+    """Each gateway then counts alone, and together again once Redis is back."""
+    config = write_config(tmp_path / "c.yaml", tenant("t", "sk-t-key", requests_per_minute=3))
+    with (
+        GatewayProcess(
+            tmp_path,
+            stack,
+            config=config,
+            redis_url=redis_server.url,
+            redis_timeout=2,
+            admin_port=0,
+        ) as gateway,
+        gateway.client("sk-t-key") as client,
+    ):
+        metrics = f"http://127.0.0.1:{gateway.admin_port}/metrics"
+        until(lambda: metric(metrics, "gateway_limits_shared") == 1)
+        assert client.post("/v1/completions", json=body()).status_code == 200
+        if how == "stopped":
+            redis_server.signal(signal.SIGSTOP)
+        else:
+            redis_server.kill()
+        # They are all answered while Redis is away.
+        statuses = [client.post("/v1/completions", json=body()).status_code for _ in range(5)]
+        assert statuses == [200, 200, 200, 429, 429]
+        assert metric(metrics, "gateway_limits_shared") == 0
+        if how == "stopped":
+            redis_server.signal(signal.SIGCONT)
+        else:
+            redis_server.start()
+        until(lambda: metric(metrics, "gateway_limits_shared") == 1)
+        answer = client.post("/v1/completions", json=body())
+        assert answer.status_code == 200
+        # A stopped Redis has not forgotten the first request, and may have been told one more.
+        left = int(answer.headers["x-ratelimit-remaining-requests"])
+        assert left == 2 if how == "killed" else left in (0, 1)
+
+
+def _tenant() -> Tenant:
+    return Tenant(
+        name="t", keys=[], models=[], requests_per_minute=1, tokens_per_minute=1000,
+        concurrent_requests=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("away", "outcomes"),
+    [
+        ({}, ["passed", "RateLimited"]),
+        ({"requests_per_minute": "allow"}, ["passed", "RateLimited"]),
+        ({"requests_per_minute": "allow", "concurrent_requests": "allow"}, ["passed", "passed"]),
+        # A request is counted before its tokens are.
+        ({"tokens_per_minute": "refuse"}, ["LimitsUnavailable", "RateLimited"]),
+        ({"requests_per_minute": "refuse"}, ["LimitsUnavailable", "LimitsUnavailable"]),
+    ],
+)
+async def test_each_limit_has_its_own_choice(away: dict[str, str], outcomes: list[str]) -> None:
+    configuration = Configuration.model_validate({"limits": {"when_redis_is_away": away}})
+    async with SharedLimits("unix:///nowhere/redis.sock") as nowhere:
+        limits = Limits(nowhere)
+        limits.update(configuration)
+        found = []
+        for _ in range(2):
+            try:
+                reservation = await limits.count(_tenant(), 1)
+                await reservation.reserve(10)
+                found.append("passed")
+            except Exception as error:
+                found.append(type(error).__name__)
+    assert found == outcomes

@@ -1,0 +1,156 @@
+"""What gateways count together in Redis: leases, settlements, keys that others wrote to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.limits.request import Settlement
+from tests.support.limit_requests import PATIENT_S, limit_request
+from tests.support.redis_server import RedisServer
+
+
+async def test_a_lease_is_renewed_for_as_long_as_its_request_runs(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    ask = limit_request("t", concurrent=1, day=9, wanted=9)
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+        decision = await limits.take(ask)
+        assert decision is not None
+        assert decision.refused is None
+        # Another one's view, though all that the first one told has been lost.
+        at_redis.flushall()
+        deadline = time.monotonic() + 60
+        while not at_redis.exists("limits:{t}"):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as others:
+            second = await others.take(ask)
+            assert second is not None
+            assert second.refused == "concurrent_requests"
+            third = await others.take(limit_request("t", day=9, wanted=1))
+            assert third is not None
+            assert (third.refused, third.quotas["tokens_per_day"].held) == ("tokens_per_day", 9)
+        limits.settle(Settlement(ask, places=1))
+    assert not [f for f in at_redis.hkeys("limits:{t}") if f.startswith(b"c:")]
+
+
+async def test_what_is_settled_is_told_before_the_end(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    ask = limit_request("t", tokens=10_000, concurrent=1000, wanted=10)
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+        taken = [await limits.take(ask) for _ in range(500)]
+        for decision in taken:
+            assert decision is not None
+            second = decision.now_ms // 1000
+            limits.settle(Settlement(ask, second, 10, second, places=1))
+    values: Any = at_redis.hgetall("limits:{t}")
+    assert sum(int(value) for field, value in values.items() if field.startswith(b"t:")) == 0
+    assert not [field for field in values if field.startswith(b"c:")]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 50])
+async def test_an_answer_that_nobody_waits_for_is_given_back(
+    redis_server: RedisServer, steps: int
+) -> None:
+    """Whenever the asking is cancelled: on its way there, or in the moment of the answer."""
+    ask = limit_request("t", tokens=9, concurrent=1, day=9, wanted=9)
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+        for _ in range(20):
+            asking = asyncio.ensure_future(limits.take(ask))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if not asking.done():
+                asking.cancel()
+            elif (taken := asking.result()) is not None and taken.refused is None:
+                second = taken.now_ms // 1000
+                limits.settle(Settlement(ask, second, 9, second, places=1))
+        deadline = time.monotonic() + 20
+        while True:
+            decision = await limits.take(ask)
+            assert decision is not None
+            if decision.refused is None:
+                break
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def test_scripts_that_redis_forgot_are_sent_again(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    async with SharedLimits(redis_server.url, timeout_s=PATIENT_S) as limits:
+        at_redis.script_flush()
+        decisions = await asyncio.gather(
+            *[limits.take(limit_request("t", requests=5)) for _ in range(9)]
+        )
+        assert [d is not None and d.refused is None for d in decisions].count(True) == 5
+
+
+async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    at_redis.set("limits:{broken}", "not a hash")
+    ups: list[bool] = []
+    async with SharedLimits(redis_server.url, ups.append, timeout_s=PATIENT_S) as limits:
+        for _ in range(3):
+            broken, *others = await asyncio.gather(
+                limits.take(limit_request("broken", requests=5, concurrent=1)),
+                *[limits.take(limit_request(f"t{n}", requests=5, concurrent=1)) for n in range(5)],
+            )
+            assert broken is None
+            assert None not in others
+        refused = [decision.refused for decision in others if decision is not None]
+        assert refused == ["concurrent_requests"] * 5
+        at_redis.delete("limits:{broken}")
+        assert await limits.take(limit_request("broken", requests=5, concurrent=1)) is not None
+    assert ups == [True]
+
+
+WILD: dict[str, str | bytes] = {
+    "r:99999999999": "1",  # the script would walk to that second
+    "t:99999999999999999999": "1",
+    "r:": "1",
+    "r:1e9": "1",
+    "t:-1": "1",
+    "c:other": "9" * 40 + " " + "9" * 40,
+    "c:another": "nan inf",
+    "x": "y",
+    "": "",
+    b"\xff": b"\xff",  # type: ignore[dict-item]
+}
+
+
+async def test_what_others_write_into_a_tenants_key_is_left_alone(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    key = "limits:{wild}"
+    second = at_redis.time()[0]
+    wild = {**WILD, f"t:{second + 30}": "nan", f"r:{second - 1}": "-5"}
+    at_redis.hset(key, mapping=wild)
+    refused: list[None] = []
+    async with SharedLimits(
+        redis_server.url, timeout_s=PATIENT_S, on_refused=lambda: refused.append(None)
+    ) as limits:
+        for _ in range(2):
+            decisions = [
+                await limits.take(
+                    limit_request("wild", requests=2, tokens=100, concurrent=3, wanted=10)
+                )
+                for _ in range(2)
+            ]
+        numbers = [d for d in decisions if d is not None]
+        assert [d.refused for d in numbers] == ["requests_per_minute"] * 2
+        assert all(
+            0 < d.wait_ms <= 62_000 and d.quotas["tokens_per_minute"].remaining == 80
+            for d in numbers
+        )
+    kept = at_redis.hgetall(key)
+    names = [name if isinstance(name, bytes) else name.encode() for name in wild]
+    assert all(name in kept for name in names), "left alone"
+    assert len(refused) == 1, "counted once"
