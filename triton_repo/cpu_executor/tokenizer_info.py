@@ -2,7 +2,43 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
+
+# Where a folder may name its EOS; the first that does so is right.
+_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+class FastTokenizer:
+    """What `xgrammar_tokenizer_info` asks of transformers' fast tokenizer of a folder.
+
+    Without transformers, whose import is most of a second of each start. Raises ``ValueError``
+    for a folder without ``tokenizer.json``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist; guided decoding knows no other tokenizer")
+        self.backend_tokenizer = Tokenizer.from_file(str(path))
+        end = _end(folder)
+        self.eos_token_id = None if end is None else self.backend_tokenizer.token_to_id(end)
+
+    def get_vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self.backend_tokenizer.get_vocab()
+        return vocab
+
+
+def _end(folder: Path) -> str | None:
+    for name in _FILES:
+        if (folder / name).is_file():
+            token = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token")
+            if token is not None:
+                return str(token["content"] if isinstance(token, dict) else token)
+    return None
 
 
 def xgrammar_tokenizer_info(tokenizer: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The executor that this host has, and the one place where its tensors are converted."""
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,17 +116,15 @@ def triton_tensor(name: str, tensor: Any) -> Any:
 
 def tokenizer_info(folder: str) -> dict[str, Any]:
     """What `GuidedDecodingConfig` needs to know about the tokenizer in `folder`."""
-    # It takes half a second to load, and nothing else here needs it.
+    # What they import takes a second to load, and nothing else here needs it.
+    if torch is None:
+        from triton_repo.cpu_executor.tokenizer_info import FastTokenizer, xgrammar_tokenizer_info  # noqa: PLC0415
+
+        return xgrammar_tokenizer_info(FastTokenizer(Path(folder)))
+    from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if torch is None:
-        from triton_repo.cpu_executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
-
-        return xgrammar_tokenizer_info(tokenizer)
-    from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info  # noqa: PLC0415
-
-    info: dict[str, Any] = _xgrammar_tokenizer_info(tokenizer)
+    info: dict[str, Any] = _xgrammar_tokenizer_info(AutoTokenizer.from_pretrained(folder))
     return info
 
 
