@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,20 +13,51 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from gateway.config.file import ConfigurationError
-from gateway.config.settings import Settings
+from gateway.config.settings import Settings, is_service_link
+
+# Read or set by other parts of this project, and inherited: by the workers of a gateway, the ranks
+# of `gateway triton launch`, the commands that talk to a gateway, docker-compose.yml.
+_NO_SETTINGS = {"GATEWAY_WORKER", "GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
+# Kubernetes sets these for a Service named `gateway`, or `gateway-` and anything.
+_SERVICE_LINK = re.compile(
+    r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
 
 
 def settings_from_environment() -> Settings:
     """The GATEWAY_* variables. Raises ConfigurationError with a line for each that is wrong."""
+    problems = unknown_variables()
     try:
         settings = Settings()  # type: ignore[call-arg]  # pydantic reads the environment
     except SettingsError as error:  # names the field; what is no JSON there may be secret
-        raise ConfigurationError(str(error)) from None
+        problems.append(str(error))
     except ValidationError as error:
-        raise ConfigurationError("\n".join(map(_problem, error.errors()))) from None
-    if missing := list(_missing(settings)):
-        raise ConfigurationError("\n".join(missing))
-    return settings
+        problems += map(_problem, error.errors())
+    else:
+        problems += _missing(settings)
+        if not problems:
+            return settings
+    # Not within `except`: pydantic's own text may quote what is secret.
+    raise ConfigurationError("\n".join(problems))
+
+
+def unknown_variables() -> list[str]:
+    """A line for each GATEWAY_* variable that is no setting, with the setting it is nearest to.
+
+    What Kubernetes makes of Services is none, and no mistake either.
+    """
+    known = [f"GATEWAY_{name.upper()}" for name in Settings.model_fields]
+    problems = []
+    for name, value in sorted(os.environ.items()):
+        upper = name.upper()  # pydantic takes both
+        if not upper.startswith("GATEWAY_") or upper in known or upper in _NO_SETTINGS:
+            continue
+        if _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and is_service_link(value)):
+            continue
+        nearest = difflib.get_close_matches(upper, known, n=1, cutoff=0)[0]
+        problems.append(f"{name}: there is no such setting; the nearest is {nearest}")
+    return problems
 
 
 def _problem(problem: Any) -> str:

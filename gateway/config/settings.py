@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.parsers.tools.forms import Form
@@ -25,7 +32,22 @@ def _long_enough(key: SecretStr) -> SecretStr:
     return key
 
 
+def is_service_link(value: str) -> bool:
+    """Whether this is what Kubernetes writes into the variable NAME_PORT for a Service `name`."""
+    return value.startswith(("tcp://", "udp://", "sctp://"))
+
+
+def _no_service_link(value: Any) -> Any:
+    if isinstance(value, str) and is_service_link(value):
+        raise ValueError(
+            f"{value} is what Kubernetes puts there for a Service of that name (a service link); "
+            "set enableServiceLinks: false in the pod's spec, or this variable to a number"
+        )
+    return value
+
+
 AdminKey = Annotated[SecretStr, AfterValidator(_long_enough)]
+Port = Annotated[int, BeforeValidator(_no_service_link), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 _SECRETS = Path("/run/secrets")
 
@@ -42,7 +64,7 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(9000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: Port = Field(9000, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(
         1,
         ge=1,
@@ -224,10 +246,8 @@ class Settings(BaseSettings):
         description="Key for the endpoints of adapters and keys, of at least 32 characters; "
         "without one, here or in the file of GATEWAY_CONFIG, they answer 403.",
     )
-    admin_port: int | None = Field(
+    admin_port: Port | None = Field(
         None,
-        ge=0,
-        le=65535,
         description="Second port, for the endpoints of adapters and keys, /metrics and the detail "
         "of /health/ready; the first one then answers 404 to those, and the status alone.",
     )

@@ -253,6 +253,14 @@ def test_containers_of_ours_have_no_rights() -> None:
     assert checked == 6
 
 
+def test_no_pod_gets_variables_for_services() -> None:
+    """That of the Service `gateway` would be GATEWAY_PORT=tcp://..."""
+    for folder in KUSTOMIZATIONS:
+        for manifest in _manifests(folder):
+            for pod in _pods(manifest):
+                assert pod["spec"]["enableServiceLinks"] is False, manifest["metadata"]
+
+
 def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
     keys = {name: {"secretKeyRef": {"name": "backend-keys", "key": name}} for name in KEYS}
     password, key = keys.values()

@@ -182,6 +182,19 @@ def test_the_autoscaler_reads_a_metric_that_exists(exported: Exported) -> None:
     assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == wanted
 
 
+def test_the_autoscaler_counts_all_workers_of_a_pod() -> None:
+    path = DEPLOY / "kubernetes/components/monitoring/prometheus-adapter-values.yaml"
+    for rule in yaml.safe_load(path.read_text(encoding="utf-8"))["rules"]["custom"]:
+        # As prometheus-adapter fills it in for pods.
+        query = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"].partition("{")[0])
+        query = query.replace("<<.LabelMatchers>>", 'namespace="a",pod=~"b|c"')
+        parsed = promql_parser.parse(query.replace("<<.GroupBy>>", "pod"))
+        assert isinstance(parsed, promql_parser.AggregateExpr)
+        assert str(parsed.op) == "sum"
+        assert parsed.modifier is not None
+        assert parsed.modifier.labels == ["pod"]
+
+
 def test_scraped_ports_are_those_of_the_services() -> None:
     prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8"))
     scraped = {

@@ -96,3 +96,61 @@ def test_settings_that_do_not_go_together_name_themselves(tmp_path: Path) -> Non
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
     assert answer.returncode == 2
     assert answer.stderr == "gateway: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
+
+
+# What a kubelet writes into every container for a Service `gateway` and its like.
+SERVICE_LINKS = {
+    "GATEWAY_SERVICE_HOST": "10.96.0.10",
+    "GATEWAY_SERVICE_PORT": "80",
+    "GATEWAY_SERVICE_PORT_API": "80",
+    "GATEWAY_PORT_80_TCP": "tcp://10.96.0.10:80",
+    "GATEWAY_PORT_80_TCP_PROTO": "tcp",
+    "GATEWAY_PORT_80_TCP_PORT": "80",
+    "GATEWAY_PORT_80_TCP_ADDR": "10.96.0.10",
+    "GATEWAY_ADMIN_SERVICE_HOST": "10.96.0.11",
+    "GATEWAY_ADMIN_PORT_9001_UDP_ADDR": "10.96.0.11",
+    "GATEWAY_OTHER_PORT": "tcp://10.96.0.12:80",
+}
+
+
+def test_a_service_link_for_a_port_is_refused_with_the_reason() -> None:
+    links = SERVICE_LINKS | {
+        "GATEWAY_PORT": "tcp://10.96.0.10:80",
+        "GATEWAY_ADMIN_PORT": "tcp://10.96.0.11:9001",
+    }
+    answer = _run("serve", GATEWAY_TOKENIZER_DIR=".", **links)
+    assert answer.returncode == 2
+    reason = (
+        "is what Kubernetes puts there for a Service of that name (a service link); set "
+        "enableServiceLinks: false in the pod's spec, or this variable to a number"
+    )
+    assert answer.stderr == (
+        f"gateway: GATEWAY_PORT: tcp://10.96.0.10:80 {reason}\n"
+        f"GATEWAY_ADMIN_PORT: tcp://10.96.0.11:9001 {reason}\n"
+    )
+
+
+def test_misspelt_variables_are_told_with_the_nearest_setting() -> None:
+    wrong = {
+        "GATEWAY_PROT": "9000",
+        "GATEWAY_REDIS": "redis://:SECRET@redis:6379/0",
+        "gateway_modelname": "llama",
+        "GATEWAY_PORT_API": "80",
+        "GATEWAY_OTHER_PORT": "80",
+    }
+    # Those of this project that are no settings: a worker's, a rank's, the commands', Compose's.
+    inherited = dict.fromkeys(
+        ("GATEWAY_WORKER", "GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"), "x"
+    )
+    expected = (
+        "GATEWAY_OTHER_PORT: there is no such setting; the nearest is GATEWAY_PORT\n"
+        "GATEWAY_PORT_API: there is no such setting; the nearest is GATEWAY_PORT\n"
+        "GATEWAY_PROT: there is no such setting; the nearest is GATEWAY_PORT\n"
+        "GATEWAY_REDIS: there is no such setting; the nearest is GATEWAY_REDIS_URL\n"
+        "gateway_modelname: there is no such setting; the nearest is GATEWAY_MODEL_NAME\n"
+    )
+    served = _run("serve", GATEWAY_TOKENIZER_DIR=".", **(SERVICE_LINKS | wrong | inherited))
+    assert (served.returncode, served.stderr) == (2, f"gateway: {expected}")
+    # Before it starts anything, even before it looks for a folder.
+    up = _run("up", "--state-dir", "/dev/null/none", **(SERVICE_LINKS | wrong | inherited))
+    assert (up.returncode, up.stderr) == (1, f"gateway up: {expected}")
