@@ -114,7 +114,7 @@ LIBRARIES: dict[str, str] = {
     "sse_starlette": "bench.ordinary_gateway",
     "starlette": "gateway.api gateway.app",
     "tensorrt_llm": "triton_repo.tensorrt_llm",
-    "tokenizers": "gateway.tokenization bench demo",
+    "tokenizers": "gateway.tokenization triton_repo.cpu_executor bench demo",
     "torch": "triton_repo.tensorrt_llm demo",
     # The gateway reads tokenizers itself, except those that have no tokenizer.json.
     "transformers": "gateway.tokenization.prompts triton_repo.preprocessing"
