@@ -223,7 +223,7 @@ class Engine:
                 while await stream.read() is not None:
                     pass
         except (GatewayError, TimeoutError) as error:
-            # Triton is away or stuck; the cancelled RPC is all that is left to say.
+            # Triton is away or stuck; the reset of the RPC is all that is left to say.
             log.warning("stop request not answered: %s", error or "timeout")
 
     async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:

@@ -12,7 +12,15 @@ import grpc
 from gateway.errors import GatewayError
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.call import PREFIX
-from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
+from gateway.triton.transport import (
+    LEFT_GRACE_S,
+    MAX_LEFT,
+    ConnectionOptions,
+    Endpoint,
+    Message,
+    Metadata,
+    message_bytes,
+)
 
 # Triton accepts up to INT32_MAX both ways; gRPC's own default of 4 MiB is too small for logits.
 # Triton ends connections that ping an idle line more often than every 5 minutes, so no keepalive.
@@ -39,14 +47,15 @@ class GrpcioTransport:
         self._connect = partial(_channel, endpoint, options)
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[None]] = set()
 
     async def stream(
         self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
     ) -> _Call[T]:
-        return _Call(await self._started(path, request, metadata), parse)
+        return _Call(await self._started(path, request, metadata), parse, self._left)
 
     async def pieces(self, path: str, request: Message, metadata: Metadata) -> _WholePieces:
-        return _WholePieces(await self._started(path, request, metadata), bytes)
+        return _WholePieces(await self._started(path, request, metadata), bytes, self._left)
 
     async def _started(self, path: str, request: Message, metadata: Metadata) -> Any:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
@@ -81,13 +90,22 @@ class GrpcioTransport:
         self._channel = self._connect()
 
     async def close(self) -> None:
+        for task in self._left:
+            task.cancel()
+        if self._left:
+            await asyncio.wait(self._left)
         await asyncio.gather(self._channel.close(), *self._closing)
 
 
 class _Call(Generic[T]):
-    def __init__(self, call: Any, parse: Callable[[bytes], T]) -> None:
+    def __init__(
+        self, call: Any, parse: Callable[[bytes], T], left: set[asyncio.Task[None]]
+    ) -> None:
+        """`left` holds the tasks that read calls to their end for nobody."""
         self._call = call
         self._parse = parse
+        self._left = left
+        self._is_read = False
 
     async def read(self) -> T | None:
         message = await self._read()
@@ -100,14 +118,36 @@ class _Call(Generic[T]):
         return False
 
     async def _read(self) -> bytes | None:
+        self._is_read = True
         try:
             message: Any = await self._call.read()
         except grpc.RpcError as error:
             raise _translated(error) from error
+        finally:
+            self._is_read = False
         return None if message is grpc.aio.EOF else message
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def leave(self) -> None:
+        # There is one reader at a time, and to wake one up is to cancel the call.
+        if self._is_read or self._call.done() or len(self._left) >= MAX_LEFT:
+            self._call.cancel()
+            return
+        task = asyncio.get_running_loop().create_task(self._read_to_the_end())
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def _read_to_the_end(self) -> None:
+        try:
+            async with asyncio.timeout(LEFT_GRACE_S):
+                while await self._call.read() is not grpc.aio.EOF:
+                    pass
+        except (grpc.RpcError, TimeoutError):
+            pass
+        finally:
+            self._call.cancel()
 
 
 class _WholePieces(_Call[bytes]):

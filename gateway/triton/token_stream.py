@@ -41,9 +41,9 @@ class Aside(Protocol):
 class TokenStream:
     """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``.
 
-    Left before the final delta, for whatever reason, the RPC is cancelled and the engine told to
-    stop; both happen without an await, so that they survive any cancellation. A BLS model can only
-    be cancelled: the ids of what it asks of the engine are its own.
+    Left before the final delta, for whatever reason, the engine is told to stop; that happens
+    without an await, so that it survives any cancellation. A BLS model can only be cancelled: the
+    ids of what it asks of the engine are its own.
     """
 
     def __init__(
@@ -93,8 +93,7 @@ class TokenStream:
         traceback: TracebackType | None,
     ) -> None:
         self._timer.cancel()
-        if self._stream is not None:
-            self._stream.cancel()
+        self._drop_stream()
         self._leave()
         if self._sent and not self._finished and self._capabilities.stop is not None:
             stop = tensors.stop_request(self._capabilities.stop, self._request.id)
@@ -103,7 +102,15 @@ class TokenStream:
     def _expire(self) -> None:
         """Ends a read under way, or the next one; whoever consumes is never interrupted."""
         self._expired = True
-        if self._stream is not None:
+        self._drop_stream()
+
+    def _drop_stream(self) -> None:
+        """Reads no more. It is reset only where the engine would not end it."""
+        if self._stream is None:
+            return
+        if self._finished or self._capabilities.stop is not None:
+            self._stream.leave()
+        else:
             self._stream.cancel()
 
     def _reason(self, error_type: type[BaseException] | None) -> StopReason:

@@ -21,6 +21,10 @@ TransportName = Literal["http2", "grpcio"]
 MAX_MESSAGE_BYTES = 2**31 - 1
 _TLS_SCHEME = "grpcs://"
 
+LEFT_GRACE_S = 2.0
+MAX_LEFT = 1000
+"""Streams of one connection that were left and have not ended; one more is reset at once."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,6 +49,13 @@ class ResponseStream(Protocol[T_co]):
 
     def cancel(self) -> None:
         """Ends the stream at once; idempotent."""
+
+    def leave(self) -> None:
+        """As `cancel` to whoever reads; the server has `LEFT_GRACE_S` to end the stream itself.
+
+        For a stream that it is about to end: behind its final response, or once it is told to stop.
+        Triton (2.51) keeps some KiB for ever of each stream that is reset before its trailers.
+        """
 
 
 class Transport(Protocol):

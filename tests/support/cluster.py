@@ -60,6 +60,10 @@ class TritonReplica:
         self.endpoint = f"{LOCALHOST}:{self._ports.triton_grpc}"
         self.server = Server(self._ports)
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def start(self) -> None:
         self._child.start()
 

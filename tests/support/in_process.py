@@ -15,6 +15,8 @@ from gateway.config.settings import Settings
 from gateway.http.server import Server
 from gateway.server import Gateway
 
+_READY_WITHIN_S = 60.0
+
 
 def save_tokenizer(folder: Path) -> None:
     """A tokenizer.json with one token for each byte."""
@@ -49,7 +51,8 @@ async def running(
             assert not task.done(), "the gateway ended at its start"
             await asyncio.sleep(0.01)
         if ready:
-            await gateway.service.replicas.wait_ready()
+            async with asyncio.timeout(_READY_WITHIN_S):
+                await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
             yield client, gateway.service, server

@@ -31,6 +31,9 @@ class StreamControl(Protocol):
     def reset(self, stream_id: int, code: Code) -> None:
         """Ends the stream from our side; nothing of it is handed on any more."""
 
+    def leave(self, stream_id: int) -> None:
+        """As `reset`, unless the server ends the stream within a grace."""
+
     def credit(self, stream_id: int, increment: int) -> None:
         """Lets the server send so many bytes more on the stream."""
 
@@ -96,12 +99,21 @@ class Call(Generic[T]):
                 return True
 
     def cancel(self) -> None:
+        if self._given_up():
+            self._control.reset(self.stream_id, Code.CANCEL)
+
+    def leave(self) -> None:
+        if self._given_up():
+            self._control.leave(self.stream_id)
+
+    def _given_up(self) -> bool:
+        """Whoever reads is told so. False when the RPC has ended before."""
         if self.status is not None:
-            return
+            return False
         self._cancelled = True
         self.end(Status.CANCELLED, "cancelled here")
         self._messages.clear()
-        self._control.reset(self.stream_id, Code.CANCEL)
+        return True
 
     def _ended(self) -> bool:
         """Whether the stream has ended well. Raises for another end."""

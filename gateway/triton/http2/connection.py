@@ -22,7 +22,7 @@ from gateway.triton.http2 import frames, headers
 from gateway.triton.http2.call import WINDOW, Call
 from gateway.triton.http2.frames import Code, ConnectionFault
 from gateway.triton.http2.wire import Wire
-from gateway.triton.transport import Message
+from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Message
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Connection(Wire):
         self._calls: dict[int, Call[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
         self._receiving: dict[int, Call[Any]] = {}
+        # Streams that nobody reads, until the server ends them or this timer does.
+        self._left: dict[int, asyncio.TimerHandle] = {}
         self.arrived: list[Call[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
@@ -66,7 +68,7 @@ class Connection(Wire):
     def has_room(self) -> bool:
         """Whether one more call can be opened."""
         return (
-            len(self._calls) < self._max_calls
+            len(self._calls) + len(self._left) < self._max_calls
             and not self._draining
             and not self.closed
             and self._next_id <= frames.STREAM_ID
@@ -74,7 +76,7 @@ class Connection(Wire):
 
     @property
     def idle(self) -> bool:
-        return not self._calls
+        return not self._calls and not self._left
 
     # Calls.
 
@@ -103,6 +105,24 @@ class Connection(Wire):
         self._transport.write(frames.rst_stream(stream_id, code))
         self._call_ended()
 
+    def leave(self, stream_id: int) -> None:
+        if len(self._left) >= MAX_LEFT or self._uploads.drop(stream_id):
+            self.reset(stream_id, Code.CANCEL)
+        elif self._calls.pop(stream_id, None) is not None:
+            self._receiving.pop(stream_id, None)
+            # What still comes is dropped, and its window is not renewed.
+            self._left[stream_id] = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
+
+    def _reset_left(self, stream_id: int) -> None:
+        self._transport.write(frames.rst_stream(stream_id, Code.CANCEL))
+        self._left_ended(stream_id)
+
+    def _left_ended(self, stream_id: int) -> None:
+        timer = self._left.pop(stream_id, None)
+        if timer is not None:
+            timer.cancel()
+            self._call_ended()
+
     def credit(self, stream_id: int, increment: int) -> None:
         if not self.closed:
             self._transport.write(frames.window_update(stream_id, increment))
@@ -118,13 +138,16 @@ class Connection(Wire):
         self._call_ended()
 
     def _call_ended(self) -> None:
-        if self._draining and not self._calls:
+        if self._draining and self.idle:
             self.close("the server has asked for a new connection")
         else:
             self._on_change(self)
 
     def _end_calls(self, why: str) -> None:
         self._receiving.clear()
+        for timer in self._left.values():
+            timer.cancel()
+        self._left.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.end(Status.UNAVAILABLE, why)
@@ -212,6 +235,8 @@ class Connection(Wire):
         self._spend(len(payload))
         call = self._call(stream_id)
         if call is None:
+            if flags & frames.END_STREAM:
+                self._left_ended(stream_id)
             return
         if stream_id not in self._receiving:
             self._break(call, "DATA before the headers")
@@ -252,9 +277,11 @@ class Connection(Wire):
         except (HPACKError, IndexError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"header block: {error}") from error
         call = self._call(stream_id)
-        if call is None:
-            return
         ended = bool(flags & frames.END_STREAM)
+        if call is None:
+            if ended:
+                self._left_ended(stream_id)
+            return
         if stream_id in self._receiving:
             if ended:
                 self._end(call, *headers.outcome(fields))
@@ -274,6 +301,7 @@ class Connection(Wire):
 
     def _on_rst_stream(self, stream_id: int, code: int) -> None:
         call = self._call(stream_id)
+        self._left_ended(stream_id)
         if call is not None:
             self._uploads.drop(stream_id)
             status = _OF_RST.get(code, Status.INTERNAL)
@@ -330,7 +358,7 @@ class Connection(Wire):
         for unseen in [call for call in self._calls.values() if call.stream_id > last]:
             self._uploads.drop(unseen.stream_id)
             self._end(unseen, Status.UNAVAILABLE, "the server is going away")
-        if not self.closed and not self._calls:
+        if not self.closed and self.idle:
             self.close("the server has asked for a new connection")
 
     def _call(self, stream_id: int) -> Call[Any] | None:

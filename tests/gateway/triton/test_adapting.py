@@ -177,7 +177,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway(triton: Server, folder: Path, **settings: Any) -> AsyncIterator[Gateway]:
-    fields = {"tokenizer_dir": MODEL, "max_seq_len": None} | settings
+    fields: dict[str, Any] = {"tokenizer_dir": MODEL, "max_seq_len": None} | settings
     async with running(folder, triton.grpc, **fields) as (client, service, _):
         yield Gateway(client, service)
 
@@ -328,7 +328,7 @@ async def test_what_is_chosen_and_why(
 async def test_what_cannot_be_driven_is_not_ready_and_says_why(
     triton: Server, tmp_path: Path, settings: dict[str, Any], why: str
 ) -> None:
-    async with gateway(triton, tmp_path, **settings) as found:
+    async with gateway(triton, tmp_path, ready=False, **settings) as found:
         status, health = await found.health()
         refused = await found.post("/v1/completions", prompt="Hi")
     assert status == 503

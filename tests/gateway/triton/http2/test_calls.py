@@ -336,6 +336,66 @@ async def test_cancelling_resets_one_stream_and_no_other() -> None:
         assert [await readers[0], await readers[2]] == [b"still here"] * 2
 
 
+async def test_what_is_left_ends_as_the_server_ends_it() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(3)]
+        readers = [asyncio.create_task(call.read()) for call in calls[:2]]
+        await until(lambda: len(server.peers[0].requests) == 3)
+        peer = server.peers[0]
+        await asyncio.sleep(0.02)
+        calls[0].leave()
+        calls[0].leave()
+        with pytest.raises(asyncio.CancelledError):
+            await readers[0]
+        with pytest.raises(asyncio.CancelledError):
+            await calls[0].read()
+        calls[2].leave()
+        # What nobody reads comes all the same, and so do the ends.
+        peer.send(1, grpc_message(b"dropped"))
+        peer.end(1)
+        peer.end(5)
+        peer.send(3, grpc_message(b"still here"))
+        assert await readers[1] == b"still here"
+        peer.end(3)
+        assert await calls[1].read() is None
+        assert all(connection.idle for connection in transport._connections)
+        assert peer.resets == {}
+
+
+async def test_what_the_server_does_not_end_in_time_is_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 0.05)
+    server = Server(silence)
+    async with connected(server) as transport:
+        call = await start(transport)
+        await until(lambda: bool(server.peers[0].requests))
+        call.leave()
+        await until(lambda: server.peers[0].resets == {1: 8})
+
+
+async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.triton.http2.connection.MAX_LEFT", 2)
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(4)]
+        await until(lambda: len(server.peers[0].requests) == 4)
+        for call in calls:
+            call.leave()
+        await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
+
+
+async def test_a_request_that_is_left_half_written_is_reset() -> None:
+    server = Server(silence)
+    server.acknowledges = False
+    async with connected(server) as transport:
+        call = await start(transport, bytes(2**20))
+        await until(lambda: bool(server.peers[0].requests))
+        call.leave()
+        await until(lambda: server.peers[0].resets == {1: 8})
+
+
 async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     server = Server(silence)
     async with connected(server) as transport:
