@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from ops.commands import bench, client, engine, import_, key, lora, repo, serve, triton, up
 
@@ -24,6 +25,16 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
 )
 
 
+class _Version(argparse.Action):
+    """As argparse's own, but looked up only when asked for: other commands need not wait for it."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"gateway {version('triton-openai-gateway')}")
+        parser.exit()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line `arguments` (those of the process if None); returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -31,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="OpenAI-compatible API gateway for Triton running TensorRT-LLM.",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module, text in COMMANDS:
         command = commands.add_parser(name, help=text, allow_abbrev=False)

@@ -13,6 +13,7 @@ import pytest
 from docs import generate
 from gateway.config.settings import Settings
 from ops.cli import COMMANDS
+from ops.commands.up import DEMO_ADAPTERS
 
 # Read by the commands that talk to a gateway, and not by the gateway.
 CLIENT_VARIABLES = {"GATEWAY_URL"}
@@ -79,6 +80,14 @@ def test_commands_have_these_options(path: Path) -> None:
             _parser().parse_args(arguments)
         except ValueError as error:
             pytest.fail(f"gateway {shlex.join(arguments)}: {error}")
+
+
+@guides
+def test_adapters_that_are_added_have_names_of_their_own(path: Path) -> None:
+    """A folder in which `gateway up` ran before, as README.md says, has those of the demo."""
+    for arguments in _gateway_commands(path.read_text(encoding="utf-8")):
+        if arguments[:2] == ["lora", "add"]:
+            assert not (DEMO_ADAPTERS / arguments[2]).exists(), shlex.join(arguments)
 
 
 @guides

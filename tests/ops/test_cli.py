@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -27,6 +31,19 @@ def test_help_names_the_commands() -> None:
     assert answer.returncode == 0
     assert "up" in answer.stdout.split()
     assert "serve" in answer.stdout.split()
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    answer = _run("--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"gateway {version('triton-openai-gateway')}\n"
+
+
+def test_help_of_serve_tells_what_settings_are_and_where_they_are_described() -> None:
+    said = " ".join(_run("serve", "--help").stdout.split())
+    assert "environment variables: GATEWAY_ and the setting's name in capitals" in said
+    [page] = re.findall(r"\S+\.md", said)
+    assert (ROOT / page).read_text(encoding="utf-8").startswith("# Settings")
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
