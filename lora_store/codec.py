@@ -12,8 +12,7 @@ Little-endian, version 1::
     ...  zeros up to the next multiple of 4096
     ...  weights [rows, width], to the end
 
-All lengths follow from rows and width, so there is nothing else to contradict them. The weights
-start on a page: they can be mapped and sent as they lie there.
+All lengths follow from rows and width, so there is nothing else to contradict them.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from __future__ import annotations
 import hashlib
 import struct
 
-from adapters.adapter import DTYPES, ITEM_BYTES, Converted, content_digest
+from adapters.adapter import DTYPES, ITEM_BYTES, Converted, Dtype, content_digest
 
 _MAGIC = b"\x89TLORA\r\n"
 _VERSION = 1
 _FIELDS = struct.Struct("<8sIIQQ32s")
-_HEADER_BYTES = 128
+HEADER_BYTES = 128
 _PAGE = 4096
 _CONFIG_ROW_BYTES = 12
 
@@ -46,7 +45,7 @@ def encode(converted: Converted) -> tuple[bytes, memoryview]:
         bytes.fromhex(converted.digest),
     )
     head = fields + hashlib.sha256(fields).digest()
-    head = head.ljust(_HEADER_BYTES, b"\0") + converted.config
+    head = head.ljust(HEADER_BYTES, b"\0") + converted.config
     return head.ljust(_weights_offset(converted.rows), b"\0"), memoryview(converted.weights)
 
 
@@ -54,39 +53,46 @@ def encoded_bytes(converted: Converted) -> int:
     return _weights_offset(converted.rows) + converted.nbytes
 
 
-def decode(blob: memoryview, digest: str, *, verify: bool = True) -> Converted:
-    """The adapter in `blob`, without copying the weights. Raises `CorruptBlob`.
+def decode(blob: bytes, digest: str) -> Converted:
+    """The adapter in `blob`, every byte of it verified. Raises `CorruptBlob`.
 
-    `digest` is what the bytes were asked for by. ``verify=False`` leaves out the pass over the
-    content, for bytes that this process has verified before.
+    `digest` is what the bytes were asked for by. The weights are not copied: they are what was
+    verified, in memory that nothing can change.
     """
-    if len(blob) < _HEADER_BYTES:
-        raise CorruptBlob(f"{len(blob)} bytes are too few for a header")
-    fields = bytes(blob[: _FIELDS.size])
-    if hashlib.sha256(fields).digest() != blob[_FIELDS.size : _FIELDS.size + 32]:
-        raise CorruptBlob("the header does not match its checksum")
-    magic, version, kind, rows, width, own_digest = _FIELDS.unpack(fields)
-    if magic != _MAGIC or version != _VERSION:
-        raise CorruptBlob(f"not version {_VERSION} of this form")
-    if own_digest.hex() != digest:
-        raise CorruptBlob(f"holds {own_digest.hex()[:12]}, not {digest[:12]}")
+    dtype, rows, width = read_header(blob[:HEADER_BYTES], len(blob), digest)
     offset = _weights_offset(rows)
-    if len(blob) != offset + rows * width * ITEM_BYTES:
-        raise CorruptBlob(f"{len(blob)} bytes for {rows} rows of {width}")
-    config_end = _HEADER_BYTES + rows * _CONFIG_ROW_BYTES
-    config = bytes(blob[_HEADER_BYTES:config_end])
-    weights = blob[offset:].toreadonly()
-    if verify:
-        padding = bytes(blob[_FIELDS.size + 32 : _HEADER_BYTES]) + bytes(blob[config_end:offset])
-        if any(padding):
-            raise CorruptBlob("the padding is not zero")
-        if content_digest(DTYPES[kind], rows, width, config, weights) != digest:
-            raise CorruptBlob("the content does not match its digest")
+    config_end = HEADER_BYTES + rows * _CONFIG_ROW_BYTES
+    config = blob[HEADER_BYTES:config_end]
+    weights = memoryview(blob)[offset:]
+    if any(blob[_FIELDS.size + 32 : HEADER_BYTES] + blob[config_end:offset]):
+        raise CorruptBlob("the padding is not zero")
+    if content_digest(dtype, rows, width, config, weights) != digest:
+        raise CorruptBlob("the content does not match its digest")
     return Converted(
-        dtype=DTYPES[kind], rows=rows, width=width, config=config, weights=weights, digest=digest
+        dtype=dtype, rows=rows, width=width, config=config, weights=weights, digest=digest
     )
 
 
+def read_header(head: bytes, size: int, digest: str) -> tuple[Dtype, int, int]:
+    """(data type, rows, width) by the first HEADER_BYTES of a version of `size` bytes.
+
+    Tells whether the rest is worth the memory to read it. Raises `CorruptBlob`.
+    """
+    if len(head) < HEADER_BYTES:
+        raise CorruptBlob(f"{len(head)} bytes are too few for a header")
+    fields = head[: _FIELDS.size]
+    if hashlib.sha256(fields).digest() != head[_FIELDS.size : _FIELDS.size + 32]:
+        raise CorruptBlob("the header does not match its checksum")
+    magic, version, kind, rows, width, own_digest = _FIELDS.unpack(fields)
+    if magic != _MAGIC or version != _VERSION or kind >= len(DTYPES):
+        raise CorruptBlob(f"not version {_VERSION} of this form")
+    if own_digest.hex() != digest:
+        raise CorruptBlob(f"holds {own_digest.hex()[:12]}, not {digest[:12]}")
+    if size != _weights_offset(rows) + rows * width * ITEM_BYTES:
+        raise CorruptBlob(f"{size} bytes for {rows} rows of {width}")
+    return DTYPES[kind], rows, width
+
+
 def _weights_offset(rows: int) -> int:
-    end = _HEADER_BYTES + rows * _CONFIG_ROW_BYTES
+    end = HEADER_BYTES + rows * _CONFIG_ROW_BYTES
     return -(-end // _PAGE) * _PAGE

@@ -5,7 +5,8 @@
 ``quarantine/``                copies that failed verification, for whoever wants to look
 ``lock``                       held (flock) while records are changed
 
-A file appears by rename after its content is on the disk, so there are no half-written ones.
+A file appears by rename after its content is on the disk, so there are no half-written ones. None
+is mapped: one that changes or shrinks later harms neither what was read of it nor who reads it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import mmap
 import os
 import secrets
 import time
@@ -26,7 +26,7 @@ from urllib.parse import quote
 from adapters.adapter import Converted
 from adapters.record import Record, is_digest
 from adapters.record_json import as_json, from_json
-from lora_store.codec import CorruptBlob, decode, encode
+from lora_store.codec import HEADER_BYTES, CorruptBlob, decode, encode, read_header
 
 _Identity = tuple[int, int, int]
 _LEFTOVER_S = 3600.0
@@ -43,7 +43,7 @@ class Disk:
         for folder in (self._versions, self._names, self._quarantine):
             folder.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
-        self._verified: dict[str, _Identity] = {}
+        self._read: dict[str, _Identity] = {}
         self._parsed: dict[str, tuple[_Identity, Record]] = {}
 
     def _remove_leftovers(self) -> None:
@@ -60,33 +60,34 @@ class Disk:
         return self._path(digest).exists()
 
     def get(self, digest: str) -> Converted | None:
-        """The mapped version, or None when there is none.
+        """The version, every byte of it verified in memory of its own; None when there is none.
 
-        The content is verified on the first read by this process, and again whenever the file
-        is another one or was written to. A bad copy is moved away and `CorruptBlob` raised.
+        A bad copy is moved away and `CorruptBlob` raised.
         """
         path = self._path(digest)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            file = path.open("rb")
         except FileNotFoundError:
             return None
-        try:
-            identity = _identity(os.fstat(descriptor))
-            if not identity[1]:
-                raise CorruptBlob("the file is empty")
-            blob = memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
-            converted = decode(blob, digest, verify=self._verified.get(digest) != identity)
-        except CorruptBlob:
-            self._move_away(path, identity)
-            raise
-        finally:
-            os.close(descriptor)
-        self._verified[digest] = identity
+        with file:
+            identity = _identity(os.fstat(file.fileno()))
+            size = identity[1]
+            try:
+                # Before memory is taken for as much as the file says that it has.
+                read_header(os.pread(file.fileno(), HEADER_BYTES, 0), size, digest)
+                converted = decode(file.read(size), digest)
+            except CorruptBlob:
+                self._move_away(path, identity)
+                raise
+        self._read[digest] = identity
         return converted
 
-    def forget(self, digest: str) -> None:
-        """Verify the content again on the next read."""
-        self._verified.pop(digest, None)
+    def changed(self, digest: str) -> bool:
+        """Whether a version's file is another than was read last, or was written to since."""
+        try:
+            return _identity(self._path(digest).stat()) != self._read.get(digest)
+        except OSError:
+            return False
 
     def put(self, converted: Converted) -> None:
         """Keep a version. An intact copy that is there already is left alone."""
@@ -95,7 +96,7 @@ class Disk:
                 # Its age counts from now on: it is wanted again.
                 path = self._path(converted.digest)
                 os.utime(path)
-                self._verified[converted.digest] = _identity(path.stat())
+                self._read[converted.digest] = _identity(path.stat())
                 return
         self.receive(converted.digest, encode(converted))
 
@@ -107,7 +108,7 @@ class Disk:
 
     def delete(self, digest: str) -> None:
         self._path(digest).unlink(missing_ok=True)
-        self._verified.pop(digest, None)
+        self._read.pop(digest, None)
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
         """Every version here that was last put at least so long ago."""

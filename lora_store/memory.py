@@ -10,8 +10,8 @@ from adapters.adapter import Converted
 class Memory:
     """Least recently used goes first. What is larger than the limit is not kept at all.
 
-    The adapters are mapped files, so the bytes are shared with the page cache and with other
-    processes on the same folder; the limit bounds how much a process holds on to.
+    The bytes are this process' own, so that nothing that happens to a file changes them. Versions
+    that are being sent are held besides, by whoever sends them.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -1,10 +1,11 @@
 """Memory, then disk, then Redis, as one `adapters.registry.Store`.
 
 Versions. `put` writes the disk, then Redis; a Redis that is away gets it later. `get` asks memory,
-disk and Redis in that order, once for all who ask at the same time. A disk copy that fails its
-checksum is moved away and replaced from Redis. What Redis lacks but some disk has is asked for on
-the channel, and whoever has it puts it. Every store copies all versions in use to its own disk,
-so each disk is complete and Redis may lose everything.
+disk and Redis in that order, once for all who ask at the same time. Whatever it gives was verified
+in memory that no file backs. A disk copy that fails its checksum is moved away and replaced from
+memory or Redis. What Redis lacks but some disk has is asked for on the channel, and whoever has it
+puts it. Every store copies all versions in use to its own disk, so each disk is complete and Redis
+may lose everything.
 
 Records. The disk and Redis each hold a copy of every record, and copies are joined by
 `adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is
@@ -113,7 +114,7 @@ class TieredStore:
         await self._versions.put(converted)
 
     async def verify(self, digest: str) -> None:
-        """Check every byte of the copy on this disk, mend it from Redis if it is damaged.
+        """Check every byte of the copy on this disk, mend it from memory or Redis if it is damaged.
 
         Raises `VersionUnavailable` or `StoreUnavailable` when it cannot be mended.
         """

@@ -33,9 +33,13 @@ class Versions:
         self._unsent: set[str] = set()
 
     async def get(self, digest: str) -> Converted:
-        """From the first tier that has it. All who ask meanwhile share one read."""
+        """From the first tier that has it. All who ask meanwhile share one read.
+
+        What memory has is right whatever became of its file; but one that was written to is looked
+        at now, while there is something to mend it from.
+        """
         kept = self._memory.get(digest)
-        if kept is not None:
+        if kept is not None and not await self._link.run(partial(self._disk.changed, digest)):
             self._stats.memory_hits += 1
             return kept
         self._stats.memory_misses += 1
@@ -47,21 +51,19 @@ class Versions:
         """On disk when this returns; in Redis too, or as soon as it is back."""
         digest = converted.digest
         await self._link.run(partial(self._disk.put, converted))
-        mapped = await self._from_disk(digest)
-        if mapped is None:
+        kept = await self._from_disk(digest)
+        if kept is None:
             raise VersionUnavailable(digest, "the copy just written cannot be read back")
-        self._keep(mapped)
+        self._keep(kept)
         if not self._link.configured:
             return
         try:
-            await self._link.call(lambda redis: redis.put(mapped))
+            await self._link.call(lambda redis: redis.put(kept))
         except StoreError as error:
             self._later(digest, error)
 
     async def verify(self, digest: str) -> None:
         """Read all of the copy on this disk again; a damaged one is replaced or reported."""
-        self._memory.drop(digest)
-        await self._link.run(partial(self._disk.forget, digest))
         self._keep(await self._shared(digest))
 
     async def bring_here(self, digests: Iterable[str]) -> bool:
@@ -139,6 +141,10 @@ class Versions:
             self._stats.disk_hits += 1
             return found
         self._stats.disk_misses += 1
+        kept = self._memory.get(digest)
+        if kept is not None:
+            await self._restore(kept)
+            return kept
         if not self._link.configured:
             raise VersionUnavailable(digest, "no intact copy on disk")
         found = await self._from_redis(digest)
@@ -165,6 +171,12 @@ class Versions:
             _LOG.error("copy of %s on disk moved to quarantine: %s", digest[:12], error)
             return None
 
+    async def _restore(self, kept: Converted) -> None:
+        try:
+            await self._link.run(partial(self._disk.put, kept))
+        except StoreError as error:
+            _LOG.error("copy of %s on disk cannot be mended: %s", kept.digest[:12], error)
+
     async def _from_redis(self, digest: str) -> Converted | None:
         """Fetch to the disk. None when Redis has no intact copy; a bad one is deleted."""
         try:
@@ -190,7 +202,7 @@ class Versions:
             # A full disk must not stop the service: this copy lives in memory alone.
             _LOG.error("cannot keep %s on disk: %s", digest[:12], error)
             again = redis.fetch(digest)
-            return None if again is None else decode(memoryview(b"".join(again)), digest)
+            return None if again is None else decode(b"".join(again), digest)
         return self._disk.get(digest)
 
     async def _send(self, digest: str) -> None:

@@ -79,22 +79,55 @@ def test_putting_over_a_damaged_copy_mends_it(tmp_path: Path) -> None:
     assert _same(Disk(tmp_path).get(content(1).digest), content(1))
 
 
-def test_content_is_verified_once_by_each_process_and_again_when_the_file_changes(
-    tmp_path: Path,
-) -> None:
-    first = Disk(tmp_path)
-    first.put(content(1))
-    assert first.get(content(1).digest)
+def test_what_was_read_stays_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.put(content(1))
+    held = disk.get(content(1).digest)
+    path = version_file(tmp_path, content(1).digest)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes(size - 4096))
+    assert _same(held, content(1))
+    os.truncate(path, 0)
+    assert _same(held, content(1))
+
+
+def test_every_byte_is_verified_at_every_read(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.put(content(1))
+    assert disk.get(content(1).digest)
     path = version_file(tmp_path, content(1).digest)
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(-1, os.SEEK_END)
-        file.write(b"\x01" if path.read_bytes()[-1] != 1 else b"\x02")
+        file.write(bytes([path.read_bytes()[-1] ^ 1]))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert first.get(content(1).digest), "same size and time: not read again"
-    os.utime(path)
-    with pytest.raises(CorruptBlob):
-        first.get(content(1).digest)
+    with pytest.raises(CorruptBlob, match="content"):
+        disk.get(content(1).digest)
+
+
+def test_no_memory_is_taken_for_what_a_file_only_says_that_it_has(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.put(content(1))
+    path = version_file(tmp_path, content(1).digest)
+    os.truncate(path, 2**40)
+    with pytest.raises(CorruptBlob, match=str(2**40)):
+        disk.get(content(1).digest)
+
+
+def test_a_file_has_changed_when_it_is_not_the_one_read_last(tmp_path: Path) -> None:
+    disk, other = Disk(tmp_path), Disk(tmp_path)
+    digest = content(1).digest
+    assert not disk.changed(digest), "there is none"
+    disk.put(content(1))
+    assert disk.changed(digest), "nobody has read it"
+    disk.get(digest)
+    assert not disk.changed(digest)
+    disk.put(content(1))
+    assert not disk.changed(digest)
+    other.receive(digest, encode(content(1)))
+    assert disk.changed(digest)
 
 
 def test_putting_again_keeps_the_file_and_makes_it_young(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_version_goes_and_comes_in_chunks(client: redis.Redis, tier: RedisTier
     assert chunks is not None
     parts = list(chunks)
     assert [len(part) for part in parts[:-1]] == [1024 * 1024] * 2
-    assert bytes(decode(memoryview(b"".join(parts)), big.digest).weights) == bytes(big.weights)
+    assert bytes(decode(b"".join(parts), big.digest).weights) == bytes(big.weights)
     longest = max(client.strlen(key) for key in client.scan_iter("lora:version:*"))
     assert longest == 1024 * 1024
     assert tier.has([big.digest, content(2).digest]) == {big.digest}
@@ -197,7 +197,7 @@ async def test_gone_and_back(
     assert tier.fetch(content(1).digest) is None
     tier.put(content(1))
     assert tier.swap(None, record())
-    assert decode(memoryview(_fetched(tier, 1)), content(1).digest)
+    assert decode(_fetched(tier, 1), content(1).digest)
 
 
 def test_a_redis_that_hangs_is_unavailable_after_the_timeout(redis_server: RedisServer) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from adapters.adapter import Converted
 from adapters.errors import StoreUnavailable, UnknownAdapter, VersionUnavailable
 from adapters.record import Record
-from lora_store.disk import Disk
 from lora_store.memory import Memory
 from lora_store.redis import RedisTier
 from lora_store.redis_values import dump
@@ -290,16 +288,6 @@ async def test_the_view_never_goes_back(tmp_path: Path) -> None:
         current = one.registry.snapshot.record("zh")
         one.store._take({"zh": replace(current, revision=1, served=content(1).digest)})
         assert one.serves("zh") == content(2).digest
-
-
-def test_what_is_sent_is_what_lies_on_disk(tmp_path: Path) -> None:
-    """The weights of a stored adapter are the mapped file itself, page-aligned."""
-    Disk(tmp_path).put(content(1, 10_000))
-    found: Converted | None = Disk(tmp_path).get(content(1, 10_000).digest)
-    assert found is not None
-    assert isinstance(found.weights, memoryview)
-    assert found.weights.nbytes == found.nbytes
-    assert type(found.weights.obj).__name__ == "mmap"
 
 
 def test_serving_what_is_converted_needs_no_numpy() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,25 @@ from lora_store.disk import Disk
 from lora_store.redis import RedisTier
 from tests.support.adapter_store import (
     becomes,
+    copies,
     gateway,
     listening,
+    overwrite,
     record,
     version_file,
 )
+from tests.support.full_disk import full_disk
 from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer
+
+Damage = Callable[[Path], None]
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, 5000)
+
+
+DAMAGES = [overwrite, _truncate]
 
 
 @pytest.mark.parametrize("how", ["flushall", "kill"])
@@ -78,23 +91,56 @@ async def test_a_damaged_disk_copy_is_replaced_from_redis(
     assert (tmp_path / "quarantine" / path.name).exists()
 
 
-async def test_verify_reads_again_what_was_verified_before(
-    tmp_path: Path, redis_server: RedisServer
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_copy_damaged_while_it_is_served_is_mended_from_memory(
+    tmp_path: Path, damage: Damage
 ) -> None:
-    async with gateway(tmp_path, redis_server) as one:
+    digest = content(1).digest
+    async with gateway(tmp_path, None) as one:
         await one.add("zh", 1)
-        await one.store.verify(content(1).digest)
-        path = version_file(tmp_path, content(1).digest)
-        before = path.stat()
-        with path.open("r+b") as file:
-            file.seek(-2, os.SEEK_END)
-            file.write(b"\x55\xaa")
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        await one.store.get(content(1).digest)
-        assert one.store.stats.corrupt_copies == 0
-        await one.store.verify(content(1).digest)
-        assert one.store.stats.corrupt_copies == 1
+        damage(version_file(tmp_path, digest))
         assert await one.holds(1)
+        assert one.store.stats.corrupt_copies == 1
+        assert (tmp_path / "quarantine" / f"{digest}.lora").exists()
+        assert Disk(tmp_path).get(digest)
+        assert await one.holds(1)
+        assert one.store.stats.corrupt_copies == 1
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_copy_is_served_from_memory_where_the_disk_is_full(
+    tmp_path: Path, damage: Damage
+) -> None:
+    async with gateway(tmp_path, None) as one:
+        await one.add("zh", 1)
+        damage(version_file(tmp_path, content(1).digest))
+        with full_disk(2048):
+            assert await one.holds(1)
+            assert await one.holds(1)
+        assert one.store.stats.corrupt_copies == 1
+        assert copies(tmp_path) == set()
+        await one.store.verify(content(1).digest)
+        assert copies(tmp_path) == {content(1).digest}
+
+
+@pytest.mark.parametrize("redis_too", [False, True])
+async def test_verify_finds_what_no_time_or_size_tells(
+    tmp_path: Path, redis_server: RedisServer, redis_too: bool
+) -> None:
+    digest = content(1).digest
+    memory_bytes = 0 if redis_too else 2**20
+    server = redis_server if redis_too else None
+    async with gateway(tmp_path, server, memory_bytes=memory_bytes) as one:
+        await one.add("zh", 1)
+        path = version_file(tmp_path, digest)
+        before = path.stat()
+        overwrite(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await one.store.verify(digest)
+        assert one.store.stats.corrupt_copies == 1
+        assert Disk(tmp_path).get(digest)
+        assert await one.holds(1)
+        assert one.store.stats.corrupt_copies == 1
 
 
 async def test_a_damaged_copy_in_redis_is_replaced_from_a_disk(

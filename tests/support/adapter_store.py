@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +34,15 @@ def record(name: str = "zh", number: int = 1) -> Record:
 def version_file(root: Path, digest: str) -> Path:
     """Where a `Disk` in the folder `root` keeps a version."""
     return root / "versions" / digest[:2] / f"{digest}.lora"
+
+
+def overwrite(path: Path) -> None:
+    """Other weights in a version's file, in place and of the same size."""
+    with path.open("r+b") as file:
+        file.seek(-1024, os.SEEK_END)
+        weights = file.read()
+        file.seek(-1024, os.SEEK_END)
+        file.write(bytes(byte ^ 0x55 for byte in weights))
 
 
 def copies(root: Path) -> set[str]:
