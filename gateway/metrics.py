@@ -39,7 +39,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "gateway_requests_total",
-            "Requests answered, by path and status (499: the client left).",
+            "Requests that have ended, by path and the status of their end, which the headers of a "
+            "stream do not tell (499: the client left).",
             ["path", "status"],
             registry=self.registry,
         )

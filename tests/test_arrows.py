@@ -64,7 +64,7 @@ ALLOWED: dict[str, str] = {
     "gateway.http": "gateway.config gateway.errors",
     "gateway.config": "gateway.scheduling gateway.parsers lora_store guides",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
-    "gateway.observability": "gateway.generation gateway.errors adapters",
+    "gateway.observability": "gateway.generation adapters",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors",
     "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters guides",
     "gateway.generation": "gateway.deltas gateway.parsers adapters guides",

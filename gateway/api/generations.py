@@ -266,8 +266,11 @@ async def _answer(request: Request, prepared: _Prepared) -> Response:
         include_usage = prepared.include_usage
 
         async def write(body: EventBody) -> None:
+            if service.settings.keep_alive_in_queue:
+                body.expect()
             sink = answer.stream(body, include_usage=include_usage)
-            await generate(service, context, batch, sink)
+            # Not before it is its turn: behind a comment no refusal by the queue is a 503.
+            await generate(service, context, batch, sink, on_place=body.expect)
 
         return EventStream(write, headers, service.settings.keep_alive, account)
     collector = Collector(batch.choices)

@@ -1,4 +1,7 @@
-"""Pure ASGI middleware: a request id on every answer; one log line, count and span per request."""
+"""Pure ASGI middleware: a request id on every answer; one log line, count and span per request.
+
+A request counts as what it ended with: the headers of a stream say 200 before anybody knows.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,7 @@ class RequestLog:
         except BaseException as unexpected:  # a panic in Rust is no Exception
             context.error = type(unexpected).__name__
             if status != _LEFT:
+                context.late_status = status_of(unexpected)
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             told, headers, body = answer(InternalError("The server had an unexpected error."))
@@ -82,11 +86,12 @@ class RequestLog:
             del scope[_CONTEXT]
             # Unmatched paths share one label: a scanner must not fill the metrics.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
-            service.metrics.requests.labels(path, str(status)).inc()
-            facts = context.facts(scope["method"], path, status)
+            ended = context.late_status or status
+            service.metrics.requests.labels(path, str(ended)).inc()
+            facts = context.facts(scope["method"], path, ended)
             log_request(log, facts)
             if context.span is not None:
-                context.span.end(facts)
+                context.span.end(facts, told=status)
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -11,7 +11,7 @@ from types import TracebackType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.failures import Failure, envelope
+from gateway.api.failures import Failure, envelope, status_of
 from gateway.api.request_log import context_of
 from gateway.errors import ClientDisconnected, InternalError, ShuttingDown
 from gateway.http.protocol import CHUNKS, ChunkWriter
@@ -86,9 +86,15 @@ class EventBody:
         self._waiting = b""
         self._sending = asyncio.Lock()
         self._comments: asyncio.Task[None] | None = None
-        # A timer and no task: the first frame is rarely late.
-        self._timer = asyncio.get_running_loop().call_later(patience_s, self._lose_patience)
+        self._timer: asyncio.TimerHandle | None = None
         self.started = False
+
+    def expect(self) -> None:
+        """From now on the first frame is late after `patience_s`; called again, changes nothing."""
+        if self._timer is None:
+            # No task: the first frame is rarely late.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._patience_s, self._lose_patience)
 
     def write(self, data: bytes) -> bool:
         """False when `drain` should be awaited before the next one."""
@@ -112,7 +118,8 @@ class EventBody:
 
     def be_patient(self) -> None:
         """No comments any more."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._comments is not None:
             self._comments.cancel()
 
@@ -143,8 +150,9 @@ class EventStream(Response):
     """Sends frames as they are written, then ``data: [DONE]``.
 
     The first frame is awaited before the headers, so that a refusal by the engine is a real 4xx
-    or 5xx; only when it takes longer than `patience_s` do headers and comments go out first, so
-    that proxies keep the line. An error after the headers is one frame with an `error` object.
+    or 5xx; only when it takes longer than `patience_s` after `EventBody.expect` do headers and
+    comments go out first, so that proxies keep the line. An error after the headers is one frame
+    with an `error` object.
     Everything runs in one task. (sse-starlette costs twice as much CPU per frame, and Starlette's
     StreamingResponse does not wait for the first frame.)
     """
@@ -179,7 +187,8 @@ class EventStream(Response):
         except Exception as error:
             if not body.started:
                 raise
-            context_of(scope).error = type(error).__name__
+            context = context_of(scope)
+            context.error, context.late_status = type(error).__name__, status_of(error)
             if isinstance(error, ClientDisconnected):
                 return
             end = _failure(error) + DONE

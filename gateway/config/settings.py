@@ -96,7 +96,9 @@ class Settings(BaseSettings):
         1024, ge=0, description="Requests that may wait for their turn; more are refused with 503."
     )
     queue_timeout: Seconds = Field(
-        30.0, description="Seconds that a request may wait for its turn; it then gets 503."
+        30.0,
+        description="Seconds that a request may wait for its turn; it then gets 503. With "
+        "GATEWAY_KEEP_ALIVE added, less than what proxies wait for a first byte.",
     )
     tenant_share: float = Field(
         0.75,
@@ -146,8 +148,13 @@ class Settings(BaseSettings):
     )
     keep_alive: Seconds = Field(
         10.0,
-        description="Seconds without a first token after which a stream sends its headers and "
-        "then, as often, a comment, so that proxies keep the line.",
+        description="Seconds without a first token after which a stream whose turn it is sends "
+        "its headers and then, as often, a comment, so that proxies keep the line.",
+    )
+    keep_alive_in_queue: bool = Field(
+        False,
+        description="Whether a stream does so before its turn, too. A refusal by the queue is then "
+        "an error behind a 200, which clients do not try again.",
     )
     cors_origins: list[str] = Field(
         default_factory=list,

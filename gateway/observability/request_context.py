@@ -38,6 +38,7 @@ class RequestContext:
         replica: the endpoint that was asked last.
         batch: what is generated, with its meter.
         error: the class of the error that the answer is or ended with.
+        late_status: that of an error which came behind the headers, None without one.
         started: in `time.perf_counter`.
     """
 
@@ -50,6 +51,7 @@ class RequestContext:
     replica: str | None = None
     batch: Batch | None = None
     error: str | None = None
+    late_status: int | None = None
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -63,6 +65,7 @@ class RequestContext:
     def facts(self, method: str, path: str, status: int) -> dict[str, object]:
         """The fields of the request's log line, None for what the request does not have.
 
+        `status` is what the request ended with, which headers that went out before cannot tell.
         `prompt_tokens` are those of the request, whatever came of it: the bill is the usage log.
         `finish` has the reason of each choice that came to its end. `ttft_ms`, the time to the
         first token, and `duration_ms` count from the request's headers.

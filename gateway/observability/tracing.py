@@ -23,7 +23,6 @@ from opentelemetry.trace import Tracer as OtelTracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adapters.record import selected_name
-from gateway.errors import ClientDisconnected
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
 # Of the facts of a request's log line. Its times are in the span itself.
 _ATTRIBUTES = {
     "path": "http.route",
-    "status": "http.response.status_code",
     "error": "error.type",
     "tenant": "gateway.tenant",
     "model": "gen_ai.response.model",
@@ -112,10 +110,11 @@ class RequestSpan:
         )
         return AttemptSpan(span)
 
-    def end(self, facts: Mapping[str, object]) -> None:
-        """`facts` are those of `RequestContext.facts`."""
+    def end(self, facts: Mapping[str, object], told: int) -> None:
+        """`facts` are those of `RequestContext.facts`, `told` is the status of the headers."""
         span, path, status = self._span, facts["path"], facts["status"]
         span.update_name(f"{facts['method']} {path}")
+        span.set_attribute("http.response.status_code", told)
         for fact, name in _ATTRIBUTES.items():
             value = facts[fact]
             if isinstance(value, str | int | list):
@@ -127,11 +126,8 @@ class RequestSpan:
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000
             span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
-        # Neither a client's mistake nor its leaving is an error of the server. What comes behind
-        # the headers shows in no status.
-        failed = isinstance(status, int) and status >= 500
-        late = status == 200 and facts["error"] not in (None, ClientDisconnected.__name__)
-        if failed or late:
+        # Neither a client's mistake nor its leaving is an error of the server.
+        if isinstance(status, int) and status >= 500:
             span.set_status(StatusCode.ERROR)
         span.end()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -20,19 +21,28 @@ from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Aside
 
 
-async def generate(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
+async def generate(
+    service: Service,
+    request: RequestContext,
+    batch: Batch,
+    sink: Sink,
+    *,
+    on_place: Callable[[], None] = lambda: None,
+) -> None:
     """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
-    Each choice begins when it has a place, those of one request in their order. Cancelled, or at an
+    Each choice begins when it has a place, those of one request in their order; `on_place` is
+    called for each, before the engine is asked. Cancelled, or at an
     error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
     RequestTimeout at its deadline, and InvalidRequest for more beams than can ever have a turn.
     """
     try:
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
+                on_place()
                 await _generation(service, request, batch, 0, sink)
         else:
-            await _several(service, request, batch, sink)
+            await _several(service, request, batch, sink, on_place)
     except TimeoutError:
         raise RequestTimeout(batch.timeout_s) from None
 
@@ -54,7 +64,13 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
     )
 
 
-async def _several(service: Service, request: RequestContext, batch: Batch, sink: Sink) -> None:
+async def _several(
+    service: Service,
+    request: RequestContext,
+    batch: Batch,
+    sink: Sink,
+    on_place: Callable[[], None],
+) -> None:
     """A task for each choice, from when it has a place."""
     late: TimeoutError | None = None
     try:
@@ -66,6 +82,7 @@ async def _several(service: Service, request: RequestContext, batch: Batch, sink
                     # Those that run have the same deadline, and tell the engine that it was that.
                     late = error
                     break
+                on_place()
                 work = _generation(service, request, batch, index, sink)
                 # Not in the task: cancelled before its first step, it would never come there.
                 tasks.create_task(work).add_done_callback(partial(_leave, permit))

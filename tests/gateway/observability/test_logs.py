@@ -120,7 +120,7 @@ async def test_an_error_behind_the_headers_is_in_the_line(
         logging.getLogger().handlers.clear()
     found = [line for line in _lines(capfd.readouterr().err) if "method" in line]
     late, unknown = found
-    assert (late["status"], late["error"], late["finish"]) == (200, "EngineUnavailable", [])
+    assert (late["status"], late["error"], late["finish"]) == (503, "EngineUnavailable", [])
     assert (late["prompt_tokens"], late["completion_tokens"]) == (3, 2)
     assert (unknown["status"], unknown["error"], unknown["model"]) == (404, "ModelNotFound", None)
     assert unknown["prompt_tokens"] is None

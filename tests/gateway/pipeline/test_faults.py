@@ -221,13 +221,16 @@ async def test_a_mistake_in_the_background_ends_the_server(
     assert "the gateway cannot go on" in caplog.text
 
 
-async def test_a_slow_first_token_keeps_the_line_and_the_decoder(tokenizer_dir: Path) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_slow_first_token_keeps_the_line_and_the_decoder(
+    tokenizer_dir: Path, n: int
+) -> None:
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
     async with (
         serving(servicer) as endpoint,
         running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
     ):
-        body = {"model": "m", "prompt": "x", "stream": True}
+        body = {"model": "m", "prompt": "x", "stream": True, "n": n}
         data = b""
         async with client.stream("POST", "/v1/completions", json=body) as response:
             async for piece in response.aiter_bytes():

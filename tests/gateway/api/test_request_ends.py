@@ -1,0 +1,96 @@
+"""A request counts as what it ended with, and not as what the headers of its stream said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
+
+TEXT = "hello"
+URL = "/v1/completions"
+STREAM = {"model": "m", "prompt": "xyz", "stream": True}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    return tmp_path
+
+
+def _counted(service: object, status: int) -> float:
+    return metric_of(service, "gateway_requests_total", path=URL, status=str(status))
+
+
+@pytest.mark.parametrize(("fault", "status"), [(None, 200), ("abort", 503), ("stall", 504)])
+async def test_a_stream_that_ends_in_an_error_frame(
+    folder: Path, fault: Fault | None, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, request_timeout=2 if fault == "stall" else 60) as (
+            client,
+            service,
+            _,
+        ),
+    ):
+        with caplog.at_level(logging.INFO, "gateway.requests"):
+            answer = await client.post(URL, json=STREAM)
+        assert answer.status_code == 200
+        assert ('"error"' in answer.text) is (fault is not None)
+        assert _counted(service, status) == 1
+        assert _counted(service, 200) == (status == 200)
+    assert f"POST {URL} {status} " in caplog.text
+
+
+async def test_a_client_that_leaves_its_stream(folder: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
+    async with serving(servicer) as endpoint, running(folder, endpoint) as (client, service, _):
+        async with client.stream("POST", URL, json=STREAM) as answer:
+            assert answer.status_code == 200
+        async with asyncio.timeout(60):
+            while not _counted(service, 499):
+                await asyncio.sleep(0.01)
+        assert _counted(service, 200) == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_refusal_by_the_queue_comes_before_headers(folder: Path, n: int) -> None:
+    """However soon comments would come: they are for streams whose turn it is."""
+    servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_in_flight=1, queue_timeout=1, keep_alive=0.1) as (
+            client,
+            service,
+            _,
+        ),
+    ):
+        async with client.stream("POST", URL, json=STREAM):
+            refused = await client.post(URL, json=STREAM | {"n": n})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        assert refused.headers["x-should-retry"] == "true"
+        assert _counted(service, 503) == 1
+
+
+async def test_comments_in_the_queue_where_they_are_wanted(folder: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
+    settings = {"max_in_flight": 1, "queue_timeout": 1, "keep_alive": 0.1}
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, keep_alive_in_queue=True, **settings) as (client, service, _),
+    ):
+        async with client.stream("POST", URL, json=STREAM):
+            refused: httpx.Response = await client.post(URL, json=STREAM)
+        assert refused.status_code == 200
+        assert refused.text.startswith(": keep-alive\n\n")
+        assert '"code":"overloaded"' in refused.text
+        assert _counted(service, 503) == 1
