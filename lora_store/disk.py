@@ -91,7 +91,7 @@ class Disk:
 
     def put(self, converted: Converted) -> None:
         """Keep a version. An intact copy that is there already is left alone."""
-        with contextlib.suppress(CorruptBlob):
+        with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
                 # Its age counts from now on: it is wanted again.
                 path = self._path(converted.digest)

@@ -2,10 +2,10 @@
 
 Versions. `put` writes the disk, then Redis; a Redis that is away gets it later. `get` asks memory,
 disk and Redis in that order, once for all who ask at the same time. Whatever it gives was verified
-in memory that no file backs. A disk copy that fails its checksum is moved away and replaced from
-memory or Redis. What Redis lacks but some disk has is asked for on the channel, and whoever has it
-puts it. Every store copies all versions in use to its own disk, so each disk is complete and Redis
-may lose everything.
+in memory that no file backs. A disk copy that fails its checksum is moved away; it, and one that
+cannot be read, is replaced from memory or Redis. What Redis lacks but some disk has is asked for on
+the channel, and whoever has it puts it. Every store copies all versions in use to its own disk, so
+each disk is complete and Redis may lose everything.
 
 Records. The disk and Redis each hold a copy of every record, and copies are joined by
 `adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is

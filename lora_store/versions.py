@@ -169,7 +169,9 @@ class Versions:
         except CorruptBlob as error:
             self._stats.corrupt_copies += 1
             _LOG.error("copy of %s on disk moved to quarantine: %s", digest[:12], error)
-            return None
+        except StoreError as error:
+            _LOG.error("copy of %s on disk cannot be read: %s", digest[:12], error)
+        return None
 
     async def _restore(self, kept: Converted) -> None:
         try:

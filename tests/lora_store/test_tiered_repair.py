@@ -124,6 +124,25 @@ async def test_a_damaged_copy_is_served_from_memory_where_the_disk_is_full(
 
 
 @pytest.mark.parametrize("redis_too", [False, True])
+async def test_a_copy_that_cannot_be_read_is_replaced(
+    tmp_path: Path, redis_server: RedisServer, redis_too: bool
+) -> None:
+    """As on a disk with bad sectors."""
+    memory_bytes = 0 if redis_too else 2**20
+    server = redis_server if redis_too else None
+    async with gateway(tmp_path, server, memory_bytes=memory_bytes) as one:
+        await one.add("zh", 1)
+        path = version_file(tmp_path, content(1).digest)
+        path.unlink()
+        path.symlink_to("/proc/self/mem")
+        with path.open("rb") as file, pytest.raises(OSError, match="Input/output error"):
+            file.read(1)
+        assert await one.holds(1)
+        assert not path.is_symlink()
+        assert Disk(tmp_path).get(content(1).digest)
+
+
+@pytest.mark.parametrize("redis_too", [False, True])
 async def test_verify_finds_what_no_time_or_size_tells(
     tmp_path: Path, redis_server: RedisServer, redis_too: bool
 ) -> None:
