@@ -83,8 +83,8 @@ def _grown(blocks: Array, count: int) -> Array:
 
 @dataclass(slots=True)
 class _Stored:
-    keys: Array
-    values: Array
+    slot: int
+    """Where in the pool's arrays it is."""
     priority: int
     expires: float | None
 
@@ -95,6 +95,9 @@ class BlockPool:
     Stored blocks live in the part of the budget that running requests do not use, and are
     evicted by priority, then least recently used. A block's name is the digest of all tokens up
     to its end and of the LoRA task, since keys and values depend on all of them.
+
+    They lie in two arrays that are as large as the budget and are never given back, as on a device:
+    blocks that come and go one by one would leave the process with holes that nothing else fits.
     """
 
     def __init__(self, max_blocks: int, tokens_per_block: int, reuse: bool) -> None:
@@ -104,6 +107,11 @@ class BlockPool:
         self.used = 0
         self._totals = KvCacheMetrics()
         self._stored: dict[bytes, _Stored] = {}
+        # ``[max_blocks, ...]``, made with the first block; what holds none takes no memory yet.
+        self._keys: Array | None = None
+        self._values: Array | None = None
+        # Those that were used before are used first.
+        self._free = list(range(max_blocks - 1, -1, -1))
         self._by_priority: dict[int, OrderedDict[bytes, None]] = {}
         self._expiries: list[tuple[float, bytes]] = []
 
@@ -125,13 +133,13 @@ class BlockPool:
         The last prompt token is never reused, since its logits are needed.
         """
         reused = 0
-        if self.reuse:
+        if self._keys is not None and self._values is not None:
             usable = (len(tokens) - 1) // self.tokens_per_block
             names = self.names(tokens[: usable * self.tokens_per_block], task)
             while reused < len(names) and names[reused] in self._stored:
-                block = self._stored[names[reused]]
-                cache.keys[reused] = block.keys
-                cache.values[reused] = block.values
+                slot = self._stored[names[reused]].slot
+                cache.keys[reused] = self._keys[slot]
+                cache.values[reused] = self._values[slot]
                 reused += 1
             for name in reversed(names[:reused]):
                 self._touch(name)
@@ -170,13 +178,17 @@ class BlockPool:
         fresh = [i for i, name in enumerate(names) if name not in self._stored]
         fresh = fresh[: self.max_blocks - self.used]
         self._evict_to(self.max_blocks - self.used - len(fresh))
+        if self._keys is None or self._values is None:
+            self._keys = np.empty((self.max_blocks, *cache.keys.shape[1:]), np.float32)
+            self._values = np.empty((self.max_blocks, *cache.values.shape[1:]), np.float32)
         for i in reversed(fresh):
             first = i * self.tokens_per_block
             priority, lasting = _retention(retention, first, first >= prompt_tokens)
             expires = None if lasting is None else time.monotonic() + lasting
-            self._stored[names[i]] = _Stored(
-                cache.keys[i].copy(), cache.values[i].copy(), priority, expires
-            )
+            slot = self._free.pop()
+            self._keys[slot] = cache.keys[i]
+            self._values[slot] = cache.values[i]
+            self._stored[names[i]] = _Stored(slot, priority, expires)
             if expires is not None:
                 heapq.heappush(self._expiries, (expires, names[i]))
             self._touch(names[i])
@@ -217,7 +229,7 @@ class BlockPool:
         while len(self._stored) > count:
             lowest = min(p for p, bucket in self._by_priority.items() if bucket)
             name, _ = self._by_priority[lowest].popitem(last=False)
-            del self._stored[name]
+            self._free.append(self._stored.pop(name).slot)
 
     def _expire(self, when: float, name: bytes) -> None:
         block = self._stored.get(name)
