@@ -1,11 +1,12 @@
 """Hours of ordinary and bad days: does memory, or the number of open files, grow?
 
-    python -m bench.soak [--minutes 20] [--clients 24] [--out DIR]
+    python -m bench.soak [--minutes 30] [--clients 24] [--out DIR]
 
 Starts the local stack (a real Triton, Redis and the gateway), lets clients ask it without a pause
 (whole answers, streams, clients that leave, wrong requests; with and without adapters), and looks
-at each server every second. DIR gets `soak.csv` and `soak.svg`. The exit code is 1 when one of them
-ended larger than it was after a quarter of the time, by more than a little.
+at each server every second, at Triton and the processes of its models apart. DIR gets `soak.csv`
+and `soak.svg`. The exit code is 1 when one of them ended larger than it was after a quarter of the
+time, by more than a little.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ READY_WITHIN_S = 180
 EVERY_S = 1.0
 # Growth that is no leak: an allocator's habits, and a connection more or less.
 RSS_SLACK, FILES_SLACK = 0.05, 16
-_COLOURS = {"gateway": COLOURS[0], "triton": COLOURS[1], "redis": COLOURS[2]}
+# Triton's own process, whose frontend holds what clients and gateways do to it, and its models'.
+_COLOURS = dict(zip(("gateway", "triton", "models", "redis"), COLOURS, strict=False))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """`rss` in bytes, `files` open descriptors; both with the server's children."""
+    """`rss` in bytes, `files` open descriptors."""
 
     seconds: float
     server: str
@@ -53,7 +55,7 @@ class Sample:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("build/soak"))
     options = parser.parse_args()
@@ -77,7 +79,7 @@ def main() -> int:
             writer.writerow([f"{each.seconds:.1f}", each.server, each.rss, each.files])
     (options.out / "soak.svg").write_text(plot(samples), encoding="utf-8")
     print("outcomes:", dict(outcomes))
-    grown = [line for server in _COLOURS for line in growth(server, samples)]
+    grown = [line for server in _COLOURS for line in growth(server, samples, outcomes.total())]
     return 1 if grown else 0
 
 
@@ -102,18 +104,27 @@ async def _soak(state: State, clients: int, seconds: float) -> tuple[list[Sample
     samples: list[Sample] = []
     started = time.monotonic()
     while time.monotonic() < ends:
-        for server in _COLOURS:
-            rss, files = _footprint(state.pids[server])
+        for server, processes in _processes(state).items():
+            rss, files = _footprint(processes)
             samples.append(Sample(time.monotonic() - started, server, rss, files))
         await asyncio.sleep(EVERY_S)
     await asyncio.gather(*tasks)
     return samples, outcomes
 
 
-def _footprint(pid: int) -> tuple[int, int]:
-    process = psutil.Process(pid)
+def _processes(state: State) -> dict[str, list[psutil.Process]]:
+    gateway, triton, redis = (psutil.Process(state.pids[n]) for n in ("gateway", "triton", "redis"))
+    return {
+        "gateway": [gateway, *gateway.children(recursive=True)],
+        "triton": [triton],
+        "models": triton.children(recursive=True),
+        "redis": [redis],
+    }
+
+
+def _footprint(processes: Sequence[psutil.Process]) -> tuple[int, int]:
     rss = files = 0
-    for member in [process, *process.children(recursive=True)]:
+    for member in processes:
         with suppress(psutil.NoSuchProcess):
             rss += member.memory_info().rss
             files += member.num_fds()
@@ -152,8 +163,11 @@ async def _ask(client: httpx.AsyncClient, chance: random.Random) -> str:
         return "left"
 
 
-def growth(server: str, samples: Sequence[Sample]) -> list[str]:
-    """Prints how large a server was in the second and the last quarter; what grew, if anything."""
+def growth(server: str, samples: Sequence[Sample], requests: int) -> list[str]:
+    """Prints how large a server was in the second and the last quarter; what grew, if anything.
+
+    `requests` are those of the whole time, half of which came between the two.
+    """
     mine = [each for each in samples if each.server == server]
     quarter = max(1, len(mine) // 4)
     early, late = mine[quarter : 2 * quarter] or mine, mine[-quarter:]
@@ -161,7 +175,8 @@ def growth(server: str, samples: Sequence[Sample]) -> list[str]:
     files = [statistics.median(each.files for each in part) for part in (early, late)]
     print(
         f"{server}: RSS {rss[0] / 2**20:.1f} -> {rss[1] / 2**20:.1f} MiB, "
-        f"open files {files[0]:.0f} -> {files[1]:.0f} (medians of the second and last quarter)"
+        f"open files {files[0]:.0f} -> {files[1]:.0f} (medians of the second and last quarter), "
+        f"{(rss[1] - rss[0]) / 2**10 / max(1, requests / 2):+.2f} KiB a request"
     )
     grown = []
     if rss[1] > rss[0] * (1 + RSS_SLACK):
