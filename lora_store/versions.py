@@ -21,6 +21,9 @@ _LOG = logging.getLogger(__name__)
 # How long another gateway may take to put a version that Redis lost.
 _WANTED_S = 3.0
 _WANTED_POLL_S = 0.05
+# Versions read from the disk at once: each may be half a second of CPU. `Link` has more threads,
+# for records and Redis.
+_READS = 2
 
 
 class Versions:
@@ -31,6 +34,7 @@ class Versions:
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
         self._unsent: set[str] = set()
+        self._reading = asyncio.Semaphore(_READS)
 
     async def get(self, digest: str) -> Converted:
         """From the first tier that has it. All who ask meanwhile share one read.
@@ -165,7 +169,8 @@ class Versions:
 
     async def _from_disk(self, digest: str) -> Converted | None:
         try:
-            return await self._link.run(partial(self._disk.get, digest))
+            async with self._reading:
+                return await self._link.run(partial(self._disk.get, digest))
         except CorruptBlob as error:
             self._stats.corrupt_copies += 1
             _LOG.error("copy of %s on disk moved to quarantine: %s", digest[:12], error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.support.adapter_store import (
     gateway,
     listening,
     record,
+    version_file,
 )
 from tests.support.full_disk import full_disk
 from tests.support.lora_files import content
@@ -211,6 +213,36 @@ async def test_nobody_waits_for_a_redis_that_is_known_to_be_away(
                 connection.close()
         redis_server.start()
         await becomes(lambda: one.store.stats.unsent == 0)
+
+
+async def test_many_slow_reads_hold_up_no_change(tmp_path: Path) -> None:
+    """Such as those after an engine's restart; here they wait for whoever writes to a pipe."""
+    numbers = range(8)
+    paths = [version_file(tmp_path, content(number).digest) for number in numbers]
+    async with gateway(tmp_path, None, memory_bytes=0, poll_s=NEVER_S) as one:
+        for number, path in zip(numbers, paths, strict=True):
+            await one.add(f"a{number}", number)
+            path.unlink()
+            os.mkfifo(path)
+        reads = [asyncio.create_task(one.holds(number)) for number in numbers]
+        await becomes(lambda: one.store.stats.memory_misses == len(reads))
+        try:
+            async with asyncio.timeout(30):
+                await one.registry.remove("a0")
+            assert not any(read.done() for read in reads)
+        finally:
+            await becomes(
+                lambda: [_let_go(path) for path in paths] and all(r.done() for r in reads)
+            )
+        for read in reads:
+            with pytest.raises(VersionUnavailable):
+                await read
+
+
+def _let_go(pipe: Path) -> None:
+    """Opens it and closes it again, if anybody waits for that."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 async def test_a_full_disk_does_not_stop_serving(tmp_path: Path, redis_server: RedisServer) -> None:
