@@ -143,6 +143,14 @@ class EngineUnavailable(GatewayError):
     """Triton cannot be reached or is not ready."""
 
 
+class EngineUnreachable(EngineUnavailable):
+    """There is no connection to Triton. `why` is for operators: it may hold addresses."""
+
+    def __init__(self, message: str, *, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class Overloaded(GatewayError):
     """There is no place for the request, here or in the engine."""
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import EngineBroken, EngineUnavailable, GatewayError
+from gateway.errors import EngineBroken, EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import (
@@ -78,13 +78,15 @@ class TritonClient:
         return await self._transport.pieces(_SERVICE + "/ModelStreamInfer", pieces, metadata)
 
     async def model_ready(self, model: str) -> bool:
-        """Whether the server serves `model` now; False also when it cannot be reached.
+        """Whether the server serves `model` now.
 
-        Raises TimeoutError when it does not answer in time.
+        Raises EngineUnreachable without a connection, TimeoutError without an answer in time.
         """
         request = pb.ModelReadyRequest(name=model).SerializeToString()
         try:
             reply = await self._transport.unary(_SERVICE + "/ModelReady", request, _UNARY_TIMEOUT_S)
+        except EngineUnreachable:
+            raise
         except GatewayError:
             return False
         return bool(_parsed(pb.ModelReadyResponse, reply).ready)

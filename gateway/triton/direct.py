@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Dtype
-from gateway.errors import EngineUnavailable
+from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
 from gateway.triton.model_capabilities import StopModel, parameter
@@ -97,7 +97,11 @@ class DirectModel:
     @classmethod
     async def find(cls, client: TritonClient, name: str) -> DirectModel:
         """Raises GatewayError, TimeoutError when it is not served or Triton cannot be reached."""
-        if not await client.model_ready(name):
+        try:
+            served = await client.model_ready(name)
+        except EngineUnreachable as error:
+            raise EngineUnavailable(f"Triton at {client.endpoint}: {error.why}") from error
+        if not served:
             raise EngineUnavailable(f"Triton at {client.endpoint} does not serve {name!r}.")
         return cls(client, name, await client.model_config(name))
 

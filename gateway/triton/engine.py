@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gateway.deltas import TokenLogprob
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
@@ -126,7 +126,8 @@ class Engine:
                 self._client.disconnect()
         except GatewayError as error:
             self._missed = 0
-            self._lost(f"Triton at {self._client.endpoint}: {error.message}")
+            why = error.why if isinstance(error, EngineUnreachable) else error.message
+            self._lost(f"Triton at {self._client.endpoint}: {why}")
         else:
             self._missed = 0
         finally:

@@ -15,6 +15,7 @@ from gateway.errors import (
     EngineError,
     EngineStepFailed,
     EngineUnavailable,
+    EngineUnreachable,
     GatewayError,
     InvalidRequest,
     Overloaded,
@@ -111,3 +112,8 @@ def from_status(status: int, text: str) -> GatewayError:
         # An engine answers for a request within a call that succeeds.
         return EngineBroken(error.message)
     return error
+
+
+def no_connection(why: str) -> EngineUnreachable:
+    """`why` is for operators alone."""
+    return EngineUnreachable(_AWAY, why=why)

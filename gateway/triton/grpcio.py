@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from gateway.errors import GatewayError
-from gateway.triton.failures import Status, from_status
+from gateway.triton.failures import Status, from_status, no_connection
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import (
     LEFT_GRACE_S,
@@ -33,6 +33,7 @@ _OPTIONS = [
 ]
 # What grpc.aio says, as INTERNAL, when the server ended a call before the request was written.
 _NOT_SENT = "Internal error from Core"
+_NO_CONNECTION = "failed to connect to all addresses; last error: "
 _PIECE = 1 << 20
 
 T = TypeVar("T")
@@ -188,5 +189,7 @@ def _join(request: Message) -> bytes:
 
 def _translated(error: grpc.RpcError) -> GatewayError:
     details = str(error.details())
+    if details.startswith(_NO_CONNECTION):
+        return no_connection(details.removeprefix(_NO_CONNECTION))
     status = Status.UNAVAILABLE if details == _NOT_SENT else error.code().value[0]
     return from_status(status, details)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.model_capabilities import (
     ModelCapabilities,
     StopModel,
@@ -55,7 +55,11 @@ class ModelSelection:
 
 
 async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
-    """Reads what is there. Raises EngineUnavailable with a reason for each model considered."""
+    """Reads what is there.
+
+    Raises EngineUnreachable without a connection, TimeoutError, or EngineUnavailable with a reason
+    for each model considered.
+    """
     if wanted.mode == "token":
         return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
     if wanted.mode == "text":
@@ -63,6 +67,8 @@ async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
     served = await server.model_ready(wanted.core)
     try:
         return ModelSelection(await _core(server, wanted), "the core model takes token ids")
+    except EngineUnreachable:
+        raise
     except EngineUnavailable as error:
         why = error.message
     try:
@@ -87,6 +93,8 @@ async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:
     for model in (wanted.text_model,) if wanted.text_model else _TEXT_MODELS:
         try:
             return await _text_model(server, model, wanted)
+        except EngineUnreachable:
+            raise
         except EngineUnavailable as error:
             reasons.append(error.message)
     raise EngineUnavailable(" ".join(reasons))

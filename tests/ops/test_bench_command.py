@@ -112,7 +112,7 @@ def test_failures_are_counted_and_shown(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["core", "--url", "127.0.0.1:1", "--tokenizer-dir", "demo/model"], "does not serve"),
+        (["core", "--url", "127.0.0.1:1", "--tokenizer-dir", "demo/model"], "refused"),
         (["chat", "--gateway-url", "http://127.0.0.1:1"], "http://127.0.0.1:1"),
         (["core", "--max-input-len", "1"], "--max-input-len"),
         (["core", "--request-rate", "0"], "--request-rate"),

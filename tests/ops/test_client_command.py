@@ -225,7 +225,7 @@ def test_ids_from_a_file_need_no_tokenizer(run: Client, tmp_path: Path) -> None:
         (("--check-output",), "--output-tokens-csv"),
         (("--model-name", "tensorrt_llm_bls", "-n", "2"), "--num-return-sequences"),
         (("--model-name", "tensorrt_llm_bls", "--stop-after-ms", "9"), "--stop-after-ms"),
-        (("--url", "127.0.0.1:1"), "does not serve"),
+        (("--url", "127.0.0.1:1"), "Triton at 127.0.0.1:1: connection refused"),
     ],
 )
 def test_what_cannot_be_asked_is_said(run: Client, arguments: tuple[str, ...], error: str) -> None:

@@ -46,7 +46,7 @@ class Server:
 
     def __init__(self, ports: Ports) -> None:
         self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
-        self._http = f"{LOCALHOST}:{ports.triton_http}"
+        self.http = f"{LOCALHOST}:{ports.triton_http}"
         self._metrics = f"http://{LOCALHOST}:{ports.triton_metrics}/metrics"
 
     def generate(self, model: str, **body: Any) -> tuple[int, dict[str, Any]]:
@@ -63,7 +63,7 @@ class Server:
         ]
 
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(self._http, timeout=ANSWER_WITHIN)
+        connection = http.client.HTTPConnection(self.http, timeout=ANSWER_WITHIN)
         with contextlib.closing(connection):
             connection.request("POST", path, json.dumps(body))
             response = connection.getresponse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import socket
@@ -13,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.errors import EngineError, EngineUnavailable
-from gateway.triton.failures import Status, from_status
+from gateway.triton.failures import Status, no_connection
 from gateway.triton.http2 import headers
 from gateway.triton.http2.call import PREFIX, Call, PieceCall
 from gateway.triton.http2.connection import Connection
@@ -43,6 +44,7 @@ class Http2Transport:
         self._connections: list[Connection] = []
         self._dialling: asyncio.Task[bool] | None = None
         self._failures = 0
+        self._why = "closed"
         self._retry_at = 0.0
         self._closed = False
 
@@ -115,21 +117,21 @@ class Http2Transport:
     async def _connect(self) -> None:
         """Waits for one more connection.
 
-        Raises EngineUnavailable: at once while the server is known to be away, except to the one
+        Raises EngineUnreachable: at once while the server is known to be away, except to the one
         call in each pause that tries it.
         """
         if self._dialling is None:
             if self._closed or asyncio.get_running_loop().time() < self._retry_at:
-                raise from_status(Status.UNAVAILABLE, "")
+                raise no_connection(self._why)
             # asyncio calls a connection's protocol in the context of the task that connected it.
             # In this request's, whatever the connection logs as long as it lives would carry the
             # request's id, and what is known of the request would stay in memory as long.
             self._dialling = asyncio.create_task(self._dial(), context=Context())
         elif self._failures:
-            raise from_status(Status.UNAVAILABLE, "")
+            raise no_connection(self._why)
         # Whoever gives up leaves the attempt to those who wait for it too.
         if not await asyncio.shield(self._dialling):
-            raise from_status(Status.UNAVAILABLE, "")
+            raise no_connection(self._why)
 
     async def _dial(self) -> bool:
         connection = Connection(self._changed)
@@ -147,14 +149,15 @@ class Http2Transport:
                 # Not before the server has said how many streams it takes.
                 await connection.settled.wait()
             if not connection.has_room:
-                raise ConnectionError(connection.why_closed or "the server takes no streams")
+                raise ConnectionError(self._why_useless(connection))
         except (OSError, TimeoutError) as error:
             connection.abort()
             self._failures += 1
             pause = min(_FIRST_BACKOFF_S * 1.6 ** (self._failures - 1), _MAX_BACKOFF_S)
             self._retry_at = loop.time() + pause * random.uniform(0.8, 1.2)
+            self._why = _reason(error)
             if self._failures == 1:
-                log.warning("no connection to %s: %s", self._endpoint.authority, error or "timeout")
+                log.warning("no connection to %s: %s", self._endpoint.authority, self._why)
             return False
         except asyncio.CancelledError:  # by `close`; who waits for it was not cancelled
             connection.abort()
@@ -166,6 +169,13 @@ class Http2Transport:
         finally:
             self._dialling = None
 
+    def _why_useless(self, connection: Connection) -> str:
+        why = connection.why_closed or "the server takes no streams"
+        if connection.greeted or self._ssl is not None:
+            return why
+        # Triton's HTTP port closes the connection without a word.
+        return f"{why}; is this Triton's HTTP port, or one with TLS (grpcs://)?"
+
     def _changed(self, connection: Connection) -> None:
         if connection.gone.is_set():
             if connection in self._connections:
@@ -176,6 +186,14 @@ class Http2Transport:
             and any(other.has_room for other in self._connections if other is not connection)
         ):
             connection.close("not needed any more")
+
+
+def _reason(error: OSError | TimeoutError) -> str:
+    text = str(error)
+    # asyncio's text, which differs from uvloop's, may hold several addresses with one error each.
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
+        return "connection refused"
+    return text or f"no answer in {_CONNECT_TIMEOUT_S:g} seconds"
 
 
 def _prepare(transport: asyncio.BaseTransport) -> None:

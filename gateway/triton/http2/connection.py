@@ -61,6 +61,8 @@ class Connection(Wire):
         # A header block that goes on: stream, flags of its first frame, what has come.
         self._block: tuple[int, int, bytearray] | None = None
         self._draining = False
+        self.greeted = False
+        """Whether the server has sent settings, as HTTP/2 begins."""
         self.settled = asyncio.Event()
         """Set when the server's settings have come, or the connection is lost."""
 
@@ -336,6 +338,7 @@ class Connection(Wire):
                     raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {value} bytes")
                 self._uploads.max_frame = value
         self._answer(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        self.greeted = True
         self.settled.set()
         self._pump()
 

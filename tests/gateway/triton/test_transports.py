@@ -12,19 +12,21 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton import grpcio
 from gateway.triton.client import TritonClient
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, TransportName
-from ops.local_stack.ports import LOCALHOST
+from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.repository import PARAMETERS
 from tests.support.authority import Authority
-from tests.support.triton_server import MODEL, serving
+from tests.support.triton_server import MODEL, Server, serving
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
 TRANSPORTS: list[TransportName] = ["http2", "grpcio"]
+# What each of them says of the port that closes a connection without a word.
+HTTP_PORT = {"http2": "triton's http port", "grpcio": "socket closed"}
 KEY = {"triton-grpc-protocol-secret": "let me in"}
 
 
@@ -34,7 +36,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Server]:
     """A Triton that wants TLS, a certificate from the client, and a key for inference."""
     folder = tmp_path_factory.mktemp("tls")
     synthetic.build(folder / "engine", vocab_size=4096, tokens_per_second=200)
@@ -50,7 +52,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> 
         "--grpc-restricted-protocol=inference:secret=let me in",
     )
     with serving(folder, *options) as server:
-        yield f"grpcs://{server.grpc}"
+        yield server
+
+
+@pytest.fixture(scope="module")
+def endpoint(server: Server) -> str:
+    return f"grpcs://{server.grpc}"
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +140,11 @@ async def test_the_name_of_the_certificate(
 ) -> None:
     for name, right in (("triton.test", True), ("another.test", False)):
         async with client_of(f"{endpoint}#{name}", ConnectionOptions(transport, **known)) as client:
-            assert await client.model_ready("tensorrt_llm") is right
+            if right:
+                assert await client.model_ready("tensorrt_llm")
+            else:
+                with pytest.raises(EngineUnreachable):
+                    await client.model_ready("tensorrt_llm")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -152,9 +163,23 @@ async def test_without_what_tls_needs_the_server_is_away(
     else:
         endpoint = endpoint.removeprefix("grpcs://")
     async with client_of(endpoint, ConnectionOptions(transport, **known, metadata=KEY)) as client:
-        assert not await client.model_ready("tensorrt_llm")
+        with pytest.raises(EngineUnreachable):
+            await client.model_ready("tensorrt_llm")
         with pytest.raises(GatewayError):
             await count_tokens(client, 3)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_why_there_is_no_connection(server: Server, transport: TransportName) -> None:
+    with PortClaims() as claims:
+        nobody = f"{LOCALHOST}:{claims.take_free()}"
+    for endpoint, why in ((nobody, "refused"), (server.http, HTTP_PORT[transport])):
+        async with client_of(endpoint, ConnectionOptions(transport)) as client:
+            for _ in range(2):  # the second is told what the first has found
+                with pytest.raises(EngineUnreachable) as raised:
+                    await client.model_ready("tensorrt_llm")
+                assert why in raised.value.why.lower()
+                assert endpoint not in raised.value.message
 
 
 async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
