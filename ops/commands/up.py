@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="start Redis or Triton again when it dies, instead of ending",
+        help="start Redis or Triton again when it or a model of it dies, instead of ending",
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -65,6 +67,18 @@ class Child:
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def members(self) -> set[int]:
+        """The processes of its session that run, but for itself."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended meanwhile
+                # The name, in parentheses, may hold anything (proc(5)).
+                pid, *_, rest = re.split(r"[()]", path.read_text(errors="replace"))
+                state, _parent, _group, session, *_ = rest.split()
+                if int(session) == self.pid and state not in "ZX":
+                    found.add(int(pid))
+        return found - {self.pid}
 
     def how_it_ended(self) -> str:
         """What `exit_status` says, and the last lines of the log."""

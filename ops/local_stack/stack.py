@@ -23,6 +23,7 @@ START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to 
 STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the servers' own limits
 POLL_PERIOD = 0.05
 PROGRESS_PERIOD = 5.0
+MODELS_PERIOD = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Stack:
             logs / "gateway.log",
         )
         self._children = (self._redis, self._triton, self._gateway)
+        # The processes of Triton's models that were seen, and when they were looked at last.
+        self._models: set[int] = set()
+        self._looked = 0.0
+        self._model_lost = False
 
     def __enter__(self) -> Stack:
         self._clean_up()
@@ -138,20 +143,37 @@ class Stack:
         backoffs = {child.name: Backoff() for child in (self._redis, self._triton)}
         while True:
             for child in self._children:
-                if child.exit_status() is None:
+                if child.exit_status() is not None:
+                    how = child.how_it_ended()
+                elif child is self._triton and self._model_died():
+                    how = (
+                        "triton: the process of a model has died, which Triton neither notices nor "
+                        f"mends; the end of {child.log}:\n{child.last_lines()}"
+                    )
+                else:
                     continue
                 if not self._options.restart or child is self._gateway:
-                    raise StackError(child.how_it_ended())
-                self._start_again(child, backoffs[child.name])
+                    raise StackError(how)
+                self._start_again(child, how, backoffs[child.name])
             self._pause()
 
-    def _start_again(self, child: Child, backoff: Backoff) -> None:
+    def _model_died(self) -> bool:
+        """Whether a process is missing that a model ran in: Triton would say that it is ready."""
+        now = time.monotonic()
+        if now - self._looked > MODELS_PERIOD:
+            self._looked = now
+            self._models |= (running := self._triton.members())
+            self._model_lost = bool(self._models - running)
+        return self._model_lost
+
+    def _start_again(self, child: Child, how: str, backoff: Backoff) -> None:
         if (delay := backoff.died()) is not None:
-            say(f"{child.how_it_ended()}\n{child.name}: starting again in {delay:g} s")
+            say(f"{how}\n{child.name}: starting again in {delay:g} s")
         if backoff.is_due():
             self._end(child, grace=0)
             if child is self._triton:
                 remove_regions(self._shm_prefix)
+                self._models, self._model_lost = set(), False
             self._launch(child)
             backoff.started()
             self.state.write(self._options.state_dir)

@@ -18,6 +18,7 @@ from ops.commands.up import DEMO_MODEL
 from ops.local_stack.errors import StackError
 from ops.local_stack.ports import PortClaims
 from ops.local_stack.restart import Backoff
+from tests.support.gateway_process import body
 from tests.support.local_stack import Stack, Up
 
 pytestmark = pytest.mark.slow
@@ -185,6 +186,17 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         assert all(after.pids[name] != before.pids[name] for name in ("redis", "triton"))
         with redis.Redis.from_url(after.redis) as database:
             assert database.get("kept") == b"yes"
+
+        # Of a model whose process is gone, Triton says that it is ready.
+        for process in up.remember_processes():
+            if "/tensorrt_llm/1/model.py" in " ".join(process.cmdline()):
+                process.kill()
+        up.wait_for("triton: the process of a model has died")
+        deadline = time.monotonic() + 240
+        while httpx.post(f"{before.gateway}/v1/completions", json=body()).status_code != 200:
+            assert time.monotonic() < deadline, up.stderr
+            time.sleep(0.1)
+        assert up.state().pids["triton"] != after.pids["triton"]
         up.remember_processes()
         up.send(signal.SIGTERM)
         assert up.wait() == 0
