@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
         self._worker = worker
+        self._is_orphan = False
         self.exit_code = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -120,6 +121,8 @@ class Server(uvicorn.Server):
         if self.application.drain():
             await self._drain()
         await super().shutdown(sockets)
+        if self._worker is not None and self._is_orphan:
+            self._worker.clean_up()
 
     async def _drain(self) -> None:
         """Still answers, so that no connection is closed on a request that is on its way."""
@@ -136,7 +139,7 @@ class Server(uvicorn.Server):
     def _orphaned(self) -> None:
         assert self._worker is not None
         asyncio.get_running_loop().remove_reader(self._worker.parent)
-        self.should_exit = True
+        self.should_exit = self._is_orphan = True
 
 
 def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:

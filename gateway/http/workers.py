@@ -7,6 +7,7 @@ Python runs one core, so a machine with more has a worker for each. They share t
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -78,6 +79,12 @@ class Worker:
 
     def socket_of(self, index: int) -> Path:
         return self.folder / f"{index}.sock"
+
+    def clean_up(self) -> None:
+        """For a worker at its end whose parent has gone: the last one removes the folder."""
+        self.socket_of(self.index).unlink(missing_ok=True)
+        if not any(sibling.exists() for sibling in self.siblings):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Workers:

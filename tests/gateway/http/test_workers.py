@@ -78,11 +78,14 @@ def test_no_worker_outlives_its_parent(
 ) -> None:
     with _gateway(stack, tmp_path) as gateway:
         workers = _workers(gateway)
+        folder = Path(workers[0].environ()["GATEWAY_WORKER"].split(",", 4)[4])
+        assert folder.is_dir()
         gateway.process.send_signal(number)
         code = gateway.process.wait(HANGS_AFTER_S)
         assert code == (0 if number is signal.SIGTERM else -number)
         _, alive = psutil.wait_procs(workers, timeout=HANGS_AFTER_S)
         assert not alive
+        assert not folder.exists()
 
 
 def test_workers_without_redis_are_refused(tmp_path: Path) -> None:
