@@ -16,7 +16,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import parse_url
-from redis.exceptions import ClusterError, RedisClusterException, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    ClusterError,
+    RedisClusterException,
+    RedisError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
@@ -37,6 +42,25 @@ AWAY = (RedisConnectionError, RedisTimeoutError, OSError, ClusterError, RedisClu
 """Nobody answers, or nobody who may: a part of a cluster waits for its next master."""
 FAILURES = (RedisError, *AWAY)
 """Everything that a command can fail with."""
+
+
+def reason(error: BaseException | None) -> str:
+    """Why a command failed, in words for operators.
+
+    Not the client's own, which may hold the sentinels' passwords.
+    """
+    chain = []
+    while error is not None:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    if any(isinstance(each, AuthenticationError) for each in chain):
+        return "it refuses the user or password of its URL"
+    if any(isinstance(each, RedisTimeoutError) for each in chain):
+        return "no answer in time"
+    for each in chain:
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror.lower()
+    return type(chain[0]).__name__
 
 
 def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any:

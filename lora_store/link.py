@@ -26,6 +26,7 @@ class Link:
     def __init__(self, redis: RedisTier | None, stats: Stats) -> None:
         self._redis = redis
         self._stats = stats
+        self._told: bool | None = None
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-store")
 
     @property
@@ -90,8 +91,9 @@ class Link:
             raise
 
     def _set_up(self, up: bool, reason: str) -> None:
-        if up != self._stats.redis_up:
-            self._stats.redis_up = up
+        self._stats.redis_up = up
+        if up != self._told:
+            self._told = up
             _LOG.log(
                 logging.INFO if up else logging.WARNING,
                 "Redis answers" if up else f"Redis is away, going on from disk: {reason}",

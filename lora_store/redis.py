@@ -33,7 +33,7 @@ from adapters.errors import StoreError, StoreUnavailable
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
-from lora_store.connect import AWAY, channel_url, close, connect
+from lora_store.connect import AWAY, channel_url, close, connect, reason
 from lora_store.redis_values import (
     Description,
     StoredRecord,
@@ -267,11 +267,11 @@ class RedisTier:
                     message = await pubsub.get_message(timeout=timeout_s if asked else _QUIET_S)
                     if message is None:
                         if asked:
-                            raise TimeoutError("the server that tells of changes is silent")
+                            raise StoreUnavailable("the Redis that tells of changes is silent")
                         # Until it is told, a replaced master takes writes that will be lost.
                         watched = self._url.kind == "sentinel"
                         if watched and await asyncio.to_thread(self._channel_url) != url:
-                            raise TimeoutError("the sentinels name another master")
+                            raise StoreUnavailable("the sentinels name another master")
                         await pubsub.ping()
                     elif message["type"] == "message":
                         yield message["data"].decode(errors="replace")
@@ -316,6 +316,6 @@ def _translated() -> Iterator[None]:
         # Some versions of redis-py quote the sentinels' passwords in it.
         raise StoreUnavailable("no sentinel answers and names a master that is up") from None
     except AWAY as error:
-        raise StoreUnavailable(f"Redis does not answer: {error}") from error
+        raise StoreUnavailable(f"Redis cannot be used: {reason(error)}") from error
     except RedisError as error:
         raise StoreError(f"Redis refuses: {error}") from error

@@ -15,6 +15,7 @@ from gateway.errors import KeysUnavailable
 from gateway.tenancy.access import Access
 from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.record import KeyRecord, Uses, latest
+from lora_store.connect import reason
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,8 @@ class IssuedKeys:
         try:
             await self._run(self._copies.look)
         except KeysUnavailable as error:
-            # The text of Redis' client may hold the sentinels' passwords.
             cause = error.__cause__
-            failure = str(cause) if isinstance(cause, OSError) else type(cause).__name__
+            failure = str(cause) if isinstance(cause, OSError) else reason(cause)
         if failure == self._failure:
             return
         self._failure = failure

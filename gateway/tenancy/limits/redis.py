@@ -27,7 +27,7 @@ from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
 from gateway.tenancy.limits.script import Call, Own
 from lora_store import redis_url
-from lora_store.connect import FAILURES, close, connect, server_of
+from lora_store.connect import FAILURES, close, connect, reason, server_of
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class SharedLimits:
         self._inbox: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._up = False
+        self._why = ""
         self._closing = threading.Event()
         self._own: defaultdict[str, Own] = defaultdict(Own)
         """By tenant, what this gateway has in Redis; the thread's own."""
@@ -149,7 +150,9 @@ class SharedLimits:
 
     def _work(self, started: Callable[[], object]) -> None:
         if not self._connect():
-            log.warning("Redis is away; limits are counted as when_redis_is_away says")
+            log.warning(
+                "Redis is away (%s); limits are counted as when_redis_is_away says", self._why
+            )
         started()
         ended = False
         while not ended:
@@ -169,7 +172,7 @@ class SharedLimits:
             batch = []
             self._renew(at_once=ended)
         except FAILURES as error:
-            log.warning("limits are not shared now: Redis fails: %s", type(error).__name__)
+            log.warning("limits are not shared now: Redis fails: %s", reason(error))
             self._lose(batch)
         except Exception:  # this thread is what everybody waits for
             log.exception("limits are not shared now")
@@ -184,7 +187,8 @@ class SharedLimits:
                 self._url, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s
             )
             self._sha = self._client.script_load(script.SCRIPT)
-        except FAILURES:
+        except FAILURES as error:
+            self._why = reason(error)
             return False
         # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
         self._renewed = 0.0
