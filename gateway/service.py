@@ -208,7 +208,7 @@ async def _keys(
 async def _accounting(
     settings: Settings, configuration: ConfigurationFile, metrics: Metrics
 ) -> AsyncIterator[Accounting]:
-    """Limits and usage; on SIGHUP the configuration is read and the usage log opened again."""
+    """Limits and usage; on SIGHUP the configuration is read and the usage log's file looked at."""
     log = None
     if settings.usage_log is not None:
         log = UsageLog(settings.usage_log, on_failure=metrics.usage_lost.inc)
@@ -216,7 +216,7 @@ async def _accounting(
     def hung_up() -> None:
         configuration.reload_now()
         if log is not None:
-            log.reopen()
+            log.follow()
 
     def record(usage: Usage) -> None:
         metrics.count_usage(usage)

@@ -260,8 +260,8 @@ class Settings(BaseSettings):
     )
     usage_log: Path | None = Field(
         None,
-        description="File that gets a line of JSON for each request that was let in; opened again "
-        "on SIGHUP.",
+        description="File that gets a line of JSON for each request that was let in; begun anew "
+        "when it was renamed or deleted, at once on SIGHUP.",
     )
     store_dir: Path = Field(
         Path(".state/adapters"),

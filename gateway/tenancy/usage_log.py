@@ -1,19 +1,25 @@
 """The usage log: one line of JSON for each request that was let in, from which a bill can be made.
 
-A line is one write to a file opened for appending, so that several workers may share a file. It is
-written when the request ends, before the last byte of its answer goes out: whoever has seen the end
-of an answer finds it in the log.
+A line is one write to a file opened for appending, so that several workers may share a file: it is
+there as a whole or not at all. It is written when the request ends, before the last byte of its
+answer goes out: whoever has seen the end of an answer finds it in the log.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import math
 import os
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+
+_LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -56,45 +62,94 @@ class Usage:
 
 
 class UsageLog:
-    """Appends to one file. A line that cannot be written is counted and told, not raised."""
+    """Appends whole lines to the file of one name, which other processes may write to as well.
+
+    A line that cannot be written is counted and told, not raised.
+    """
 
     def __init__(self, path: Path, on_failure: Callable[[], object] = lambda: None) -> None:
         """Raises OSError when the file cannot be opened."""
         self._path = path
         self._on_failure = on_failure
-        self._file = _opened(path)
+        self._recent: list[bytes] = []
+        """The lines since the file was last looked at."""
+        self._look_at = time.monotonic() + _LOOK_S
         self._cut = False
+        """Whether the last line was cut and is still there."""
+        self._file = _opened(path)
 
     def write(self, usage: Usage) -> None:
-        line = orjson.dumps(usage) + b"\n"
-        if self._cut:
-            line = b"\n" + line  # after a line that a full disk cut, so that only that one is lost
+        if time.monotonic() >= self._look_at:
+            self.follow()
+        self._append(orjson.dumps(usage) + b"\n")
+
+    def follow(self) -> None:
+        """Goes on in a new file where the old one was renamed or deleted.
+
+        `write` calls it once a second, since to look costs as much as to write a line. What went to
+        a deleted file since the last time is written again. (Somebody may have read it before:
+        then the line is there twice, with one id. It would be lost otherwise.)
+        """
+        self._look_at = time.monotonic() + _LOOK_S
+        lines, self._recent = self._recent, []
+        held = os.fstat(self._file)
+        with suppress(OSError):  # what is wrong, opening it tells
+            if os.path.samestat(held, os.stat(self._path)):
+                return
+        deleted = held.st_nlink == 0
         try:
-            self._cut = os.write(self._file, line) < len(line)
+            file = _opened(self._path)
+        except OSError as error:
+            log.error("the usage log cannot be opened again: %s: %s", self._path, error.strerror)
+            for _ in lines if deleted else ():
+                self._failed("its file was deleted")
+            return
+        os.close(self._file)
+        self._file, self._cut = file, False
+        for line in lines if deleted else ():
+            self._append(line)
+
+    def close(self) -> None:
+        """Lines after this are lost, and counted so."""
+        self.follow()
+        self._look_at = math.inf
+        file, self._file = self._file, -1
+        os.close(file)
+
+    def _append(self, line: bytes) -> None:
+        text = b"\n" + line if self._cut else line
+        try:
+            written = os.write(self._file, text)
         except OSError as error:
             self._failed(error.strerror)
             return
-        if self._cut:
-            self._failed("the line was cut")
+        if written < len(text):
+            self._cut = not self._blanked(written)
+            self._failed("it was cut")
+            return
+        self._cut = False
+        self._recent.append(line)
+
+    def _blanked(self, size: int) -> bool:
+        """Makes the `size` bytes that were just written an empty line.
+
+        A full disk has room for that, as those bytes are there. They are not cut off, since another
+        process may have written behind them by now: so its line is a line of its own.
+        """
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        try:
+            start = os.lseek(self._file, 0, os.SEEK_CUR) - size
+            # While it is set, Linux appends wherever the offset is (pwrite(2), "BUGS").
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            return os.pwrite(self._file, b" " * (size - 1) + b"\n", start) == size
+        except OSError:  # a pipe, or a file system that never writes in place
+            return False
+        finally:
+            fcntl.fcntl(self._file, fcntl.F_SETFL, flags)
 
     def _failed(self, reason: str | None) -> None:
         self._on_failure()
         log.error("a usage record is lost: %s: %s", self._path, reason)
-
-    def reopen(self) -> None:
-        """Goes on in a new file after the old one was renamed; in the old one if that fails."""
-        try:
-            file = _opened(self._path)
-        except OSError as error:
-            log.error("the usage log stays where it was: %s: %s", self._path, error.strerror)
-            return
-        os.close(self._file)
-        self._file, self._cut = file, False
-
-    def close(self) -> None:
-        """Lines after this are lost, and counted so."""
-        file, self._file = self._file, -1
-        os.close(file)
 
 
 def _opened(path: Path) -> int:

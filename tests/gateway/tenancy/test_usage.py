@@ -14,10 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.tenancy.usage_log import Usage, UsageLog
 from ops.commands.up import DEMO_ADAPTERS
 from tests.support.fake_triton import FakeTriton, Fault, serving
-from tests.support.full_disk import full_disk
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
@@ -374,38 +372,3 @@ async def _load(
         gateway.process.send_signal(signal.SIGHUP)
     await asyncio.gather(*tasks)
     return seen
-
-
-def _usage(number: int) -> Usage:
-    return Usage(
-        id=str(number),
-        request_id="r",
-        tenant="t",
-        model="m",
-        adapter=None,
-        adapter_version=None,
-        prompt_tokens=1,
-        cached_tokens=0,
-        completion_tokens=2,
-        status=200,
-        finish=("stop",),
-        started=1.0,
-        ended=2.0,
-    )
-
-
-def test_a_disk_that_is_full_loses_counted_lines_and_no_others(tmp_path: Path) -> None:
-    lost: list[int] = []
-    log = UsageLog(tmp_path / "usage.jsonl", lambda: lost.append(1))
-    log.write(_usage(1))
-    size = (tmp_path / "usage.jsonl").stat().st_size
-    with full_disk(size + 10):
-        log.write(_usage(2))  # cut after 10 bytes
-        log.write(_usage(3))  # refused
-    log.write(_usage(4))
-    log.close()
-    log.write(_usage(5))
-    lines = (tmp_path / "usage.jsonl").read_text().splitlines()
-    assert [json.loads(line)["id"] for line in (lines[0], lines[-1])] == ["1", "4"]
-    assert len(lines) == 3
-    assert len(lost) == 3
