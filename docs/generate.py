@@ -19,7 +19,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from gateway.api.parameters import HARMLESS, NOT_SERVED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.config.settings import Settings
-from gateway.service import running_service
+from gateway.service import load_prompts, running_service
 from gateway.triton import names
 from ops.commands.up import DEMO_MODEL
 from ops.deployment.fields import FIELDS
@@ -162,7 +162,7 @@ async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
         settings = Settings(
             tokenizer_dir=DEMO_MODEL, store_dir=Path(folder), triton_grpc="127.0.0.1:1"
         )
-        async with running_service(settings) as service:
+        async with running_service(settings, load_prompts(settings)) as service:
             families = list(service.metrics.registry.collect())
             # A family without samples tells its labels nowhere else.
             labels: Mapping[str, tuple[str, ...]] = {

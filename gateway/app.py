@@ -19,7 +19,7 @@ from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
 from gateway.http.protocol import NO_ROOM
 from gateway.http.workers import Worker
-from gateway.service import running_service
+from gateway.service import load_prompts, running_service
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so
 # many; Python's own threshold is reached every few requests.
@@ -44,12 +44,16 @@ ROUTES: Sequence[APIRoute] = [
 
 
 def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
-    """Every endpoint, with what runs while the server does; connects to Triton when it starts."""
+    """Every endpoint, with what runs while the server does; connects to Triton when it starts.
+
+    Raises ConfigurationError where there is no tokenizer.
+    """
+    prompts = load_prompts(settings)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         workers = None if worker is None else worker.folder
-        async with running_service(settings, workers) as api.state.service:
+        async with running_service(settings, prompts, workers) as api.state.service:
             with _seldom_collected():
                 yield
 

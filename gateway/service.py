@@ -115,13 +115,26 @@ class Service:
             await asyncio.sleep(_TICK_S)
 
 
+def load_prompts(settings: Settings) -> Prompts:
+    """The tokenizer of the settings. Raises ConfigurationError where its folder is none."""
+    try:
+        return Prompts.load(
+            settings.tokenizer_dir,
+            settings.tool_form,
+            control_tokens_in_messages=settings.control_tokens_in_messages,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error
+
+
 @asynccontextmanager
 async def running_service(
-    settings: Settings, workers: Path | None = None
+    settings: Settings, prompts: Prompts, workers: Path | None = None
 ) -> AsyncIterator[Service]:
     """A service that is at work while the context is open. Raises ConfigurationError.
 
-    `workers` is the folder that all workers of a gateway share.
+    `prompts`, of `load_prompts`, are closed at its end. `workers` is the folder that all workers of
+    a gateway share.
     """
     metrics = Metrics()
     configuration = configuration_file(settings, workers)
@@ -130,11 +143,6 @@ async def running_service(
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
-    prompts = Prompts.load(
-        settings.tokenizer_dir,
-        settings.tool_form,
-        control_tokens_in_messages=settings.control_tokens_in_messages,
-    )
     make_tracer = tracer_class(settings)
     tracer = None
     if make_tracer is not None and settings.otlp_endpoint is not None:

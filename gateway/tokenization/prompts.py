@@ -7,6 +7,8 @@ cost each worker seconds of start-up and tens of megabytes for the same two file
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -97,22 +99,26 @@ class Prompts:
         *,
         control_tokens_in_messages: bool = False,
     ) -> Prompts:
-        """Reads a Hugging Face tokenizer folder. Raises FileNotFoundError naming what is missing.
+        """Reads a Hugging Face tokenizer folder.
 
+        Raises OSError where a file is missing or cannot be read, ValueError naming what is broken.
         A folder without `tokenizer.json` (sentencepiece only) is converted with transformers.
         """
         config = _read_json(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
-            config["chat_template"] = template_file.read_text(encoding="utf-8")
+            with _naming(template_file):
+                config["chat_template"] = template_file.read_text(encoding="utf-8")
         tokenizer = _load_tokenizer(folder)
-        return cls(
-            tokenizer,
-            config,
-            _eos_ids(folder, tokenizer, config),
-            tool_form,
-            control_tokens_in_messages=control_tokens_in_messages,
-        )
+        eos_ids = _eos_ids(folder, tokenizer, config)
+        with _naming(folder):
+            return cls(
+                tokenizer,
+                config,
+                eos_ids,
+                tool_form,
+                control_tokens_in_messages=control_tokens_in_messages,
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -256,25 +262,41 @@ class Prompts:
         self.turns.close()
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Makes of whatever a broken file raises (the tokenizers library: plain Exception) a ValueError
+    with its name.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
 def _load_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with _naming(folder / "tokenizer.json"):
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
     if not (folder / "tokenizer.model").is_file():
         raise FileNotFoundError(f"no tokenizer.json or tokenizer.model in {folder}")
-    from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import and rarely needed
+    with _naming(folder / "tokenizer.model"):
+        from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import and rarely needed
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
-    assert isinstance(tokenizer, Tokenizer)
-    return tokenizer
+        tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+        assert isinstance(tokenizer, Tokenizer)
+        return tokenizer
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(data, dict):
-        raise ValueError(f"{path}: expected a JSON object, found {type(data).__name__}")
-    return data
+    with _naming(path):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"expected a JSON object, found {type(data).__name__}")
+        return data
 
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:

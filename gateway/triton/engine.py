@@ -152,6 +152,16 @@ class Engine:
         mode, model = selection.capabilities.mode, selection.capabilities.model
         log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)
         log.debug("capabilities: %s", selection.capabilities)
+        known, engine = self._wanted.vocab_size, selection.capabilities.vocab_size
+        if known > engine:
+            # Not refused: a padding token beyond the engine's, which no text makes, is usual.
+            log.warning(
+                "GATEWAY_TOKENIZER_DIR has %d tokens, the engine at %s %d: is it another model's? "
+                "The engine fails on the ids that it does not know",
+                known,
+                self._client.endpoint,
+                engine,
+            )
 
     def _lost(self, why: str) -> None:
         if self._selection is not None or why != self._why:

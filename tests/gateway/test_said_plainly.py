@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
+from gateway.config.file import ConfigurationError
+from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import running, save_tokenizer
 from tests.support.redis_server import running_redis
@@ -40,3 +48,77 @@ async def test_a_redis_that_cannot_be_used(
         f"Redis is away ({why}); limits are counted as when_redis_is_away says",
     ]
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no tokenizer.json or tokenizer.model in {folder}"),
+        ({"tokenizer.json": ""}, "{folder}/tokenizer.json: EOF while parsing"),
+        ({"tokenizer.json": "{}"}, "{folder}/tokenizer.json: Model missing"),
+        ({"tokenizer.model": "?"}, "{folder}/tokenizer.model: "),
+        ({"tokenizer_config.json": "{"}, "{folder}/tokenizer_config.json: Expecting property"),
+        ({"tokenizer_config.json": "[]"}, "{folder}/tokenizer_config.json: expected a JSON object"),
+        ({"generation_config.json": "{"}, "{folder}/generation_config.json: Expecting property"),
+        ({"chat_template.jinja": "{% if %}"}, "{folder}: Expected an expression"),
+    ],
+    ids=str,
+)
+async def test_a_tokenizer_folder_that_is_none(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    if files and not any(name.startswith("tokenizer.") for name in files):
+        save_tokenizer(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigurationError) as raised:
+        async with running(tmp_path, NOBODY, ready=False):
+            pass
+    said = f"GATEWAY_TOKENIZER_DIR: {said.format(folder=tmp_path)}"
+    assert str(raised.value).startswith(said)
+
+
+def test_a_process_ends_with_that_line(tmp_path: Path) -> None:
+    inherited = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
+    settings = {"GATEWAY_TOKENIZER_DIR": str(tmp_path), "GATEWAY_STORE_DIR": str(tmp_path / "a")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "gateway"],
+        env=inherited | settings | {"GATEWAY_PORT": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        f"gateway: GATEWAY_TOKENIZER_DIR: no tokenizer.json or tokenizer.model in {tmp_path}\n",
+    )
+
+
+class SmallVocabulary(FakeTriton):
+    """Its engine, in `folder`, knows fewer tokens than there are bytes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(tokens=[1], fault=None, step=0)
+        self._folder = folder
+        engine = {"pretrained_config": {"vocab_size": 9}, "build_config": {"max_seq_len": 64}}
+        (folder / "config.json").write_text(json.dumps(engine))
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        answer = await super().ModelConfig(request, context)
+        answer.config.parameters["gpt_model_path"].string_value = str(self._folder)
+        return answer
+
+
+async def test_a_tokenizer_with_more_tokens_than_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "engine").mkdir()
+    async with serving(SmallVocabulary(tmp_path / "engine")) as endpoint:
+        async with running(tmp_path, endpoint):
+            pass
+    said = (
+        f"GATEWAY_TOKENIZER_DIR has 256 tokens, the engine at {endpoint} 9: is it another model's?"
+    )
+    assert caplog.text.count(said) == 1
