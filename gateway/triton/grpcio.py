@@ -106,6 +106,7 @@ class _Call(Generic[T]):
         self._call = call
         self._parse = parse
         self._left = left
+        self._is_left = False
         self._is_read = False
 
     async def read(self) -> T | None:
@@ -119,6 +120,8 @@ class _Call(Generic[T]):
         return False
 
     async def _read(self) -> bytes | None:
+        if self._is_left:
+            raise asyncio.CancelledError  # as behind `cancel`
         self._is_read = True
         try:
             message: Any = await self._call.read()
@@ -132,8 +135,11 @@ class _Call(Generic[T]):
         self._call.cancel()
 
     def leave(self) -> None:
+        if self._is_left or self._call.done():
+            return
+        self._is_left = True
         # There is one reader at a time, and to wake one up is to cancel the call.
-        if self._is_read or self._call.done() or len(self._left) >= MAX_LEFT:
+        if self._is_read or len(self._left) >= MAX_LEFT:
             self._call.cancel()
             return
         task = asyncio.get_running_loop().create_task(self._read_to_the_end())
