@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from gateway.triton.engine import Engine
-from gateway.triton.transport import ConnectionOptions, TransportName
 from tests.support.cluster import TritonReplica, paced_engine, tritons
 from tests.support.generations import generation
 
@@ -35,7 +34,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonReplica]:
 
 
 @contextlib.asynccontextmanager
-async def engine_of(triton: TritonReplica, transport: TransportName) -> AsyncIterator[Engine]:
+async def engine_of(triton: TritonReplica) -> AsyncIterator[Engine]:
     engine = Engine(
         triton.endpoint,
         "tensorrt_llm",
@@ -43,7 +42,6 @@ async def engine_of(triton: TritonReplica, transport: TransportName) -> AsyncIte
         max_seq_len=None,
         on_stop=lambda _: None,
         on_cold_send=lambda _: None,
-        connection=ConnectionOptions(transport),
     )
     await engine.refresh()
     try:
@@ -68,12 +66,9 @@ def _anonymous_bytes(triton: TritonReplica) -> int:
     return int(found[1]) * 1024
 
 
-@pytest.mark.parametrize("transport", ["http2", "grpcio"])
-@pytest.mark.parametrize(
-    ("tokens", "leaves"), [(1, False), (50, False), (2000, True)], ids=["one", "fifty", "left"]
-)
+@pytest.mark.parametrize(("tokens", "leaves"), [(1, False), (2000, True)], ids=["ends", "left"])
 async def test_triton_keeps_nothing_of_a_request(
-    triton: TritonReplica, transport: TransportName, tokens: int, leaves: bool
+    triton: TritonReplica, tokens: int, leaves: bool
 ) -> None:
     numbers = itertools.count()
 
@@ -87,7 +82,7 @@ async def test_triton_keeps_nothing_of_a_request(
         while (number := next(numbers)) < end:
             await _ask(engine, number, tokens, leaves=leaves)
 
-    async with engine_of(triton, transport) as engine:
+    async with engine_of(triton) as engine:
         await ask(REQUESTS)  # what the allocator needs anyway
         await asyncio.to_thread(triton.server.wait_active, 0, 15.0)
         before = _anonymous_bytes(triton)

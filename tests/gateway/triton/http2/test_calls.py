@@ -363,16 +363,27 @@ async def test_what_is_left_ends_as_the_server_ends_it() -> None:
         assert peer.resets == {}
 
 
+@pytest.mark.parametrize("make", [Http2Transport, GrpcioTransport])
 async def test_what_the_server_does_not_end_in_time_is_reset(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, make: type[Http2Transport | GrpcioTransport]
 ) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 0.05)
-    server = Server(silence)
-    async with connected(server) as transport:
-        call = await start(transport)
-        await until(lambda: bool(server.peers[0].requests))
-        call.leave()
-        await until(lambda: server.peers[0].resets == {1: 8})
+    async with listening(Server(silence)) as server:
+        transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
+        ends, does_not = await start(transport), await start(transport)
+        await until(lambda: server.peers and len(server.peers[0].requests) == 2)
+        ends.leave()
+        peer, resets = server.peers[0], server.peers[0].resets
+        peer.send(1, grpc_message(b"dropped"))
+        peer.end(1)
+        # An answer that comes behind it: the end has been seen.
+        server.answer = echo
+        assert await transport.unary("/a/Unary", b"x", 5) == b"x"
+        assert resets == {}
+        for module in ("http2.connection", "grpcio"):
+            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", 0.05)
+        does_not.leave()
+        await until(lambda: resets == {3: 8})
+        await transport.close()
 
 
 async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
