@@ -55,9 +55,12 @@ def admin_key(state_dir: Path) -> str:
     if key is None and path.exists():
         return path.read_text(encoding="utf-8").strip()
     key = key or secrets.token_urlsafe(32)
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    # In one step: half a key, of a disk that was full, would be taken for one at the next start.
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(key)
+    os.replace(draft, path)
     return key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from dataclasses import dataclass
 
@@ -72,4 +73,8 @@ def up(options: Options, wanted: WantedPorts) -> int:
         return 0
     except StackError as error:
         say(f"error: {error}")
+        return 1
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        say(f"error: {error}" + f"; is --state-dir, {options.state_dir}, full?" * full)
         return 1

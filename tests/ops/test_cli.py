@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -11,19 +12,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.full_disk import full_disk
+
 ROOT = Path(__file__).parents[2]
 
 
-def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(
+    *arguments: str, largest_file: int | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """`largest_file`, in bytes, is a disk that is so full (see `full_disk`)."""
     settings = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
-    return subprocess.run(
-        [sys.executable, "-m", "ops", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=settings | variables,
-        timeout=60,
-    )
+    with contextlib.nullcontext() if largest_file is None else full_disk(largest_file):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ops", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=settings | variables,
+        )
+    with process:
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_help_names_the_commands() -> None:
@@ -58,6 +67,19 @@ def test_wrong_command_lines(arguments: list[str]) -> None:
     answer = _run(*arguments)
     assert answer.returncode == 2
     assert "error: " in answer.stderr
+
+
+@pytest.mark.parametrize("largest_file", [0, 8192])
+def test_up_on_a_full_disk_says_so(tmp_path: Path, largest_file: int) -> None:
+    state = tmp_path / "state"
+    answer = _run("up", "--port", "0", "--state-dir", str(state), largest_file=largest_file)
+    assert answer.returncode == 1
+    [line] = answer.stderr.splitlines()
+    assert line.startswith("error: [Errno 27] File too large")
+    assert line.endswith(f"; is --state-dir, {state}, full?")
+    # No half a key for the next start, either.
+    key = state / "admin_key"
+    assert not key.exists() if largest_file == 0 else len(key.read_text()) > 32
 
 
 def test_serve_names_the_variables_that_are_wrong() -> None:
