@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gateway.config.limits import LIMITS
 from gateway.errors import Quota
 from gateway.tenancy.limits.limits import duration
+from gateway.tenancy.limits.request import WINDOW_S
 
 
 def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
@@ -18,5 +19,6 @@ def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
             continue
         headers[f"x-ratelimit-limit-{name}"] = str(quota.limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(quota.remaining)
-        headers[f"x-ratelimit-reset-{name}"] = duration(quota.reset_ms)
+        # What is counted by whole seconds is gone up to one later than the minute that is promised.
+        headers[f"x-ratelimit-reset-{name}"] = duration(min(quota.reset_ms, WINDOW_S * 1000))
     return headers

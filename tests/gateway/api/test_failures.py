@@ -82,18 +82,25 @@ def test_headers_say_whether_to_try_again() -> None:
 
 
 def test_a_limit_in_openais_headers() -> None:
-    quotas = {"tokens_per_minute": Quota(100, 93, 61_500)}
+    quotas = {"tokens_per_minute": Quota(100, 93, 59_500)}
     told = answer(RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=1001, quotas=quotas))
     assert told.status == 429
     assert orjson.loads(told.body)["error"]["type"] == "tokens"
     assert told.headers == {
         "x-ratelimit-limit-tokens": "100",
         "x-ratelimit-remaining-tokens": "7",
-        "x-ratelimit-reset-tokens": "1m1.5s",
+        "x-ratelimit-reset-tokens": "59.5s",
         "x-should-retry": "true",
         "retry-after": "2",
         "retry-after-ms": "1001",
     }
+    # Never longer than the minute that the limit is over.
+    quotas = {"tokens_per_minute": Quota(100, 93, 60_600)}
+    told = answer(
+        RateLimited("Slow down.", limit="tokens_per_minute", wait_ms=60_600, quotas=quotas)
+    )
+    assert told.headers["x-ratelimit-reset-tokens"] == "1m0s"
+    assert told.headers["retry-after"] == "61"
     never = RateLimited("Never.", limit="requests_per_minute", wait_ms=None, quotas={})
     assert answer(never).headers == {"x-should-retry": "false"}
 
