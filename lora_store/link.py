@@ -27,7 +27,9 @@ class Link:
         self._redis = redis
         self._stats = stats
         self._told: bool | None = None
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-store")
+        self._disk_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-disk")
+        # Of their own: whoever needs the disk alone waits for no Redis that is silent.
+        self._redis_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-redis")
 
     @property
     def configured(self) -> bool:
@@ -41,10 +43,7 @@ class Link:
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """`work` in a thread; an `OSError` of the disk becomes a `StoreError`."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        except OSError as error:
-            raise StoreError(f"the adapter folder fails: {error.strerror}") from error
+        return await _run(self._disk_threads, work)
 
     async def call(self, work: Callable[[RedisTier], _T]) -> _T:
         """`work` with Redis in a thread. Raises `StoreUnavailable` at once while it is away."""
@@ -75,13 +74,14 @@ class Link:
         return result
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        for threads in (self._disk_threads, self._redis_threads):
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
         if self._redis is not None:
             self._redis.close()
 
     async def _counted(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
         try:
-            return await self.run(lambda: work(redis))
+            return await _run(self._redis_threads, lambda: work(redis))
         except StoreUnavailable as error:
             self._stats.redis_errors += 1
             self._set_up(False, str(error))
@@ -98,3 +98,10 @@ class Link:
                 logging.INFO if up else logging.WARNING,
                 "Redis answers" if up else f"Redis is away, going on from disk: {reason}",
             )
+
+
+async def _run(threads: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+    except OSError as error:
+        raise StoreError(f"the adapter folder fails: {error.strerror}") from error

@@ -21,8 +21,8 @@ _LOG = logging.getLogger(__name__)
 # How long another gateway may take to put a version that Redis lost.
 _WANTED_S = 3.0
 _WANTED_POLL_S = 0.05
-# Versions read from the disk at once: each may be half a second of CPU. `Link` has more threads,
-# for records and Redis.
+# Versions read from the disk at once: each may be half a second of CPU. `Link` has more threads for
+# the disk, for records.
 _READS = 2
 
 

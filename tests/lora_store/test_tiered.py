@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -237,6 +238,26 @@ async def test_many_slow_reads_hold_up_no_change(tmp_path: Path) -> None:
         for read in reads:
             with pytest.raises(VersionUnavailable):
                 await read
+
+
+async def test_what_is_in_memory_waits_for_no_silent_redis(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    missing = [content(number).digest for number in range(2, 10)]  # more than there are threads
+    async with gateway(tmp_path, redis_server, poll_s=NEVER_S) as one:
+        await one.add("zh", 1)
+        before = one.store.stats.disk_misses
+        redis_server.signal(signal.SIGSTOP)
+        try:
+            reads = [asyncio.create_task(one.store.get(digest)) for digest in missing]
+            await becomes(lambda: one.store.stats.disk_misses == before + len(reads))
+            assert await one.holds(1)
+            assert not any(read.done() for read in reads)
+        finally:
+            redis_server.signal(signal.SIGCONT)
+            for read in reads:
+                read.cancel()
+        assert one.store.stats.memory_hits == 1
 
 
 def _let_go(pipe: Path) -> None:
