@@ -30,8 +30,8 @@ def settings_from_environment() -> Settings:
     problems = unknown_variables()
     try:
         settings = Settings()  # type: ignore[call-arg]  # pydantic reads the environment
-    except SettingsError as error:  # names the field; what is no JSON there may be secret
-        problems.append(str(error))
+    except SettingsError as error:
+        problems.append(_no_json(error))
     except ValidationError as error:
         problems += map(_problem, error.errors())
     else:
@@ -58,6 +58,14 @@ def unknown_variables() -> list[str]:
         nearest = difflib.get_close_matches(upper, known, n=1, cutoff=0)[0]
         problems.append(f"{name}: there is no such setting; the nearest is {nearest}")
     return problems
+
+
+def _no_json(error: SettingsError) -> str:
+    """In words of ours: pydantic's name its source and no variable. The value may be secret."""
+    field = re.search(r'field "(\w+)"', str(error))
+    if field is None:
+        return str(error)
+    return f"GATEWAY_{field[1].upper()}: is not JSON; docs/settings.md shows what is expected"
 
 
 def _problem(problem: Any) -> str:

@@ -89,6 +89,15 @@ def test_serve_names_the_variables_that_are_wrong() -> None:
     assert "GATEWAY_PORT: Input should be a valid integer" in answer.stderr
 
 
+@pytest.mark.parametrize("name", ["CORS_ORIGINS", "TRITON_METADATA", "ADAPTERS"])
+def test_serve_names_what_is_not_json(name: str) -> None:
+    answer = _run("serve", **{f"GATEWAY_{name}": "https://SECRET"})
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"gateway: GATEWAY_{name}: is not JSON; docs/settings.md shows what is expected\n"
+    )
+
+
 def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     answer = _run("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
