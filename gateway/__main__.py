@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from gateway.config.environment import settings_from_environment
@@ -11,12 +12,14 @@ from gateway.server import serve
 
 
 def main() -> int:
-    """Blocks until SIGTERM; returns the exit code, 2 after naming wrong settings."""
+    """Blocks until SIGTERM or SIGINT; returns the exit code, 2 after naming wrong settings."""
     try:
         return serve(settings_from_environment())
     except ConfigurationError as error:
         print(f"gateway: {error}", file=sys.stderr)
         return WRONG_SETTINGS
+    except KeyboardInterrupt:  # uvicorn raises it again when all has ended
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

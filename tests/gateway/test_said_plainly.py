@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,21 +79,39 @@ async def test_a_tokenizer_folder_that_is_none(
     assert str(raised.value).startswith(said)
 
 
-def test_a_process_ends_with_that_line(tmp_path: Path) -> None:
+def _started(folder: Path) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
-    settings = {"GATEWAY_TOKENIZER_DIR": str(tmp_path), "GATEWAY_STORE_DIR": str(tmp_path / "a")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "gateway"],
-        env=inherited | settings | {"GATEWAY_PORT": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=50,
+    settings = {
+        "GATEWAY_PORT": "0",
+        "GATEWAY_TRITON_GRPC": NOBODY,
+        "GATEWAY_TOKENIZER_DIR": str(folder),
+        "GATEWAY_STORE_DIR": str(folder / "adapters"),
+    }
+    command = [sys.executable, "-m", "gateway"]
+    return subprocess.Popen(
+        command, env=inherited | settings, stderr=subprocess.PIPE, text=True, bufsize=1
     )
-    assert (ended.returncode, ended.stderr) == (
+
+
+def test_a_process_ends_with_that_line(tmp_path: Path) -> None:
+    with _started(tmp_path) as process:
+        _, said = process.communicate(timeout=50)
+    assert (process.returncode, said) == (
         2,
         f"gateway: GATEWAY_TOKENIZER_DIR: no tokenizer.json or tokenizer.model in {tmp_path}\n",
     )
+
+
+def test_ctrl_c_is_no_failure(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    with _started(tmp_path) as process:
+        assert process.stderr is not None
+        assert any("Uvicorn running" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=50)
+    assert "Application shutdown complete" in said
+    assert "Traceback" not in said
+    assert process.returncode == 128 + signal.SIGINT
 
 
 class SmallVocabulary(FakeTriton):
