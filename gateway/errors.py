@@ -152,7 +152,14 @@ class EngineUnreachable(EngineUnavailable):
 
 
 class Overloaded(GatewayError):
-    """There is no place for the request, here or in the engine."""
+    """There is no place for the request, here or in the engine.
+
+    `wait_s` is how long others who wanted one have waited by now, as far as is known.
+    """
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class ShuttingDown(GatewayError):

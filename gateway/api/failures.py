@@ -6,6 +6,7 @@ The envelope is ``{"error": {"message", "type", "param", "code"}}``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -158,6 +159,8 @@ def _headers(error: Failure) -> dict[str, str]:
         return {}
     else:
         headers = {}
+        if isinstance(error, errors.Overloaded):
+            retry_after_s = max(1, math.ceil(error.wait_s))
     soon = retry_after_s is not None and not isinstance(error, errors.InsufficientQuota)
     headers["x-should-retry"] = "true" if soon else "false"
     if retry_after_s is not None:

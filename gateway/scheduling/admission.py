@@ -140,7 +140,7 @@ class Admission:
             self.fill()  # it may have been the one that places were kept for
             if isinstance(error, TimeoutError) and wait_s == self._wait_s:
                 raise Overloaded(
-                    f"No place came free within {wait_s:g} seconds; try again shortly."
+                    f"No place came free within {wait_s:g} seconds; try again later.", wait_s
                 ) from None
             raise
 
@@ -193,16 +193,22 @@ class Admission:
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
         if len(queue.waiting) >= self._queue_of_tenant:
-            raise _queue_full()
+            raise self._queue_full()
         if self.waiting < self._queue:
             return
         longest = max(self._queues.values(), key=lambda other: len(other.waiting))
         if len(longest.waiting) <= len(queue.waiting) + 1:
-            raise _queue_full()
+            raise self._queue_full()
         last = longest.waiting.pop()
         self.waiting -= 1
         if not last.admitted.done():
-            last.admitted.set_exception(_queue_full())
+            last.admitted.set_exception(self._queue_full())
+
+    def _queue_full(self) -> Overloaded:
+        """With the time that the first in any line has waited: whoever comes now would as well."""
+        since = [queue.waiting[0].since for queue in self._queues.values() if queue.waiting]
+        waited_s = time.monotonic() - min(since) if since else 0.0
+        return Overloaded("Too many requests are waiting; try again later.", waited_s)
 
     def _tidy(self, tenant: str, queue: _TenantQueue) -> None:
         if not queue.in_flight and not queue.waiting and self._queues.get(tenant) is queue:
@@ -259,7 +265,3 @@ def _turn(queue: _TenantQueue) -> tuple[int, int, float]:
 
 def _least(one: float, other: float | None) -> float:
     return one if other is None else min(one, other)
-
-
-def _queue_full() -> Overloaded:
-    return Overloaded("Too many requests are waiting; try again shortly.")

@@ -79,6 +79,7 @@ def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: 
 def test_headers_say_whether_to_try_again() -> None:
     assert answer(InvalidRequest("No.")).headers == {}
     assert answer(Overloaded("Full.")).headers == {"x-should-retry": "true", "retry-after": "1"}
+    assert answer(Overloaded("Full.", 7.2)).headers["retry-after"] == "8"
 
 
 def test_a_limit_in_openais_headers() -> None:

@@ -99,9 +99,21 @@ async def test_in_a_full_queue_the_longest_line_gives_way() -> None:
 async def test_who_waits_too_long_is_told() -> None:
     admission = _admission(1, wait_s=0.01)
     async with admission.permit("a"):
-        with pytest.raises(Overloaded, match=r"0\.01 seconds"):
+        with pytest.raises(Overloaded, match=r"0\.01 seconds") as refused:
             await admission.permit("b").__aenter__()
+    assert refused.value.wait_s == 0.01
     assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+async def test_who_is_refused_is_told_how_long_others_have_waited() -> None:
+    admission = _admission(1, queue=1, wait_s=60)
+    async with admission.permit("a"):
+        waits = asyncio.create_task(admission.permit("b").__aenter__())
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded) as refused:
+            await admission.permit("c").__aenter__()
+        assert refused.value.wait_s >= 0.05
+        waits.cancel()
 
 
 async def test_places_that_appear_are_handed_out() -> None:
