@@ -140,6 +140,11 @@ class Metrics:
             "1 while limits are counted in Redis with the other gateways.",
             registry=self.registry,
         )
+        self.limits_alone = Counter(
+            "gateway_limits_alone_total",
+            "Times that a request's limits were not counted in Redis, which was late or away.",
+            registry=self.registry,
+        )
         self.reloads = Counter(
             "gateway_configuration_reloads_total",
             "Times that the configuration file was read again, by outcome.",

@@ -253,7 +253,7 @@ async def _accounting(
                 on_budget=standings.told,
             )
             await stack.enter_async_context(shared)
-        limits = Limits(shared, metrics.count_refusal, standings)
+        limits = Limits(shared, metrics.count_refusal, standings, metrics.limits_alone.inc)
         configuration.subscribe(limits.update)
         accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
         yield accounting

@@ -26,15 +26,18 @@ class Limits:
         shared: SharedLimits | None,
         on_refused: Callable[[str, LimitName], None] = lambda tenant, limit: None,
         standings: Standings | None = None,
+        on_alone: Callable[[], object] = lambda: None,
     ) -> None:
         """`on_refused` is told the tenant and the limit of each request that is refused.
 
+        `on_alone` is called for each request that Redis should have counted and did not.
         `standings` are what `shared` was told of budgets.
         """
         self._shared = shared
         self._local = LocalLimits()
         self._on_refused = on_refused
         self._standings = standings or Standings()
+        self._on_alone = on_alone
         self._away = Configuration().limits.when_redis_is_away
 
     def update(self, configuration: Configuration) -> None:
@@ -59,6 +62,7 @@ class Limits:
             decision = decision or self._used_up(request)
             if decision is not None:
                 return Taken(request, decision, self._shared)
+            self._on_alone()
             request = self._alone(request)
         decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
         return Taken(request, decision, self._local)

@@ -40,6 +40,7 @@ _BATCH = 64
 _LEASE_S = 15.0
 _RENEW_S = 5.0
 _FLUSH_S = 2.0
+_SAY_LATE_EVERY_S = 60.0
 
 # Of the errors without a class of their own, those that say nothing of the key.
 _OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
@@ -88,6 +89,7 @@ class SharedLimits:
         self._lock = threading.Lock()
         self._up = False
         self._why = ""
+        self._say_late_at = 0.0
         self._closing = threading.Event()
         self._own: defaultdict[str, Own] = defaultdict(Own)
         """By tenant, what this gateway has in Redis; the thread's own."""
@@ -133,7 +135,20 @@ class SharedLimits:
             if not answer.cancel():  # it came in the same moment
                 self._give_back(request, answer.result())
             raise
-        return None if answer.cancel() else answer.result()
+        if not answer.cancel():
+            return answer.result()
+        self._say_late()
+        return None
+
+    def _say_late(self) -> None:
+        now = self._loop.time()
+        if now >= self._say_late_at:
+            self._say_late_at = now + _SAY_LATE_EVERY_S
+            log.warning(
+                "Redis has not answered within %g s; limits of such requests are counted as "
+                "when_redis_is_away says",
+                self._patience_s,
+            )
 
     def settle(self, settlement: Settlement) -> None:
         """Returns at once. A settlement that Redis fails on is not told twice: the reservation then

@@ -19,7 +19,9 @@ from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer
 
 
-async def test_an_answer_that_trickles_is_not_waited_for(redis_server: RedisServer) -> None:
+async def test_an_answer_that_trickles_is_not_waited_for(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """Each byte comes in time, so no read of the connection ever times out."""
     trickles = asyncio.Event()
     serving: list[asyncio.Task[None] | None] = []
@@ -54,6 +56,7 @@ async def test_an_answer_that_trickles_is_not_waited_for(redis_server: RedisServ
             trickles.set()
             *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
             assert last is None
+            assert caplog.text.count("Redis has not answered within") == 1
             trickles.clear()
             # What was counted for nobody is given back.
             async with asyncio.timeout(20):
@@ -90,6 +93,7 @@ def test_redis_away_costs_nobody_a_wait(
         statuses = [client.post("/v1/completions", json=body()).status_code for _ in range(5)]
         assert statuses == [200, 200, 200, 429, 429]
         assert metric(metrics, "gateway_limits_shared") == 0
+        assert metric(metrics, "gateway_limits_alone_total") >= 5
         if how == "stopped":
             redis_server.signal(signal.SIGCONT)
         else:
