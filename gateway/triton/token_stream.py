@@ -217,7 +217,7 @@ class TokenStream:
                 if self._lora is not None:
                     response = await self._begin_with_lora(self._lora)
                 else:
-                    response = await self._begin(self._request.pieces)
+                    response = await self._begin()
         return self._checked(response)
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
@@ -230,15 +230,18 @@ class TokenStream:
         )
         return response.infer_response
 
-    async def _begin(self, request: bytes | Message) -> pb.ModelStreamInferResponse:
+    async def _begin(self) -> pb.ModelStreamInferResponse:
         """Sends the request and waits for the first response."""
+        return self._parsed(await self._read(await self._send(self._request.pieces)))
+
+    async def _send(self, request: bytes | Message) -> ResponseStream[bytes]:
         self._sent = True
         try:
             self._stream = await self._open(request)
         except EngineUnavailable:
             self._finished = True
             raise
-        return self._parsed(await self._read(self._stream))
+        return self._stream
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
         return await self._engine.open(request, self._metadata)
@@ -288,7 +291,7 @@ class TokenStream:
             if carries:
                 response = await self._begin_with_weights(lora)
             else:
-                response = await self._begin(self._request.pieces)
+                response = await self._begin()
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
                 if carries:
@@ -313,9 +316,8 @@ class TokenStream:
         started = time.perf_counter()
         response = None
         try:
-            weights = await lora.weights()
-            request = tensors.with_weights(self._request, weights)
-            response = await self._begin(request)
+            stream, nbytes = await self._send_weights(lora)
+            response = self._parsed(await self._read(stream))
         finally:
             if response is None or response.error_message:
                 residency.not_loaded(lora.task_id)
@@ -324,8 +326,17 @@ class TokenStream:
         if lora_cache_full(response.error_message):
             cause = "refused"
         seconds = time.perf_counter() - started
-        self._engine.on_cold_send(ColdSend(lora.name, cause, weights.nbytes, seconds))
+        self._engine.on_cold_send(ColdSend(lora.name, cause, nbytes, seconds))
         return response
+
+    async def _send_weights(self, lora: Lora) -> tuple[ResponseStream[bytes], int]:
+        """The stream and the bytes of the weights, which nothing here holds when they are sent.
+
+        The engine may take long to its first token, and each of many adapters be a hundred MB.
+        """
+        weights = await lora.weights()
+        stream = await self._send(tensors.with_weights(self._request, weights))
+        return stream, weights.nbytes
 
     def _leave(self) -> None:
         if self._entered and self._lora is not None:
