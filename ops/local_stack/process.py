@@ -68,17 +68,17 @@ class Child:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    def members(self) -> set[int]:
-        """The processes of its session that run, but for itself."""
+    def children(self) -> set[int]:
+        """The processes that it started itself and that run."""
         found = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
                 # The name, in parentheses, may hold anything (proc(5)).
                 pid, *_, rest = re.split(r"[()]", path.read_text(errors="replace"))
-                state, _parent, _group, session, *_ = rest.split()
-                if int(session) == self.pid and state not in "ZX":
+                state, parent, *_ = rest.split()
+                if int(parent) == self.pid and state not in "ZX":
                     found.add(int(pid))
-        return found - {self.pid}
+        return found
 
     def how_it_ended(self) -> str:
         """What `exit_status` says, and the last lines of the log."""

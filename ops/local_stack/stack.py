@@ -158,11 +158,14 @@ class Stack:
             self._pause()
 
     def _model_died(self) -> bool:
-        """Whether a process is missing that a model ran in: Triton would say that it is ready."""
+        """Whether a process is missing that a model ran in: Triton would say that it is ready.
+
+        What a model starts and ends for itself is not Triton's child, and its own business.
+        """
         now = time.monotonic()
         if now - self._looked > MODELS_PERIOD:
             self._looked = now
-            self._models |= (running := self._triton.members())
+            self._models |= (running := self._triton.children())
             self._model_lost = bool(self._models - running)
         return self._model_lost
 

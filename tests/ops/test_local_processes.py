@@ -1,0 +1,32 @@
+"""One child process of the local stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from ops.local_stack.process import Child
+
+
+def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
+    """As Triton starts a process for a model, and the model what it likes."""
+    own = "sh -c 'sleep 600 & echo $! > theirs.new; mv theirs.new theirs; wait' &"
+    script = f"cd {tmp_path}; {own} echo $! > own; wait"
+    child = Child("a (server)", ["sh", "-c", script], dict(os.environ), tmp_path / "log")
+    child.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "theirs").exists():
+            assert time.monotonic() < deadline, child.last_lines()
+            time.sleep(0.01)
+        own_pid = int((tmp_path / "own").read_text())
+        assert child.children() == {own_pid}
+        os.kill(int((tmp_path / "theirs").read_text()), signal.SIGKILL)
+        while child.exit_status() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert child.children() == set()
+    finally:
+        child.reap(grace=0)
