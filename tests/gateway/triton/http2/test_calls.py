@@ -33,6 +33,7 @@ from tests.support.http2_peer import (
 )
 
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+HANGS_AFTER_S = 60.0
 
 
 async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
@@ -336,7 +337,8 @@ async def test_cancelling_resets_one_stream_and_no_other() -> None:
         assert [await readers[0], await readers[2]] == [b"still here"] * 2
 
 
-async def test_what_is_left_ends_as_the_server_ends_it() -> None:
+async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
@@ -367,6 +369,11 @@ async def test_what_is_left_ends_as_the_server_ends_it() -> None:
 async def test_what_the_server_does_not_end_in_time_is_reset(
     monkeypatch: pytest.MonkeyPatch, make: type[Http2Transport | GrpcioTransport]
 ) -> None:
+    def grace(seconds: float) -> None:
+        for module in ("http2.connection", "grpcio"):
+            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", seconds)
+
+    grace(HANGS_AFTER_S)
     async with listening(Server(silence)) as server:
         transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
         ends, does_not = await start(transport), await start(transport)
@@ -377,10 +384,9 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         peer.end(1)
         # An answer that comes behind it: the end has been seen.
         server.answer = echo
-        assert await transport.unary("/a/Unary", b"x", 5) == b"x"
+        assert await transport.unary("/a/Unary", b"x", HANGS_AFTER_S) == b"x"
         assert resets == {}
-        for module in ("http2.connection", "grpcio"):
-            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", 0.05)
+        grace(0.05)
         does_not.leave()
         await until(lambda: resets == {3: 8})
         await transport.close()
