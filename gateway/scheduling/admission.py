@@ -193,20 +193,24 @@ class Admission:
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
         if len(queue.waiting) >= self._queue_of_tenant:
-            raise self._queue_full()
+            raise self._queue_full(queue)
         if self.waiting < self._queue:
             return
         longest = max(self._queues.values(), key=lambda other: len(other.waiting))
         if len(longest.waiting) <= len(queue.waiting) + 1:
-            raise self._queue_full()
+            raise self._queue_full(queue)
         last = longest.waiting.pop()
         self.waiting -= 1
         if not last.admitted.done():
-            last.admitted.set_exception(self._queue_full())
+            last.admitted.set_exception(self._queue_full(longest))
 
-    def _queue_full(self) -> Overloaded:
-        """With the time that the first in any line has waited: whoever comes now would as well."""
-        since = [queue.waiting[0].since for queue in self._queues.values() if queue.waiting]
+    def _queue_full(self, own: _TenantQueue) -> Overloaded:
+        """With the time that the first in line has waited: whoever comes now would as well.
+
+        Tenants take turns, so another's line is asked only by who has none.
+        """
+        lines = [own] if own.waiting else self._queues.values()
+        since = [queue.waiting[0].since for queue in lines if queue.waiting]
         waited_s = time.monotonic() - min(since) if since else 0.0
         return Overloaded("Too many requests are waiting; try again later.", waited_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -103,6 +104,21 @@ async def test_who_waits_too_long_is_told() -> None:
             await admission.permit("b").__aenter__()
     assert refused.value.wait_s == 0.01
     assert (admission.in_flight, admission.waiting) == (0, 0)
+
+
+async def test_a_tenant_with_a_line_is_told_nothing_of_anothers() -> None:
+    admission = _admission(1, queue=2, wait_s=60)
+    async with admission.permit("a"):
+        of_b = asyncio.create_task(admission.permit("b").__aenter__())
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        of_c = asyncio.create_task(admission.permit("c").__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded) as refused:
+            await admission.permit("c").__aenter__()
+        assert refused.value.wait_s <= time.monotonic() - began
+        of_b.cancel()
+        of_c.cancel()
 
 
 async def test_who_is_refused_is_told_how_long_others_have_waited() -> None:
