@@ -33,6 +33,8 @@ class Versions:
         self._memory = memory
         self._stats = stats
         self._flights: dict[str, asyncio.Task[Converted]] = {}
+        # Of those, what is to be in memory afterwards.
+        self._to_keep: set[str] = set()
         self._unsent: set[str] = set()
         self._reading = asyncio.Semaphore(_READS)
 
@@ -47,9 +49,7 @@ class Versions:
             self._stats.memory_hits += 1
             return kept
         self._stats.memory_misses += 1
-        converted = await self._shared(digest)
-        self._keep(converted)
-        return converted
+        return await self._shared(digest, keep=True)
 
     async def put(self, converted: Converted) -> None:
         """On disk when this returns; in Redis too, or as soon as it is back."""
@@ -68,7 +68,7 @@ class Versions:
 
     async def verify(self, digest: str) -> None:
         """Read all of the copy on this disk again; a damaged one is replaced or reported."""
-        self._keep(await self._shared(digest))
+        await self._shared(digest, keep=True)
 
     async def bring_here(self, digests: Iterable[str]) -> bool:
         """Copy to this disk what it lacks of these versions; True when none is left."""
@@ -76,7 +76,7 @@ class Versions:
         for digest in digests:
             if not await self._link.run(partial(self._disk.has, digest)):
                 try:
-                    await self._shared(digest)
+                    await self._shared(digest, keep=False)
                 except StoreError as error:
                     complete = False
                     _LOG.warning("not on this disk yet: %s", error)
@@ -124,20 +124,25 @@ class Versions:
         self._memory.put(converted)
         self._stats.memory_bytes = self._memory.nbytes
 
-    async def _shared(self, digest: str) -> Converted:
+    async def _shared(self, digest: str, *, keep: bool) -> Converted:
+        """`keep` puts it into memory, also when whoever asked has gone: it has cost its time."""
         flight = self._flights.get(digest)
         if flight is None:
             flight = asyncio.create_task(self._load(digest))
             self._flights[digest] = flight
             flight.add_done_callback(lambda done: self._landed(digest, done))
+        if keep:
+            self._to_keep.add(digest)
         # Whoever stops waiting must not stop it for the others.
         return await asyncio.shield(flight)
 
     def _landed(self, digest: str, flight: asyncio.Task[Converted]) -> None:
         del self._flights[digest]
-        if not flight.cancelled():
-            # Mark as seen: all who waited may have gone.
-            flight.exception()
+        keep = digest in self._to_keep
+        self._to_keep.discard(digest)
+        # To ask for the exception marks it as seen: all who waited may have gone.
+        if not flight.cancelled() and flight.exception() is None and keep:
+            self._keep(flight.result())
 
     async def _load(self, digest: str) -> Converted:
         found = await self._from_disk(digest)

@@ -240,6 +240,20 @@ async def test_many_slow_reads_hold_up_no_change(tmp_path: Path) -> None:
                 await read
 
 
+async def test_what_was_read_for_somebody_who_has_gone_is_not_read_again(tmp_path: Path) -> None:
+    async with gateway(tmp_path, None, poll_s=NEVER_S) as one:
+        await one.add("zh", 1)
+    async with gateway(tmp_path, None, poll_s=NEVER_S) as one:
+        stats = one.store.stats
+        reading = asyncio.create_task(one.store.get(content(1).digest))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await becomes(lambda: stats.disk_hits == 1)
+        assert reading.cancelled()
+        assert await one.holds(1)
+        assert (stats.disk_hits, stats.memory_hits) == (1, 1)
+
+
 async def test_what_is_in_memory_waits_for_no_silent_redis(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
