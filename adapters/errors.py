@@ -134,6 +134,18 @@ class StoreUnavailable(StoreError):
     code = "adapter_store_unavailable"
 
 
+class ChangeUnknown(StoreError):
+    """Redis did not say whether it took a change of a name, and the disk did not take it."""
+
+    code = "adapter_change_unknown"
+
+    def __init__(self, name: str, disk: OSError) -> None:
+        super().__init__(
+            f"whether adapter {name} was changed is not known, look before you try again: Redis "
+            f"did not say, and the adapter folder fails: {disk.strerror}"
+        )
+
+
 class VersionUnavailable(StoreError):
     """No tier holds an intact copy of this version."""
 

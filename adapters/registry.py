@@ -36,7 +36,8 @@ class Store(Protocol):
         """Replace a record by ``change(record)`` atomically.
 
         `change` may be called again when another process was faster; what it raises is passed
-        on, and nothing is written then. Returning the record unchanged writes nothing.
+        on, and nothing is written then. Returning the record unchanged writes nothing. Nor has
+        anything changed anywhere when this raises, but for `ChangeUnknown`.
         """
 
 

@@ -18,7 +18,7 @@ from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend, StopReason
 
-_STATES = {"redis_up", "memory_bytes", "unsent"}
+_STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 

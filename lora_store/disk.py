@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import time
@@ -27,6 +28,8 @@ from adapters.adapter import Converted
 from adapters.record import Record, is_digest
 from adapters.record_json import as_json, from_json
 from lora_store.codec import HEADER_BYTES, CorruptBlob, decode, encode, read_header
+
+_LOG = logging.getLogger(__name__)
 
 _Identity = tuple[int, int, int]
 _LEFTOVER_S = 3600.0
@@ -150,7 +153,9 @@ class Disk:
         content = json.dumps({"record": value, "sha256": _checksum(value)}).encode()
         path = self._record_path(record.name)
         write_durably(path, [content])
-        (self._quarantine / path.name).unlink(missing_ok=True)
+        # The record is in force: a leftover only keeps unused versions from being collected.
+        with contextlib.suppress(OSError):
+            (self._quarantine / path.name).unlink(missing_ok=True)
 
     def names_changed(self) -> _Identity:
         """Changes whenever any process puts a record."""
@@ -205,7 +210,9 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Replace a file as a whole. What raises here has left the old one, and nothing else."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
         with temporary.open("xb") as file:
             for chunk in chunks:
@@ -213,11 +220,14 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            # Everybody sees the new file; only a loss of power could bring the old one back.
+            _LOG.error("%s may not outlast a loss of power: %s", path, error)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
     finally:
         os.close(folder)

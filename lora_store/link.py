@@ -82,13 +82,15 @@ class Link:
     async def _counted(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
         try:
             return await _run(self._redis_threads, lambda: work(redis))
-        except StoreUnavailable as error:
-            self._stats.redis_errors += 1
+        except StoreError as error:
+            self.failed(error)
+            raise
+
+    def failed(self, error: StoreError) -> None:
+        """Count what a command to Redis ended with."""
+        self._stats.redis_errors += 1
+        if isinstance(error, StoreUnavailable):
             self._set_up(False, str(error))
-            raise
-        except StoreError:
-            self._stats.redis_errors += 1
-            raise
 
     def _set_up(self, up: bool, reason: str) -> None:
         self._stats.redis_up = up

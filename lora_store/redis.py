@@ -49,12 +49,14 @@ _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
 # How long a listener that hears nothing believes that there is nothing to hear.
 _QUIET_S = 2.0
+# What can be refused (a revision that is no number, a channel that this user may not use) comes
+# before the record: a script that fails takes nothing back.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
-redis.call('HSETNX', KEYS[1], '@epoch', ARGV[4])
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 redis.call('HINCRBY', KEYS[1], '@revision', 1)
 redis.call('PUBLISH', ARGV[5], 'changed')
+redis.call('HSETNX', KEYS[1], '@epoch', ARGV[4])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
 """
 
@@ -234,7 +236,10 @@ class RedisTier:
             return StoredRecord(raw, None)
 
     def swap(self, expected: StoredRecord | None, record: Record) -> bool:
-        """Store a record if what is stored is still `expected`; tells every listener."""
+        """Store a record if what is stored is still `expected`; tells every listener.
+
+        What Redis refuses it has not stored; after `StoreUnavailable` it may have.
+        """
         epoch = secrets.token_hex(8)
         with _translated():
             old = b"" if expected is None else expected.raw

@@ -25,3 +25,4 @@ class Stats:
     redis_up: bool = False
     memory_bytes: int = 0
     unsent: int = 0
+    unwritten: int = 0

@@ -9,10 +9,11 @@ each disk is complete and Redis may lose everything.
 
 Records. The disk and Redis each hold a copy of every record, and copies are joined by
 `adapters.record.merge`: nothing registered is lost and nothing removed returns, whichever copy is
-old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock;
-without Redis it is the write alone. All copies are joined at start, after a notice, after a
-reconnect, and whenever the position in Redis or the folder is not the one last seen; both are
-looked at every `poll_s` seconds, so a lost notice is made up for.
+old. A change is a compare-and-set in Redis, then a write to the disk, under the folder's lock. What
+Redis took is in force, also where the disk cannot keep it; without Redis, and when Redis did not
+say whether it took it, the disk decides. All copies are joined at start, after a notice, after a
+reconnect, and whenever the position in Redis or the folder is not the one last seen or the disk
+could not keep all; that is looked at every `poll_s` seconds, so a lost notice is made up for.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 from adapters.adapter import Converted
-from adapters.errors import StoreError
+from adapters.errors import ChangeUnknown, StoreError
 from adapters.record import Record, is_digest, merge
 from adapters.registry import Change
 from lora_store import names
@@ -78,6 +78,7 @@ class TieredStore:
         self._writing = asyncio.Lock()
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
+        self._unwritten: Mapping[str, OSError] = {}
         self._redis_started_over = False
         self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED)
         self._tasks: list[asyncio.Task[None]] = []
@@ -125,11 +126,17 @@ class TieredStore:
 
     async def change(self, name: str, change: Change) -> Record:
         async with self._writing:
-            record = await self._link.with_or_without(
-                lambda redis: names.change(self._disk, redis, name, change)
+            changed = await self._link.with_or_without(
+                lambda redis: names.change(self._disk, redis, name, change, self._records.get(name))
             )
-        self._take({name: record})
-        return record
+            if changed.redis_error is not None:
+                self._link.failed(changed.redis_error)
+                if changed.disk_error is not None:
+                    raise ChangeUnknown(name, changed.disk_error)
+            if changed.disk_error is not None:
+                self._set_unwritten({**self._unwritten, name: changed.disk_error})
+        self._take({name: changed.record})
+        return changed.record
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -156,13 +163,17 @@ class TieredStore:
         if not reconnected and position == self._seen_redis and folder == self._seen_disk:
             return
         async with self._writing:
-            synced = await self._link.with_or_without(partial(names.sync, self._disk))
+            synced = await self._link.with_or_without(
+                lambda redis: names.sync(self._disk, redis, self._records)
+            )
+            self._set_unwritten(synced.unwritten)
         self.stats.syncs += 1
         old_epoch = self._seen_redis[0] if self._seen_redis else None
         if reconnected or (synced.position and synced.position[0] != old_epoch):
             self._redis_started_over = True
         self._seen_redis = synced.position
-        self._seen_disk = folder if time.time_ns() - folder[2] > _SETTLED_NS else None
+        settled = time.time_ns() - folder[2] > _SETTLED_NS
+        self._seen_disk = folder if settled and not self._unwritten else None
         self._take(synced.records)
         self._upkeep_due.set()
 
@@ -230,7 +241,21 @@ class TieredStore:
         if self._redis_started_over or self.stats.unsent:
             await self._versions.send_missing(in_use if self._redis_started_over else ())
             self._redis_started_over = False
-        return await self._versions.bring_here(in_use) and not self.stats.unsent
+        # A disk that takes no record takes no version.
+        return (
+            not self._unwritten
+            and await self._versions.bring_here(in_use)
+            and not self.stats.unsent
+        )
+
+    def _set_unwritten(self, unwritten: Mapping[str, OSError]) -> None:
+        if unwritten and not self._unwritten:
+            reason = next(iter(unwritten.values())).strerror
+            _LOG.error("changes are in force, but this disk does not keep them: %s", reason)
+        elif self._unwritten and not unwritten:
+            _LOG.info("this disk keeps all changes again")
+        self._unwritten = unwritten
+        self.stats.unwritten = len(unwritten)
 
     def _in_use(self) -> set[str]:
         return {v.digest for record in self._records.values() for v in record.versions}

@@ -106,6 +106,7 @@ TABLE: Mapping[type[Exception], Row] = {
         adapter_errors.UnsupportedModule,
     ),
     StoreError: Row(500, _SERVER, StoreError.code),
+    adapter_errors.ChangeUnknown: Row(500, _SERVER, adapter_errors.ChangeUnknown.code),
     adapter_errors.VersionUnavailable: Row(500, _SERVER, adapter_errors.VersionUnavailable.code),
     StoreUnavailable: Row(503, _SERVER, StoreUnavailable.code, retry_after_s=2),
 }

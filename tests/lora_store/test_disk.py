@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -231,7 +233,23 @@ def _change_often(root: str, times: int) -> None:
         return record() if known is None else replace(known, revision=known.revision + 1)
 
     for _ in range(times):
-        names.change(disk, None, "zh", bump)
+        names.change(disk, None, "zh", bump, None)
+
+
+def test_a_file_that_is_in_its_place_is_not_said_to_have_failed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, fsync = Disk(tmp_path), os.fsync
+
+    def fails_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_for_folders)
+    disk.put_record(record())
+    assert Disk(tmp_path).record("zh") == record()
+    assert "zh.json may not outlast a loss of power: [Errno 5]" in caplog.text
 
 
 def test_no_change_is_lost_between_processes(tmp_path: Path) -> None:

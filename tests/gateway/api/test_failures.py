@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import pkgutil
 from collections.abc import Iterator
@@ -12,7 +13,13 @@ import pytest
 import adapters
 import gateway
 import lora_store
-from adapters.errors import AdapterError, ShapeMismatch, StoreError, StoreUnavailable
+from adapters.errors import (
+    AdapterError,
+    ChangeUnknown,
+    ShapeMismatch,
+    StoreError,
+    StoreUnavailable,
+)
 from gateway.api.failures import TABLE, Failure, answer, status_of
 from gateway.errors import (
     ClientDisconnected,
@@ -128,6 +135,12 @@ def test_adapters_name_the_field_and_stores_hide_their_addresses() -> None:
     away = orjson.loads(answer(StoreUnavailable("redis://10.0.0.1 is away")).body)["error"]
     assert "10.0.0.1" not in away["message"]
     assert away["code"] == "adapter_store_unavailable"
+
+
+def test_no_client_repeats_a_change_that_may_have_been_made() -> None:
+    told = answer(ChangeUnknown("zh", OSError(errno.ENOSPC, "No space left on device")))
+    assert (told.status, told.headers["x-should-retry"]) == (500, "false")
+    assert orjson.loads(told.body)["error"]["code"] == "adapter_change_unknown"
 
 
 def test_what_a_client_sent_comes_back_short_and_as_json() -> None:

@@ -1,0 +1,332 @@
+"""A change that fails at any of its steps happened everywhere or nowhere, as its answer says."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from adapters.errors import ChangeUnknown, StoreError
+from adapters.record import Record
+from lora_store import names, tiered
+from lora_store.disk import Disk
+from lora_store.tiered import TieredStore
+from tests.support.adapter_store import NEVER_S, StoreGateway, becomes, copies, gateway, record
+from tests.support.full_disk import full_disk
+from tests.support.lora_files import content
+from tests.support.redis_server import RedisServer
+
+POLL_S = 0.02
+SMALLER_THAN_ANY_RECORD = 64
+
+Change = Callable[[StoreGateway], Awaitable[object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`versions` are the contents that `zh` has before `make`; `after` is the one it stands for."""
+
+    versions: tuple[int, ...]
+    make: Change
+    after: int | None
+
+    @property
+    def before(self) -> int | None:
+        return self.versions[-1] if self.versions else None
+
+
+CASES = {
+    "add a name": Case((), lambda gateway: gateway.add("zh", 3), 3),
+    "add a version": Case((1,), lambda gateway: gateway.add("zh", 3), 3),
+    "roll back": Case((1, 2), lambda gateway: gateway.registry.rollback("zh"), 1),
+    "remove": Case((1, 2), lambda gateway: gateway.registry.remove("zh"), None),
+}
+
+
+class Steps:
+    """Counts steps while it is armed, and fails those from `first` on: all, or that one alone."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self._first = 0
+        self._lasting = False
+        self._seen = 0
+
+    @property
+    def reached(self) -> bool:
+        """Whether any step failed."""
+        return self._seen > self._first
+
+    @contextlib.contextmanager
+    def failing(self, first: int, *, lasting: bool) -> Iterator[None]:
+        self._first, self._lasting, self._seen, self._armed = first, lasting, 0, True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def fails(self) -> bool:
+        """Whether the step that comes now does."""
+        if not self._armed:
+            return False
+        number = self._seen
+        self._seen += 1
+        return number >= self._first if self._lasting else number == self._first
+
+
+class DiskSteps(Steps):
+    """Opens, renames and removals below a folder, those for reading too; of paths that end so."""
+
+    _EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.utime", "os.scandir"})
+
+    def __init__(self, folder: Path, ending: str = "") -> None:
+        super().__init__()
+        self._folder = str(folder)
+        self._ending = ending
+        # What it raises ends the call. It stays for the life of the process, and passes all by
+        # that is not armed.
+        sys.addaudithook(self._look)
+
+    def _look(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._armed and event in self._EVENTS:
+            path = str(arguments[0])
+            ours = path.startswith(self._folder) and path.endswith(self._ending)
+            if ours and self.fails():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class RedisSteps(Steps):
+    """Commands of one store, which lose their connection before Redis has them or after."""
+
+    def __init__(self, store: TieredStore, *, done: bool, only: str = "") -> None:
+        super().__init__()
+        assert store._redis is not None
+        client = store._redis._client
+        execute = client.execute_command
+
+        def command(*arguments: Any, **options: Any) -> Any:
+            fails = only in ("", arguments[0]) and self.fails()
+            if fails and not done:
+                raise redis.ConnectionError("lost before")
+            result = execute(*arguments, **options)
+            if fails:
+                raise redis.ConnectionError("lost after")
+            return result
+
+        client.execute_command = command
+
+
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are copied soon after it failed."""
+    monkeypatch.setattr(tiered, "_RETRY_S", 0.05)
+
+
+def _served(number: int | None) -> str | None:
+    return None if number is None else content(number).digest
+
+
+async def _check(
+    root: Path,
+    server: RedisServer | None,
+    faults: Callable[[StoreGateway], Steps],
+    case: Case,
+    *,
+    first: int,
+    lasting: bool,
+) -> bool:
+    """One change whose step number `first` fails; whether it has so many."""
+    async with (
+        gateway(root / "a", server, poll_s=POLL_S) as one,
+        gateway(root / "b", server, poll_s=POLL_S) as other,
+    ):
+        for number in case.versions:
+            await one.add("zh", number)
+        if server is not None:
+            await becomes(lambda: other.serves("zh") == _served(case.before))
+        steps = faults(one)
+        with steps.failing(first, lasting=lasting):
+            try:
+                await case.make(one)
+                expected = _served(case.after)
+            except ChangeUnknown:
+                raise  # a single fault leaves no doubt
+            except StoreError:
+                expected = _served(case.before)
+            assert one.serves("zh") == expected
+        if server is not None:
+            # Each has seen all that the other had to tell when it sees what came later.
+            await other.add("from-other", 4)
+            await becomes(lambda: one.serves("from-other"))
+            await becomes(lambda: not one.store.stats.unwritten)
+            await one.add("from-one", 4)
+            await becomes(lambda: other.serves("from-one"))
+            assert other.serves("zh") == expected
+            if expected is not None:
+                await becomes(lambda: expected in copies(root / "b"))
+        assert one.serves("zh") == expected
+        await becomes(lambda: not one.store.stats.unwritten)
+    folders = ("a",) if server is None else ("a", "b")
+    for folder in folders:
+        async with gateway(root / folder, None) as alone:
+            assert alone.serves("zh") == expected
+            assert expected is None or await alone.store.get(expected)
+    if server is not None:
+        async with gateway(root / "c", server) as new:
+            assert new.serves("zh") == expected
+    return steps.reached
+
+
+async def _check_all(
+    root: Path,
+    server: RedisServer | None,
+    faults: Callable[[Path], Callable[[StoreGateway], Steps]],
+    name: str,
+) -> None:
+    for lasting in (False, True):
+        first = 0
+        reached = True
+        while reached:
+            folder = root / f"{first}-{lasting}"
+            reached = await _check(
+                folder, server, faults(folder), CASES[name], first=first, lasting=lasting
+            )
+            if server is not None:
+                with server.client() as client:
+                    client.flushall()
+            first += 1
+        assert first > 2, "hardly a step of the change was reached"
+
+
+@pytest.mark.parametrize("with_redis", [False, True])
+@pytest.mark.parametrize("name", CASES)
+async def test_each_step_at_the_disk(
+    tmp_path: Path, redis_server: RedisServer, with_redis: bool, name: str
+) -> None:
+    server = redis_server if with_redis else None
+    await _check_all(tmp_path, server, lambda root: lambda _: DiskSteps(root / "a"), name)
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("name", CASES)
+async def test_each_step_at_redis(
+    tmp_path: Path, redis_server: RedisServer, done: bool, name: str
+) -> None:
+    await _check_all(
+        tmp_path,
+        redis_server,
+        lambda _: lambda gateway: RedisSteps(gateway.store, done=done),
+        name,
+    )
+
+
+async def test_on_a_full_disk_others_changes_are_seen_and_own_ones_made(
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis
+) -> None:
+    async with (
+        gateway(tmp_path / "a", redis_server, poll_s=POLL_S) as one,
+        gateway(tmp_path / "b", redis_server, poll_s=POLL_S) as other,
+    ):
+        await one.add("zh", 1)
+        await one.add("ja", 2)
+        await becomes(lambda: other.serves("ja"))
+        with full_disk(SMALLER_THAN_ANY_RECORD):
+            await one.registry.remove("zh")
+            assert one.serves("zh") is None
+            await becomes(lambda: other.serves("zh") is None)
+            await becomes(lambda: other.store.stats.unwritten == 1)
+            with pytest.raises(StoreError, match="File too large"):
+                await one.add("ko", 3)
+            assert one.serves("ko") is None
+            # Nothing but memory has the removal now.
+            at_redis.flushall()
+            await becomes(lambda: at_redis.hexists("lora:names", "zh"))
+        await becomes(lambda: not one.store.stats.unwritten and not other.store.stats.unwritten)
+        assert other.serves("ko") is None
+    for folder in ("a", "b"):
+        async with gateway(tmp_path / folder, None) as alone:
+            assert alone.serves("zh") is None
+            assert alone.serves("ja") == content(2).digest
+
+
+async def test_the_disk_is_tried_again_though_nothing_changes(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    async with gateway(tmp_path, redis_server, poll_s=POLL_S) as one:
+        await one.add("zh", 1)
+        with DiskSteps(tmp_path, ".tmp").failing(0, lasting=True):
+            await one.registry.remove("zh")
+            # A folder that changed within the last second would be looked at anyway.
+            os.utime(tmp_path / "names", (1, 1))
+            looks = one.store.stats.syncs
+            await becomes(lambda: one.store.stats.syncs > looks + 3)
+            assert one.store.stats.unwritten == 1
+        await becomes(lambda: not one.store.stats.unwritten)
+    assert Disk(tmp_path).records()["zh"].removed
+
+
+def test_a_change_follows_what_redis_took_and_the_disk_did_not(tmp_path: Path) -> None:
+    """And Redis is away by now."""
+    disk = Disk(tmp_path)
+    disk.put_record(record())
+    removed = dataclasses.replace(record(), revision=2, served="", versions=())
+
+    def add_again(current: Record | None) -> Record:
+        assert current == removed
+        return dataclasses.replace(record(), life=2, revision=3)
+
+    changed = names.change(disk, None, "zh", add_again, removed)
+    assert disk.record("zh") == changed.record
+
+
+async def test_a_full_disk_alone_changes_nothing(tmp_path: Path) -> None:
+    async with gateway(tmp_path, None, poll_s=POLL_S) as one:
+        await one.add("zh", 1)
+        with full_disk(SMALLER_THAN_ANY_RECORD):
+            with pytest.raises(StoreError, match="File too large"):
+                await one.registry.remove("zh")
+            assert one.serves("zh") == content(1).digest
+    assert Disk(tmp_path).records()["zh"].served == content(1).digest
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_the_answer_says_so_when_nobody_knows(
+    tmp_path: Path, redis_server: RedisServer, done: bool
+) -> None:
+    async with gateway(tmp_path, redis_server, poll_s=NEVER_S) as one:
+        await one.add("zh", 1)
+        steps = RedisSteps(one.store, done=done, only="EVAL")
+        with (
+            full_disk(SMALLER_THAN_ANY_RECORD),
+            steps.failing(0, lasting=False),
+            pytest.raises(ChangeUnknown, match="zh was changed is not known"),
+        ):
+            await one.registry.remove("zh")
+        assert steps.reached
+        assert one.serves("zh") == content(1).digest
+        assert not one.store.stats.redis_up
+
+
+@pytest.mark.parametrize("command", ["HINCRBY", "PUBLISH"])
+async def test_what_redis_refuses_it_has_not_taken(
+    tmp_path: Path, redis_server: RedisServer, at_redis: redis.Redis, command: str
+) -> None:
+    async with gateway(tmp_path, redis_server, poll_s=NEVER_S) as one:
+        await one.add("zh", 1)
+        at_redis.acl_setuser("default", enabled=True, nopass=True, commands=[f"-{command}"])
+        with (
+            full_disk(SMALLER_THAN_ANY_RECORD),
+            pytest.raises(StoreError, match="adapter folder fails: File too large"),
+        ):
+            await one.registry.remove("zh")
+        assert one.serves("zh") == content(1).digest
+    async with gateway(tmp_path / "new", redis_server) as new:
+        assert new.serves("zh") == content(1).digest
