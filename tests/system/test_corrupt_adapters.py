@@ -96,8 +96,8 @@ def test_a_file_cut_short_while_it_is_served_ends_nobody(
     right = _not_sent_yet(gateway, folder)
     path = _file(store, gateway, "cut")
 
-    async def stream(client: httpx.AsyncClient, begun: asyncio.Event) -> str:
-        request = body(max_tokens=300, stream=True, ignore_eos=True)
+    async def stream(client: httpx.AsyncClient, begun: asyncio.Event, tokens: int) -> str:
+        request = body(max_tokens=tokens, stream=True, ignore_eos=True)
         async with client.stream("POST", "/v1/completions", json=request) as response:
             text = ""
             async for piece in response.aiter_text():
@@ -108,7 +108,11 @@ def test_a_file_cut_short_while_it_is_served_ends_nobody(
     async def under_load() -> tuple[str, list[str]]:
         async with gateway.async_client(KEY) as client:
             begun = [asyncio.Event() for _ in range(STREAMS)]
-            streams = [asyncio.create_task(stream(client, each)) for each in begun]
+            tokens = [1500] + [200] * (STREAMS - 1)  # one of them runs for longer than all else
+            streams = [
+                asyncio.create_task(stream(client, each, count))
+                for each, count in zip(begun, tokens, strict=True)
+            ]
             await asyncio.gather(*[each.wait() for each in begun])
             with path.open("r+b") as file:
                 file.truncate(4096)

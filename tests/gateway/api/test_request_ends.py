@@ -35,7 +35,7 @@ async def test_a_stream_that_ends_in_an_error_frame(
     servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=2)
     async with (
         serving(servicer) as endpoint,
-        running(folder, endpoint, request_timeout=2 if fault == "stall" else 60) as (
+        running(folder, endpoint, request_timeout=6 if fault == "stall" else 60) as (
             client,
             service,
             _,

@@ -52,7 +52,9 @@ async def test_an_answer_that_trickles_is_not_waited_for(
     ask = limit_request("t", requests=100, concurrent=1)
     async with server:
         async with SharedLimits(f"redis://127.0.0.1:{port}", timeout_s=1.0) as limits:
-            assert limits.up
+            async with asyncio.timeout(60):
+                while not limits.up:
+                    await asyncio.sleep(0.05)
             trickles.set()
             *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
             assert last is None
