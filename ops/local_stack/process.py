@@ -68,15 +68,18 @@ class Child:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    def children(self) -> set[int]:
-        """The processes that it started itself and that run."""
+    def children(self, name: str) -> set[int]:
+        """The processes of that name that it started itself and that run."""
         found = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
-                # The name, in parentheses, may hold anything (proc(5)).
-                pid, *_, rest = re.split(r"[()]", path.read_text(errors="replace"))
+                pid, found_name, rest = re.split(
+                    r" \(|\) ", path.read_text(errors="replace"), maxsplit=2
+                )
                 state, parent, *_ = rest.split()
-                if int(parent) == self.pid and state not in "ZX":
+                # The kernel keeps 15 characters of a name (proc(5)).
+                mine = int(parent) == self.pid and found_name == name[:15]
+                if mine and state not in "ZX":
                     found.add(int(pid))
         return found
 

@@ -22,6 +22,8 @@ PROBE_TIMEOUT = 2.0  # seconds
 # Both leave the 15 seconds that the whole stack has to stop in.
 GATEWAY_GRACE = 3  # seconds for running requests after SIGTERM
 TRITON_GRACE = 3
+MODEL_PROCESS = "triton_python_backend_stub"
+"""In which Triton runs an instance of a Python model."""
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,13 @@ class Stack:
     def _model_died(self) -> bool:
         """Whether a process is missing that a model ran in: Triton would say that it is ready.
 
-        What a model starts and ends for itself is not Triton's child, and its own business.
+        What a model starts and ends for itself is not Triton's child, and its own business. Nor is
+        each child of Triton a model's process: it may be about to become one.
         """
         now = time.monotonic()
         if now - self._looked > MODELS_PERIOD:
             self._looked = now
-            self._models |= (running := self._triton.children())
+            self._models |= (running := self._triton.children(servers.MODEL_PROCESS))
             self._model_lost = bool(self._models - running)
         return self._model_lost
 

@@ -13,7 +13,7 @@ from ops.local_stack.process import Child
 def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
     """As Triton starts a process for a model, and the model what it likes."""
     own = "sh -c 'sleep 600 & echo $! > theirs.new; mv theirs.new theirs; wait' &"
-    script = f"cd {tmp_path}; {own} echo $! > own; wait"
+    script = f"cd {tmp_path}; sleep 600 & echo $! > other; {own} echo $! > own; wait"
     child = Child("a (server)", ["sh", "-c", script], dict(os.environ), tmp_path / "log")
     child.start()
     try:
@@ -22,11 +22,12 @@ def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, child.last_lines()
             time.sleep(0.01)
         own_pid = int((tmp_path / "own").read_text())
-        assert child.children() == {own_pid}
-        os.kill(int((tmp_path / "theirs").read_text()), signal.SIGKILL)
+        assert child.children("sh") == {own_pid}
+        for name in ("theirs", "other"):
+            os.kill(int((tmp_path / name).read_text()), signal.SIGKILL)
         while child.exit_status() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert child.children() == set()
+        assert child.children("sh") == set()
     finally:
         child.reap(grace=0)

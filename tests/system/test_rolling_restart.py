@@ -17,6 +17,7 @@ import pytest
 from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.metrics import metric
 
 pytestmark = pytest.mark.slow
 
@@ -165,6 +166,13 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
             httpx.get(gateway.url + "/health/live")
 
 
+async def _serving(gateway: GatewayProcess, workers: int) -> None:
+    async with asyncio.timeout(HANGS_AFTER_S):
+        url = gateway.url + "/metrics"
+        while await asyncio.to_thread(metric, url, "gateway_engine_ready") < workers:
+            await asyncio.sleep(0.1)
+
+
 async def _draining(client: httpx.AsyncClient) -> None:
     """Until whoever answers this client says that it ends."""
     async with asyncio.timeout(HANGS_AFTER_S):
@@ -177,6 +185,8 @@ async def _draining(client: httpx.AsyncClient) -> None:
 async def test_a_second_signal_ends_at_once(stack: Stack, tmp_path: Path, workers: int) -> None:
     settings = {"drain_seconds": PATIENCE_S, "workers": workers, "redis_url": stack.redis}
     with GatewayProcess(tmp_path / "g", stack, shutdown_grace=PATIENCE_S, **settings) as gateway:
+        # One that is still starting may be given both signals before it looks: as one.
+        await _serving(gateway, workers)
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
             endless = LONG | {"prompt": "Count from 1 to 300", "max_tokens": 1900}
             async with client.stream("POST", "/v1/completions", json=endless) as answer:

@@ -376,8 +376,11 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
     grace(HANGS_AFTER_S)
     async with listening(Server(silence)) as server:
         transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
-        ends, does_not = await start(transport), await start(transport)
-        await until(lambda: server.peers and len(server.peers[0].requests) == 2)
+        ends = await start(transport)
+        # While it connects, grpc.aio may send the second of two calls first.
+        await until(lambda: server.peers and len(server.peers[0].requests) == 1)
+        does_not = await start(transport)
+        await until(lambda: len(server.peers[0].requests) == 2)
         ends.leave()
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
