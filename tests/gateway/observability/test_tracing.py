@@ -20,7 +20,7 @@ from tests.support import triton_server
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
-from tests.support.otlp_collector import Collector, collecting
+from tests.support.otlp_collector import Collector, Span, collecting
 from triton_repo.cpu_executor import synthetic
 from triton_repo.render import render
 
@@ -284,11 +284,16 @@ async def test_triton_goes_on_with_the_trace(
     with _traced_triton(folder, collector) as endpoint:
         async with running(folder, endpoint, **settings) as (client, _, _):
             async with asyncio.timeout(120):
-                while not collector.of("triton"):  # Triton 2.51 loses the spans of some
+                # Triton 2.51 loses the spans of some requests, and the context of some others.
+                while not (found := _inferences(collector)):
                     answer = await client.post("/v1/completions", json=BODY, headers=HEADERS)
                     assert answer.status_code == 200, answer.text
                     await asyncio.sleep(0.2)
-    infer, *_ = [span for span in collector.of("triton") if span.name == "InferRequest"]
     attempts = {span.span_id for span in collector.of() if span.kind == CLIENT}
-    assert infer.trace_id == TRACE
-    assert infer.parent_id in attempts
+    assert {span.parent_id for span in found} <= attempts
+
+
+def _inferences(collector: Collector) -> list[Span]:
+    """Triton's requests in the caller's trace."""
+    spans = [span for span in collector.of("triton") if span.name == "InferRequest"]
+    return [span for span in spans if span.trace_id == TRACE]
