@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import time
@@ -73,11 +72,10 @@ class Child:
         found = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
-                pid, found_name, rest = re.split(
-                    r" \(|\) ", path.read_text(errors="replace"), maxsplit=2
-                )
+                # The name is in parentheses and may hold others; 15 bytes of it are kept (proc(5)).
+                head, _, rest = path.read_text(errors="replace").rpartition(")")
+                pid, _, found_name = head.partition(" (")
                 state, parent, *_ = rest.split()
-                # The kernel keeps 15 characters of a name (proc(5)).
                 mine = int(parent) == self.pid and found_name == name[:15]
                 if mine and state not in "ZX":
                     found.add(int(pid))

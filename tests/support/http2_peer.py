@@ -24,10 +24,11 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 from gateway.triton.http2.channel import Http2Transport
-from gateway.triton.transport import ConnectionOptions, Endpoint
+from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 
 Headers = list[tuple[str, str]]
 HANGS_AFTER_S = 30.0
+PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 
 
@@ -199,3 +200,8 @@ async def until(condition: Callable[[], Any], within_s: float = HANGS_AFTER_S) -
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
+    """A call with a request of these pieces."""
+    return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)

@@ -21,6 +21,7 @@ from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 from tests.support.http2_peer import (
     OK,
+    PATH,
     Headers,
     Peer,
     Server,
@@ -29,15 +30,9 @@ from tests.support.http2_peer import (
     grpc_message,
     listening,
     silence,
+    start,
     until,
 )
-
-PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
-HANGS_AFTER_S = 60.0
-
-
-async def start(transport: Transport, *pieces: bytes, **metadata: str) -> Any:
-    return await transport.stream(PATH, pieces or [b"x"], bytes, metadata)
 
 
 async def everything(call: Any) -> list[bytes]:
@@ -335,85 +330,6 @@ async def test_cancelling_resets_one_stream_and_no_other() -> None:
         for stream_id in (1, 5):
             peer.send(stream_id, grpc_message(b"still here"))
         assert [await readers[0], await readers[2]] == [b"still here"] * 2
-
-
-async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
-    server = Server(silence)
-    async with connected(server) as transport:
-        calls = [await start(transport) for _ in range(3)]
-        readers = [asyncio.create_task(call.read()) for call in calls[:2]]
-        await until(lambda: len(server.peers[0].requests) == 3)
-        peer = server.peers[0]
-        await asyncio.sleep(0.02)
-        calls[0].leave()
-        calls[0].leave()
-        with pytest.raises(asyncio.CancelledError):
-            await readers[0]
-        with pytest.raises(asyncio.CancelledError):
-            await calls[0].read()
-        calls[2].leave()
-        # What nobody reads comes all the same, and so do the ends.
-        peer.send(1, grpc_message(b"dropped"))
-        peer.end(1)
-        peer.end(5)
-        peer.send(3, grpc_message(b"still here"))
-        assert await readers[1] == b"still here"
-        peer.end(3)
-        assert await calls[1].read() is None
-        assert all(connection.idle for connection in transport._connections)
-        assert peer.resets == {}
-
-
-@pytest.mark.parametrize("make", [Http2Transport, GrpcioTransport])
-async def test_what_the_server_does_not_end_in_time_is_reset(
-    monkeypatch: pytest.MonkeyPatch, make: type[Http2Transport | GrpcioTransport]
-) -> None:
-    def grace(seconds: float) -> None:
-        for module in ("http2.connection", "grpcio"):
-            monkeypatch.setattr(f"gateway.triton.{module}.LEFT_GRACE_S", seconds)
-
-    grace(HANGS_AFTER_S)
-    async with listening(Server(silence)) as server:
-        transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
-        ends = await start(transport)
-        # While it connects, grpc.aio may send the second of two calls first.
-        await until(lambda: server.peers and len(server.peers[0].requests) == 1)
-        does_not = await start(transport)
-        await until(lambda: len(server.peers[0].requests) == 2)
-        ends.leave()
-        peer, resets = server.peers[0], server.peers[0].resets
-        peer.send(1, grpc_message(b"dropped"))
-        peer.end(1)
-        # An answer that comes behind it: the end has been seen.
-        server.answer = echo
-        assert await transport.unary("/a/Unary", b"x", HANGS_AFTER_S) == b"x"
-        assert resets == {}
-        grace(0.05)
-        does_not.leave()
-        await until(lambda: resets == {3: 8})
-        await transport.close()
-
-
-async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.triton.http2.connection.MAX_LEFT", 2)
-    server = Server(silence)
-    async with connected(server) as transport:
-        calls = [await start(transport) for _ in range(4)]
-        await until(lambda: len(server.peers[0].requests) == 4)
-        for call in calls:
-            call.leave()
-        await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
-
-
-async def test_a_request_that_is_left_half_written_is_reset() -> None:
-    server = Server(silence)
-    server.acknowledges = False
-    async with connected(server) as transport:
-        call = await start(transport, bytes(2**20))
-        await until(lambda: bool(server.peers[0].requests))
-        call.leave()
-        await until(lambda: server.peers[0].resets == {1: 8})
 
 
 async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
