@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all lint lock bench soak audit
+.PHONY: setup demo test test-all lint lock bench soak chaos audit
 
 setup: $(INSTALLED)
 
@@ -32,12 +32,16 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	for file in triton_repo/*/1/*.py; do MYPYPATH=$$(dirname $$file) $(BIN)/mypy $$file || exit; done
+	MYPYPATH=triton_repo/tensorrt_llm/1 $(BIN)/mypy triton_repo/gpt/tensorrt_llm/1/model.py
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
 
 soak: setup
 	$(BIN)/python -m bench.soak $(ARGS)
+
+chaos: setup
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 # Known weaknesses of all that is installed, by PyPI's advisories. --strict: a package that cannot
 # be looked up is a failure, not a pass. An environment of its own, so that it audits no tool of its.

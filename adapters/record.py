@@ -17,6 +17,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from adapters.adapter import Converted, Dtype, ModuleRows
+from adapters.chat_template import ChatTemplate
 from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
@@ -67,10 +68,13 @@ class Version:
     """One immutable content of an adapter. `created` is in seconds since 1970.
 
     `nbytes` is the size of the weights as sent; `source` says where it came from, in words.
-    `task_id` is what engines know it by, 1 to 2**63 - 1.
+    `task_id` is what engines know it by, 1 to 2**63 - 1. `weights` is the content digest of the
+    tensors, by which stores keep them; `digest` is the same, but of the `chat_template` as well
+    where there is one.
     """
 
     digest: str
+    weights: str
     base: str
     dtype: Dtype
     created: float
@@ -78,13 +82,22 @@ class Version:
     modules: tuple[ModuleRows, ...]
     source: str
     task_id: int
+    chat_template: ChatTemplate | None = None
 
     @classmethod
     def of(
-        cls, converted: Converted, base: str, created: float, source: str, task_id: int
+        cls,
+        converted: Converted,
+        base: str,
+        created: float,
+        source: str,
+        task_id: int,
+        chat_template: ChatTemplate | None = None,
     ) -> Version:
+        weights = converted.digest
         return cls(
-            digest=converted.digest,
+            digest=chat_template.digest(weights) if chat_template else weights,
+            weights=weights,
             base=base,
             dtype=converted.dtype,
             created=created,
@@ -92,6 +105,7 @@ class Version:
             modules=converted.modules,
             source=source,
             task_id=task_id,
+            chat_template=chat_template,
         )
 
     @property
@@ -164,5 +178,7 @@ def merge(one: Record, other: Record) -> Record:
     return replace(latest, versions=tuple(sorted(known.values(), key=_age)))
 
 
-def _age(version: Version) -> tuple[float, str, str, str, int]:
-    return version.created, version.digest, version.base, version.source, version.task_id
+def _age(version: Version) -> tuple[float, str, str, str, int, bool]:
+    # A gateway that knows no templates writes versions without: the copies that have one win.
+    bare = version.chat_template is None
+    return version.created, version.digest, version.base, version.source, version.task_id, bare

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 from adapters.adapter import DTYPES, MODULE_IDS, ModuleRows, task_id
+from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
 from adapters.errors import InvalidName
 from adapters.record import Record, Version, check_name, is_digest
 
@@ -34,7 +36,15 @@ def _version_as_json(version: Version) -> dict[str, Any]:
         "modules": [[rows.module, rows.rank, list(rows.layers)] for rows in version.modules],
         "source": version.source,
         "task_id": str(version.task_id),
-    }
+    } | _template_as_json(version)
+
+
+def _template_as_json(version: Version) -> dict[str, Any]:
+    template = version.chat_template
+    if template is None:
+        return {}
+    told = {"source": template.source, "eos_token": template.eos_token}
+    return {"weights": version.weights, "chat_template": told}
 
 
 def from_json(value: object) -> Record:
@@ -73,8 +83,16 @@ def _version(value: object) -> Version:
     modules = tuple(map(_module, _list("modules", fields.get("modules"))))
     if not modules:
         raise ValueError("modules: none")
+    weights, template = digest, None
+    if "chat_template" in fields:
+        weights, template = _text("weights", fields.get("weights")), _template(fields)
+        if not is_digest(weights):
+            raise ValueError("weights: not 64 lower-case hex digits")
+        if template.digest(weights) != digest:
+            raise ValueError("digest: not that of weights and chat_template")
     return Version(
         digest=digest,
+        weights=weights,
         base=_text("base", fields.get("base")),
         dtype=dtype,
         created=_time("created", fields.get("created")),
@@ -83,6 +101,18 @@ def _version(value: object) -> Version:
         source=_text("source", fields.get("source")),
         # Before ids were drawn they were those of the content.
         task_id=_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
+        chat_template=template,
+    )
+
+
+def _template(version: dict[str, object]) -> ChatTemplate:
+    fields = _object("chat_template", version["chat_template"])
+    source, eos_token = fields.get("source"), fields.get("eos_token")
+    if not isinstance(source, str) or len(source) > MAX_CHARACTERS:
+        raise ValueError(f"chat_template: not a text of up to {MAX_CHARACTERS} characters")
+    # Versions and adapters often share one: it is in memory once.
+    return ChatTemplate(
+        sys.intern(source), None if eos_token is None else _text("eos_token", eos_token)
     )
 
 

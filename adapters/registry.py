@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from adapters.adapter import Converted
+from adapters.chat_template import ChatTemplate
 from adapters.errors import BaseMismatch, InvalidName, UnknownAdapter, UnknownVersion
 from adapters.record import Record, Version, check_name, draw_task_id, split_selector
 
@@ -85,13 +86,21 @@ class Registry:
     async def load(self) -> None:
         self.refresh(await self._store.records())
 
-    async def add(self, name: str, base: str, converted: Converted, source: str) -> Record:
+    async def add(
+        self,
+        name: str,
+        base: str,
+        converted: Converted,
+        source: str,
+        chat_template: ChatTemplate | None = None,
+    ) -> Record:
         """Make this content the served version of `name`, as a new version if it is new."""
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
         await self._store.put(converted)
         now = self._clock()
-        version = Version.of(converted, base, now, source, self._task_id(converted.digest))
+        task_id = self._task_id(converted.digest)
+        version = Version.of(converted, base, now, source, task_id, chat_template)
 
         def add(record: Record | None) -> Record:
             if record is None or record.removed:
@@ -151,11 +160,11 @@ class Registry:
         await self.load()
         return record
 
-    def _task_id(self, digest: str) -> int:
-        """That of this content under another name, so that engines hold it once, or a new one."""
+    def _task_id(self, weights: str) -> int:
+        """That of these weights in another version: engines hold them once. Else a new one."""
         for record in self.snapshot.records.values():
             for version in record.versions:
-                if version.digest == digest:
+                if version.weights == weights:
                     return version.task_id
         return draw_task_id()
 

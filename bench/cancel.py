@@ -21,9 +21,9 @@ _BEAT_MS = 20
 _BACKGROUND = 100
 _LANES = 5
 _AFTER_S = 0.15
-"""Enough for a request to reach Triton, also where nothing comes back to show it."""
-
 _APART_S = 0.027
+_PATIENCE_S = 60.0
+"""What has not come to Triton by then does not come."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
         )
         wait_until(begin)
         left = {
-            kind.name: asyncio.run(_leave(server, kind, MARKED + n * count, count))
+            kind.name: asyncio.run(_leave(bench, server, kind, MARKED + n * count, count))
             for n, kind in enumerate(KINDS)
         }
         seen = total(shares)
@@ -88,7 +88,9 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-async def _leave(server: Server, kind: _Kind, first: int, count: int) -> dict[int, float]:
+async def _leave(
+    bench: Bench, server: Server, kind: _Kind, first: int, count: int
+) -> dict[int, float]:
     """When the client of each request left, by the request's max_tokens, which marks it."""
     left = {}
 
@@ -103,15 +105,29 @@ async def _leave(server: Server, kind: _Kind, first: int, count: int) -> dict[in
                     if not data:
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
+            # A busy machine takes longer to bring a request to Triton, and nothing else shows it.
+            await _noted(bench, {(key, "arrival")})
             left[key] = time.monotonic()
             writer.transport.abort()
             await asyncio.sleep(_APART_S)
 
     await asyncio.gather(*[lane(n) for n in range(_LANES)])
-    await asyncio.sleep(_AFTER_S)
+    await _noted(bench, {(key, event) for key in left for event in ("stop", "reset")})
     return left
 
 
+async def _noted(bench: Bench, wanted: set[tuple[int, str]]) -> None:
+    """Until the scripted Triton has noted all of these, or for as long as it may take."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not wanted <= _events(bench).keys():
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(0.01)
+
+
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
-    lines = map(json.loads, bench.events.read_text().splitlines())
-    return {(line["key"], line["event"]): line["at"] for line in lines}
+    """When what became of each marked request was noted, by the request's mark."""
+    whole, _, _ = bench.events.read_text().rpartition("\n")
+    return {
+        (line["key"], line["event"]): line["at"] for line in map(json.loads, whole.splitlines())
+    }

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tritonclient.grpc import service_pb2 as pb
 
 from bench.machine import ROOT
-from gateway.tokenization.prompts import compile_template
+from gateway.tokenization.chat_format import compile_template
 from gateway.triton.names import CORE, Input, LogicalInput
 from gateway.triton.request import RequestBuilder
 

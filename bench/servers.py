@@ -171,35 +171,57 @@ class Bench:
 
     @contextlib.contextmanager
     def triton(self, instances: int) -> Iterator[str]:
-        """A real tritonserver with that many processes of the synthetic engine."""
-        folder = self.folder / "triton"
-        synthetic.build(
-            folder / "engine",
-            vocab_size=4096,
-            tokens_per_second=TRITON_TOKENS_PER_SECOND,
-            first_token_ms=0,
-            tokens=[60],  # the scripted upstream's letter
-            max_seq_len=MAX_SEQ_LEN,
-        )
-        parameters: dict[str, Any] = {
-            **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
-            "triton_max_batch_size": 256,
-            "engine_dir": str(folder / "engine"),
-            "tokenizer_dir": str(MODEL),
-        }
-        render(folder / "repository", parameters, ["tensorrt_llm"])
-        _set_instances(folder / "repository" / "tensorrt_llm" / "config.pbtxt", instances)
-        ports = Ports(0, 0, *(self.claims.take_free() for _ in range(3)))
-        prefix = region_prefix(folder)
-        child = triton_child(ports, folder, prefix, self.folder / "triton.log")
-        start_on(child, sorted({*self.cores.upstream, *self.cores.client}))
-        try:
-            wait_ready(child, f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready")
-            yield f"{LOCALHOST}:{ports.triton_grpc}"
-        finally:
-            child.terminate()
-            child.reap(10.0)
-            remove_regions(prefix)
+        """A real tritonserver with that many processes of the synthetic engine; host:port."""
+        cores = sorted({*self.cores.upstream, *self.cores.client})
+        pace, folder = TRITON_TOKENS_PER_SECOND, self.folder / "triton"
+        with real_triton(folder, self.claims, pace, instances, cores) as triton:
+            yield triton.grpc
+
+
+@dataclass(frozen=True)
+class Triton:
+    """A real one: `grpc` is its host:port, `pid` its own process, without those of its models."""
+
+    grpc: str
+    pid: int
+
+
+@contextlib.contextmanager
+def real_triton(
+    folder: Path,
+    claims: PortClaims,
+    tokens_per_second: float,
+    instances: int = 1,
+    cores: Iterable[int] | None = None,
+) -> Iterator[Triton]:
+    """With `instances` processes of the synthetic engine, each request at that pace."""
+    synthetic.build(
+        folder / "engine",
+        vocab_size=4096,
+        tokens_per_second=tokens_per_second,
+        first_token_ms=0,
+        tokens=[60],  # the scripted upstream's letter
+        max_seq_len=MAX_SEQ_LEN,
+    )
+    parameters: dict[str, Any] = {
+        **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
+        "triton_max_batch_size": 256,
+        "engine_dir": str(folder / "engine"),
+        "tokenizer_dir": str(MODEL),
+    }
+    render(folder / "repository", parameters, ["tensorrt_llm"])
+    _set_instances(folder / "repository" / "tensorrt_llm" / "config.pbtxt", instances)
+    ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
+    prefix = region_prefix(folder)
+    child = triton_child(ports, folder, prefix, folder / "triton.log")
+    start_on(child, cores or os.sched_getaffinity(0))
+    try:
+        wait_ready(child, f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready")
+        yield Triton(f"{LOCALHOST}:{ports.triton_grpc}", child.pid)
+    finally:
+        child.terminate()
+        child.reap(10.0)
+        remove_regions(prefix)
 
 
 @contextlib.contextmanager

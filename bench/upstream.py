@@ -9,8 +9,8 @@ of `random_seed` (see `pace`). A message is built once per request, so a token c
 about a microsecond where a gRPC library needs tens.
 
 Of each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON:
-{"key": request_output_len, "event": "reset" | "stop", "at": seconds of the monotonic clock},
-when the stream was reset, and when a stop request for it came.
+{"key": request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds},
+when it came, when its stream was reset, and when a stop request for it came.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88:
 _OK = frames.literal("grpc-status", "0")
 _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 _OUTPUTS = {"output_ids": (1, 1, 1), "sequence_length": (1, 1), "kv_cache_reused_blocks": (1, 1)}
+_STATISTICS = "return_kv_cache_reuse_stats"
 _VALUES = {"output_ids": TOKEN, "sequence_length": 1, "kv_cache_reused_blocks": 0}
 
 
@@ -54,6 +55,7 @@ class Log:
     def began(self, request_id: str, key: int) -> None:
         if key >= MARKED and self._file is not None:
             self._keys[request_id] = key
+            self.note(request_id, "arrival")
 
     def note(self, request_id: str, event: str) -> None:
         if (key := self._keys.get(request_id)) is not None and self._file is not None:
@@ -305,9 +307,13 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
     response.model_name, response.model_version = request.model_name, "1"
     response.id = request.id
     response.parameters["triton_final_response"].bool_param = final
-    for output in request.outputs:
-        response.outputs.add(name=output.name, datatype="INT32", shape=_OUTPUTS[output.name])
-        response.raw_output_contents.append(struct.pack("<i", _VALUES[output.name]))
+    # Where none is named, all that are made are wanted.
+    names = [output.name for output in request.outputs] or ["output_ids", "sequence_length"]
+    if not request.outputs and any(tensor.name == _STATISTICS for tensor in request.inputs):
+        names.append("kv_cache_reused_blocks")
+    for name in names:
+        response.outputs.add(name=name, datatype="INT32", shape=_OUTPUTS[name])
+        response.raw_output_contents.append(struct.pack("<i", _VALUES[name]))
     return bytes(message.SerializeToString())
 
 

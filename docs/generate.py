@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.api.parameters import HARMLESS, NOT_SERVED
+from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.config.settings import Settings
 from gateway.service import load_prompts, running_service
@@ -108,12 +108,19 @@ def _parameters() -> str:
     chat = set(ChatCompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     completions = set(CompletionRequest.model_fields) - set(GenerationRequest.model_fields)
     both = (chat & completions) | set(GenerationRequest.model_fields)
-    rows = dict.fromkeys(both, "served")
-    rows |= dict.fromkeys(chat - both, "served by /v1/chat/completions")
-    rows |= dict.fromkeys(completions - both, "served by /v1/completions")
+    rows = {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
+    rows |= {name: f"read as `{renamed.place}`" for name, renamed in RENAMED.items()}
     rows |= dict.fromkeys(HARMLESS, "accepted without effect: there is no meaning to lose")
-    rows |= {name: _refused(NOT_SERVED[name]) for name in NOT_SERVED}
+    rows |= dict.fromkeys(HINTS, "accepted without effect, and named in `x-ignored-parameters`")
+    rows |= dict.fromkeys(both, "served")
+    rows |= {name: _served("/v1/chat/completions", name) for name in chat - both}
+    rows |= {name: _served("/v1/completions", name) for name in completions - both}
     return _table(("parameter", ""), ((f"`{name}`", rows[name]) for name in sorted(rows)))
+
+
+def _served(endpoint: str, name: str) -> str:
+    elsewhere = f"; elsewhere {_refused(NOT_SERVED[name])}" if name in NOT_SERVED else ""
+    return f"served by {endpoint}{elsewhere}"
 
 
 def _refused(neutral: tuple[object, ...]) -> str:

@@ -23,12 +23,14 @@ free and nothing is left. Otherwise the ports that the guides name must be free.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import fcntl
 import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -42,12 +44,16 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if "```console\n" in path.read_text(encoding="utf-8")
+]
 # What is shown instead of the session's folder and the source tree, which hold the same files.
 SHOWN_FOLDER = "/home/you/gateway"
 LINKED = ("demo", "deploy")
 TIMEOUT_S = 240.0
-STOP_S = 60.0
+_ALONE = "DOCS_RERUN_ALONE"
 
 _BLOCK = re.compile(
     r"(?:<!-- (?P<key>file|rerun): (?P<value>[^\n]+?) -->\n+)?"
@@ -161,6 +167,7 @@ class Session:
         for process in reversed(self._processes):
             _end(process.pid)
             process.wait()
+        _end_all_others()
         shutil.rmtree(self.folder)
         shutil.rmtree(self._private)
 
@@ -206,26 +213,47 @@ def _end(group: int) -> None:
 
     A Triton whose models' processes were ended for it waits for them until its timeout.
     """
-    members = {member.pid: member for member in _members(group)}
-    for member in members.values():
-        if member.ppid() not in members or member.ppid() == group:
-            member.terminate()
-    deadline = time.monotonic() + STOP_S
-    while left := list(_members(group)):
+    # All parents are known before one is asked to end: its children have another one then.
+    members = {member.pid: (member, parent) for member, parent in _members(group)}
+    for member, parent in members.values():
+        if parent == group or parent not in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.terminate()
+    deadline = time.monotonic() + TIMEOUT_S
+    while left := [member for member, _ in _members(group)]:
         if time.monotonic() > deadline:
             for member in left:
-                member.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
         time.sleep(0.05)
 
 
-def _members(group: int) -> Iterator[psutil.Process]:
+def _end_all_others() -> None:
+    """In a namespace of its own, ends and reaps what a session has left, and says what it was.
+
+    There is no other init: what nobody waited for would stay, and be taken for running.
+    """
+    if _ALONE not in os.environ or os.getpid() != 1:
+        return
     for process in psutil.process_iter():
-        try:
-            is_member = os.getpgid(process.pid) == group
-            if is_member and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
+        if process.pid != 1:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                print(f"left: {process.name()}, {process.status()}", file=sys.stderr)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _members(group: int) -> Iterator[tuple[psutil.Process, int]]:
+    """The processes of a group that run, and the process id of the parent of each."""
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    yield process, process.ppid()
 
 
 def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
@@ -234,8 +262,6 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
 
     With `keep_figures`, outputs that differ only in what was measured stay as they were.
     """
-    if "```console\n" not in guide:
-        return guide
     parts, position = [], 0
     with Session() as session:
         for block in _BLOCK.finditer(guide):
@@ -287,13 +313,12 @@ def enter_own_namespaces() -> bool:
     Called there, it sets the loopback interface up and returns True. Shared memory is private, too,
     so that no region meets another Triton's or is left.
     """
-    mark = "DOCS_RERUN_ALONE"
     unshare = ["unshare", "--user", "--map-current-user", "--keep-caps", "--net"]
     unshare += ["--pid", "--fork", "--kill-child", "--mount-proc"]
-    if mark not in os.environ:
+    if _ALONE not in os.environ:
         if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
             return False
-        os.environ[mark] = "yes"
+        os.environ[_ALONE] = "yes"
         os.execvp(unshare[0], [*unshare, sys.executable, "-m", "docs.rerun", *sys.argv[1:]])
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 
 from gateway.config.environment import settings_from_environment
 from gateway.config.file import ConfigurationError
-from gateway.http.workers import WRONG_SETTINGS
+from gateway.http.workers import refuse
 from gateway.server import serve
 
 
@@ -16,8 +15,7 @@ def main() -> int:
     try:
         return serve(settings_from_environment())
     except ConfigurationError as error:
-        print(f"gateway: {error}", file=sys.stderr)
-        return WRONG_SETTINGS
+        return refuse(error)
     except KeyboardInterrupt:  # uvicorn raises it again when all has ended
         return 128 + signal.SIGINT
 

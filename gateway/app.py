@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -21,14 +21,12 @@ from gateway.http.protocol import NO_ROOM
 from gateway.http.workers import Worker
 from gateway.service import load_prompts, running_service
 
-# New objects after which the garbage collector looks for cycles. About a hundred requests leave so
-# many; Python's own threshold is reached every few requests.
-_NEW_OBJECTS = 10_000
 _RATES = ("limit", "remaining", "reset")
 
 EXPOSED_HEADERS = [
     "x-request-id",
     "x-adapter-version",
+    "x-ignored-parameters",
     "x-should-retry",
     "retry-after",
     "retry-after-ms",
@@ -43,6 +41,12 @@ ROUTES: Sequence[APIRoute] = [
 ]
 
 
+@cache
+def _document() -> bytes:
+    """The OpenAPI document. To make it takes a tenth of a start, and few ask for it."""
+    return openapi.build(ROUTES)
+
+
 def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     """Every endpoint, with what runs while the server does; connects to Triton when it starts.
 
@@ -54,8 +58,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         workers = None if worker is None else worker.folder
         async with running_service(settings, prompts, workers) as api.state.service:
-            with _seldom_collected():
-                yield
+            yield
 
     api = FastAPI(
         lifespan=lifespan,
@@ -67,7 +70,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     )
     api.state.admin_port = None  # the server says which, once it listens there
     api.state.worker = worker
-    api.state.openapi = openapi.build(ROUTES)
+    api.state.openapi = _document
     api.routes.extend(ROUTES)
     return api
 
@@ -79,7 +82,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     and wraps `send` several times. It knows the two endpoints too: for its document, and to answer
     methods other than POST.
     """
-    labels: dict[object, str] = {route.endpoint: route.path for route in ROUTES}
+    # Other servers' names for an endpoint come behind its own.
+    labels: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
     labels[_no_room] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
@@ -132,22 +136,3 @@ def _endpoint(handler: Handler) -> ASGIApp:
             await (await handle(Request(scope), error))(scope, receive, send)
 
     return app
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """Has the garbage collector look rarely, and never at the objects that are there now.
-
-    Those live as long as the process, and an answered request leaves no cycles behind, so there is
-    hardly anything to find. To look through all objects again and again took a tenth of the CPU,
-    and held every request up for 90 ms at a time.
-    """
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_NEW_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

@@ -20,13 +20,15 @@ class TokenLogprob:
     """A token, its log probability, and likely alternatives as (token id, value).
 
     The first token of a prompt has no log probability. `text_offset` is where its text begins, in
-    characters of the choice's text.
+    characters of the choice's text. `rank` says of a prompt's token how many of the vocabulary are
+    as likely as it, or likelier.
     """
 
     token_id: int
     logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
     text_offset: int = 0
+    rank: int = 0
 
 
 class TokenDelta(NamedTuple):

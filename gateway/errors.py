@@ -174,6 +174,10 @@ class RequestTimeout(GatewayError):
         self.limit_s = limit_s
 
 
+class ClientDeadline(RequestTimeout):
+    """The client had asked for an end before the gateway's own; no failure of ours."""
+
+
 class InternalError(GatewayError):
     """A mistake of ours. What it was is in the log alone."""
 

@@ -7,11 +7,12 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from adapters.adapter import Converted
-from gateway.deltas import FinishReason, TextDelta
+from gateway.deltas import FinishReason, TextDelta, TokenLogprob
 from gateway.parsers.message import MessageForm
 from guides.kinds import Kind, Policy
 
@@ -54,14 +55,17 @@ class Guide:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The adapter version of a request. `weights` reads its tensors, which only a cold one needs.
+    """The adapter version of a request.
 
-    `name` labels metrics; `task_id` is what the engine knows the version by.
+    `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
+    tensors, `nbytes`, which only a cold one needs: within `turn`, which lasts until they are sent.
     """
 
     name: str
     task_id: int
+    nbytes: int
     weights: Callable[[], Awaitable[Converted]]
+    turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class TextPrompt:
 
     `stop` are the stop strings and further end-of-sequence tokens, as a help to the engine only;
     `bias` holds (word, bias) pairs. `restated` is what an answer begins with that has the prompt
-    in it.
+    in it. `whole` asks for the answer in one response.
     """
 
     text: str
@@ -78,6 +82,7 @@ class TextPrompt:
     bad: tuple[str, ...] = ()
     bias: tuple[tuple[str, float], ...] = ()
     restated: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +112,10 @@ class GenerationParams:
 class Caller:
     """Whose request it is: what decides about its turn and its time.
 
-    `timeout_s` shortens the time that it may take. Where it is `billed`, cached tokens are counted
-    although the answer may not tell of them. One that is `apart` is told nothing of what others'
-    prompts have left in the engine's cache, and not sent there to meet them. `guides` says what
-    becomes of its guides.
+    `timeout_s` is what it may take, where the client wants less than the gateway allows. Where it
+    is `billed`, cached tokens are counted although the answer may not tell of them. One that is
+    `apart` is told nothing of what others' prompts have left in the engine's cache, and not sent
+    there to meet them. `guides` says what becomes of its guides.
     """
 
     tenant: str = ""
@@ -144,6 +149,10 @@ class Options:
     ignore_eos: bool = False
     bad_words: tuple[str, ...] = ()
     truncate_prompt: int | None = None
+    """How many tokens may be left of a prompt; the others go at `truncation_side`."""
+    truncation_side: Literal["left", "right"] = "left"
+    prompt_logprobs: int | None = None
+    """How many alternatives to tell with each token of a prompt, apart from the answer's text."""
     stream: bool = False
     token_ids: bool = False
     guide_param: str | None = None
@@ -174,6 +183,8 @@ class Generation:
     bad_ids: tuple[tuple[int, ...], ...] = ()
     end_id: int | None = None
     echo: str | None = None
+    prompt_logprobs: int | None = None
+    """How many alternatives to find for each token of the prompt; None for nothing of them."""
     beams: int = 0
     text: TextPrompt | None = None
     """For a model that takes text; `prompt_ids` are then what it makes of that."""
@@ -243,16 +254,13 @@ class Batch:
     timeout_s: float
     deadline: float
     meter: Meter = field(default_factory=Meter)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """Of the tokens of prompts, by the place of the generation that asked for them."""
 
     @property
     def places(self) -> int:
         """How much of the engine it takes: a place for each sequence that is generated."""
         return sum(generation.beams or 1 for generation in self.generations)
-
-    @property
-    def deadline_was_chosen(self) -> bool:
-        """By the client, and not the operator's."""
-        return self.timeout_s == self.caller.timeout_s
 
     @property
     def sent_prompt_tokens(self) -> int:

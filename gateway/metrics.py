@@ -40,7 +40,8 @@ class Metrics:
         self.requests = Counter(
             "gateway_requests_total",
             "Requests that have ended, by path and the status of their end, which the headers of a "
-            "stream do not tell (499: the client left).",
+            "stream do not tell (499: the client left, or its own deadline passed, which it is "
+            "told as 504).",
             ["path", "status"],
             registry=self.registry,
         )
@@ -92,7 +93,8 @@ class Metrics:
         )
         self.cold_send_seconds = Histogram(
             "gateway_lora_cold_send_seconds",
-            "From reading the weights of an adapter to the engine's first response.",
+            "From the wish for an adapter's weights, their turn included, to the engine's first "
+            "response.",
             buckets=_SECONDS,
             registry=self.registry,
         )

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 _ENDING_S = 2.0
 _TICK_S = 0.5
 _LARGEST_BODIES = 4
+_SHARE_OF_COLD_SENDS = 0.5
 # Of one tenant. Each keeps a connection, of which all tenants together have a limit.
 _WAITING_BODIES = 32
 # To receive logits takes the event loop as long as the work on them does the thread. Resting in
@@ -59,6 +60,8 @@ class Service:
     admission: Admission
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
+    cold_sends: Admission
+    """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
     guides: GuideCheck
     logits: TurnThread
     """Where the likeliest tokens are found, one answer of each tenant in turn."""
@@ -121,6 +124,7 @@ def load_prompts(settings: Settings) -> Prompts:
         return Prompts.load(
             settings.tokenizer_dir,
             settings.tool_form,
+            reasoning_parser=settings.reasoning_parser,
             control_tokens_in_messages=settings.control_tokens_in_messages,
         )
     except (OSError, ValueError) as error:
@@ -152,7 +156,7 @@ async def running_service(
     logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
         async with (
-            Adapters(settings, lambda: replicas.capabilities) as adapters,
+            Adapters(settings, prompts, lambda: replicas.capabilities) as adapters,
             _keys(settings, access, metrics, workers) as keys,
             _accounting(settings, configuration, metrics) as accounting,
         ):
@@ -166,6 +170,7 @@ async def running_service(
                 replicas=replicas,
                 admission=admission,
                 bodies=_bodies(settings, configuration),
+                cold_sends=_cold_sends(settings, configuration),
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
@@ -296,5 +301,14 @@ def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
         lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         queue_of_tenant=_WAITING_BODIES,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _cold_sends(settings: Settings, configuration: ConfigurationFile) -> Admission:
+    return Admission(
+        lambda: settings.cold_send_bytes,
+        lambda: _SHARE_OF_COLD_SENDS if configuration.current.tenants else 1.0,
+        queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )

@@ -21,7 +21,6 @@ MAX_WEIGHT = 10_000
 _OPTIONAL = 50
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minItems", "maxItems")
 _LENGTHS = ("minLength", "maxLength")
 # Every text has one way to be cut up by this, in linear time: what is not closed goes to the end.
@@ -45,8 +44,7 @@ Part = tuple[str, str]
 
 def check(kind: Kind, text: str, backend: Backend) -> None:
     """Raises ValueError, and RecursionError for JSON that is nested too deep."""
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"it has {len(text)} characters; allowed: {MAX_CHARS}")
+    check_length(text)
     weight = 0
     if kind == "regex":
         weight = _weight_of_expression(text, backend)
@@ -58,13 +56,16 @@ def check(kind: Kind, text: str, backend: Backend) -> None:
         raise _too_large()
 
 
+def check_length(text: str) -> None:
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"it has {len(text)} characters; allowed: {MAX_CHARS}")
+
+
 def _weight_of_schema(schema: Any, backend: Backend) -> int:
     if isinstance(schema, list):
         return sum([_weight_of_schema(part, backend) for part in schema])
     if not isinstance(schema, dict):
         return 1
-    if backend == "xgrammar":
-        _check_keywords(schema)
     weight = 1
     for keyword, value in schema.items():
         if keyword == "pattern" and isinstance(value, str):
@@ -90,25 +91,6 @@ def _largest(schema: dict[str, Any], names: tuple[str, ...]) -> int:
     """At least 1. What is no number is for the compiler to refuse."""
     found = [schema.get(name) for name in names]
     return max([1, *[int(number) for number in found if isinstance(number, int | float)]])
-
-
-def _check_keywords(schema: dict[str, Any]) -> None:
-    """Raises ValueError for what xgrammar throws on and llguidance does not."""
-    if isinstance(schema.get("items"), list):
-        raise ValueError("items: found a list; schemas of the first items are prefixItems")
-    least, properties = schema.get("minProperties", 0), schema.get("properties", {})
-    if (
-        not schema.keys() & {"additionalProperties", "patternProperties", "propertyNames"}
-        and isinstance(least, int)
-        and isinstance(properties, dict)
-        and least > len(properties)
-    ):
-        raise ValueError(f"minProperties: found {least}; there are {len(properties)} properties")
-    if schema.get("type") == "integer":
-        for name in _BOUNDS:
-            bound = schema.get(name)
-            if isinstance(bound, float) and not bound.is_integer():
-                raise ValueError(f"{name}: found {bound}; allowed for integers: an integer")
 
 
 def _weight_of_expression(text: str, backend: Backend) -> int:

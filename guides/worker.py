@@ -1,10 +1,10 @@
 """A process that compiles guides which strangers wrote, so that nothing else has to.
 
 `python -m guides.worker` reads one request a line, ``[kind, text, backend]`` in JSON, and answers
-each with a line: ``[reason, size]``, where `reason` says why it is no guide, null if it is one, and
-`size` is the memory in bytes that the process has now. A guide that takes more CPU time or memory
-than it may ends the process by a signal, and so may one that breaks the compiler: that is why it
-is one.
+each with a line: ``[reason, text, size]``, where `reason` says why it is no guide, null if it is
+one, `text` is what the engine is to be given for it, and `size` is the memory in bytes that the
+process has now. A guide that takes more CPU time or memory than it may ends the process by a
+signal, and so may one that breaks the compiler: that is why it is one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import json
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from guides.grammar import to_grammar
-from guides.kinds import Backend, Kind
-from guides.limits import check
+from guides.kinds import Backend, Kind, Verdict
+from guides.limits import check, check_length
 from guides.reasons import NOTHING_FITS, reason
+from guides.schema.keywords import pointer, step, subschemas
+from guides.schema.rewrite import rewrite
 
 CPU_S = 2
-"""A usual schema takes 2 ms, and the largest that `limits` lets pass some hundred."""
+"""A usual schema takes 3 ms, and the largest that `limits` lets pass some hundred."""
 _MEMORY = 1 << 30  # address space; the process itself takes 100 MiB of it
+# So many parts of a schema are compiled to find the one that is wrong.
+_MAX_PARTS = 100
 
 
 class Checker:
@@ -34,8 +39,45 @@ class Checker:
         # With the parser's state an error would be long and mean nothing to a client.
         self._limits = LLParserLimits(verbose_errors=False)
 
-    def refusal(self, kind: Kind, text: str, backend: Backend) -> str | None:
-        """Why the engine would fail on this guide; None if nothing is wrong with it."""
+    def verdict(self, kind: Kind, text: str, backend: Backend) -> Verdict:
+        """What becomes of a guide; the schema of one is written anew."""
+        try:
+            check_length(text)
+            if kind == "json_schema":
+                return self._of_schema(json.loads(text), backend)
+        except (ValueError, RecursionError) as error:
+            return Verdict(str(error), "")
+        except MemoryError:
+            return Verdict("it is too large", "")
+        return Verdict(self._refusal(kind, text, backend), text)
+
+    def _of_schema(self, schema: Any, backend: Backend) -> Verdict:
+        text = _dumped(rewrite(schema, backend))
+        refusal = self._refusal("json_schema", text, backend)
+        if refusal is not None:
+            place, refusal = self._place(schema, backend, refusal)
+            refusal = f"{place}: {refusal}"
+        return Verdict(refusal, text)
+
+    def _place(self, schema: Any, backend: Backend, refusal: str) -> tuple[str, str]:
+        """The JSON path of the smallest part that alone is refused by the compiler, and why."""
+        place, left = "$", _MAX_PARTS
+        keys: list[str | int] = []
+        parts = iter(subschemas(schema))
+        while (found := next(parts, None)) is not None and left > 0:
+            left -= 1
+            below, part = found
+            try:
+                text = _dumped(rewrite(schema, backend, pointer([*keys, *below])))
+                alone = self._refusal("json_schema", text, backend)
+            except ValueError:  # of no use without what stands beside it
+                continue
+            if alone is not None:
+                place, refusal, keys = step(place, *below), alone, [*keys, *below]
+                parts = iter(subschemas(part))
+        return place, refusal
+
+    def _refusal(self, kind: Kind, text: str, backend: Backend) -> str | None:
         try:
             check(kind, text, backend)
             grammar = to_grammar(kind, text, backend)
@@ -50,6 +92,10 @@ class Checker:
         return None if any(mask) else NOTHING_FITS
 
 
+def _dumped(schema: Any) -> str:
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -59,8 +105,8 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         end = int(used.ru_utime + used.ru_stime) + CPU_S + 1
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
-        found = checker.refusal(kind, text, backend)
-        print(json.dumps([found, _size()]), flush=True)
+        found = checker.verdict(kind, text, backend)
+        print(json.dumps([*found, _size()]), flush=True)
 
 
 def _size() -> int:

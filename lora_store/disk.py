@@ -12,6 +12,7 @@ is mapped: one that changes or shrinks later harms neither what was read of it n
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -48,6 +49,7 @@ class Disk:
         self._remove_leftovers()
         self._read: dict[str, _Identity] = {}
         self._parsed: dict[str, tuple[_Identity, Record]] = {}
+        self._kept_bad = False
 
     def _remove_leftovers(self) -> None:
         """Unfinished writes of processes that were killed."""
@@ -125,12 +127,9 @@ class Disk:
 
     # Records.
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Exclude other processes and threads from changing records."""
-        with (self._root / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return locked(self._root / "lock")
 
     def records(self) -> dict[str, Record]:
         """All records. One that cannot be read is moved away, see `has_bad_records`."""
@@ -163,7 +162,7 @@ class Disk:
 
     def has_bad_records(self) -> bool:
         """Whether a record is in quarantine: then this disk does not know all that is in use."""
-        return any(self._quarantine.glob("*.json"))
+        return self._kept_bad or any(self._quarantine.glob("*.json"))
 
     def _record(self, path: Path) -> Record | None:
         identity = _identity(path.stat())
@@ -194,11 +193,15 @@ class Disk:
 
     def _move_away(self, path: Path, identity: _Identity) -> None:
         target = self._quarantine / path.name
-        with contextlib.suppress(FileNotFoundError):
+        try:
             path.replace(target)
             # Another process may have replaced the bad file by a good one since it was read.
             if _identity(target.stat()) != identity and not path.exists():
                 target.replace(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._kept_bad = True  # the disk takes no writes; what can be read of it still counts
 
 
 def _identity(status: os.stat_result) -> _Identity:
@@ -207,6 +210,26 @@ def _identity(status: os.stat_result) -> _Identity:
 
 def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock file `path` against other processes and threads.
+
+    A disk that takes no writes any more, as one that the kernel made read-only after an error, can
+    still be locked: what others change is followed, from it and from Redis.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what is open for writing
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES):
+            raise
+        file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from adapters.errors import StoreError, StoreUnavailable
@@ -50,7 +51,7 @@ class Link:
         redis = self.redis
         if redis is None:
             raise StoreUnavailable("Redis is not there")
-        return await self._counted(redis, work)
+        return await self._counted(lambda: self._asked(redis, work))
 
     async def with_or_without(self, work: Callable[[RedisTier | None], _T]) -> _T:
         """`work` with Redis; again without it when it is away or refuses."""
@@ -66,7 +67,7 @@ class Link:
         if self._redis is None:
             return None
         try:
-            result = await self._counted(self._redis, work)
+            result = await self._counted(partial(work, self._redis))
         except StoreError as error:
             self._set_up(False, str(error))
             return None
@@ -79,9 +80,20 @@ class Link:
         if self._redis is not None:
             self._redis.close()
 
-    async def _counted(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
+    def _asked(self, redis: RedisTier, work: Callable[[RedisTier], _T]) -> _T:
+        """In a thread. Whoever waited for one meanwhile does not find out anew, after one more
+        timeout, that Redis is silent."""
+        if not self._stats.redis_up:
+            raise StoreUnavailable("Redis is not there")
         try:
-            return await _run(self._redis_threads, lambda: work(redis))
+            return work(redis)
+        except StoreUnavailable:
+            self._stats.redis_up = False
+            raise
+
+    async def _counted(self, work: Callable[[], _T]) -> _T:
+        try:
+            return await _run(self._redis_threads, work)
         except StoreError as error:
             self.failed(error)
             raise

@@ -258,7 +258,7 @@ class TieredStore:
         self.stats.unwritten = len(unwritten)
 
     def _in_use(self) -> set[str]:
-        return {v.digest for record in self._records.values() for v in record.versions}
+        return {v.weights for record in self._records.values() for v in record.versions}
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -9,7 +9,19 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from ops.commands import bench, client, engine, import_, key, lora, repo, serve, triton, up
+from ops.commands import (
+    bench,
+    client,
+    engine,
+    identity,
+    import_,
+    key,
+    lora,
+    repo,
+    serve,
+    triton,
+    up,
+)
 
 COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
     ("up", up, "start Redis, Triton and the gateway on this machine"),
@@ -21,6 +33,7 @@ COMMANDS: tuple[tuple[str, ModuleType, str], ...] = (
     ("repo", repo, "make and check Triton's model repository"),
     ("triton", triton, "run Triton on a TensorRT-LLM engine"),
     ("client", client, "send one request straight to Triton"),
+    ("identity-test", identity, "time batches of token ids straight to Triton"),
     ("bench", bench, "measure Triton and the gateway under load"),
 )
 

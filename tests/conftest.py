@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 import signal
 import ssl
@@ -9,10 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import certifi
+import httpx
 import hypothesis
 import openai
 import pytest
 from redis import Redis
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.local_stack import Stack, Up
 from tests.support.redis_server import RedisServer, running_redis
@@ -42,12 +47,17 @@ def _context(*args: Any, **kwargs: Any) -> ssl.SSLContext:
 
 ssl.create_default_context = _context
 
+# Of httpx where a test gives no timeout, else 5 s: a busy machine may give a server no turn for as
+# long. All of httpx's functions have this one object as their default.
+_unless_given: httpx.Timeout = inspect.signature(httpx.get).parameters["timeout"].default
+_unless_given.connect = _unless_given.read = _unless_given.write = _unless_given.pool = 60.0
+
 # What `gateway up` is told for each value of --triton-mode.
 TRITON_MODES: dict[str, tuple[list[str], dict[str, str]]] = {
     "token": ([], {}),
     "ensemble": ([], {"triton_mode": "text", "triton_text_model": "ensemble"}),
     "bls": (
-        ["--parameter", "accumulate_tokens=true", "--parameter", "bls_instance_count=8"],
+        ["--parameter", "accumulate_tokens=true", "--parameter", "bls_instance_count=4"],
         {"triton_mode": "text", "triton_text_model": "tensorrt_llm_bls"},
     ),
 }
@@ -62,6 +72,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Their tests share nothing but the stack of all tests, and take minutes: each is a unit of its own.
+_SPLIT = ("tests/clients/test_sdks.py", "tests/docs/test_guides.py")
+
+
+class _Scheduling(LoadFileScheduling):
+    """Gives a process whole files, as --dist loadfile does, but for those of `_SPLIT`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(_SPLIT) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Files with slow tests come first, so that no process is left alone with one at the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -73,16 +99,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=mark.args[0]))
 
 
+def pytest_collection_finish() -> None:
+    # What all modules of tests have imported stays: the garbage collector need not look through it
+    # again and again.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     arguments, settings = TRITON_MODES[request.config.getoption("--triton-mode")]
-    with Up(tmp_path_factory.mktemp("stack"), "--port", "0", *arguments, **settings) as up:
+    folder = tmp_path_factory.mktemp("stack")
+    with Up(folder, "--port", "0", *arguments, load_models=(), **settings) as up:
         up.wait_ready()
         yield up
         up.remember_processes()
         up.send(signal.SIGTERM)
         assert up.wait() == 0, up.stderr
         up.assert_nothing_is_left()
+        assert up.stdout.count("\n") == 1, up.stdout  # that it is ready, and where
 
 
 @pytest.fixture(scope="session")

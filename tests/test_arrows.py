@@ -20,6 +20,7 @@ from tests.support.imports import DIVIDED, ROOT, Sources, room_of, sources
 ALLOWED: dict[str, str] = {
     "docs": "ops.commands ops.deployment gateway.api gateway.service gateway.config gateway.triton",
     "bench": "ops.loadtest ops.local_stack gateway.config gateway.tokenization gateway.triton"
+    " gateway.generation"
     " triton_repo.render triton_repo.cpu_executor adapters",
     "demo": "",
     "deploy": "",
@@ -31,7 +32,7 @@ ALLOWED: dict[str, str] = {
     " adapters",
     # From a checkpoint to a running Triton: it starts processes as the local stack does.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
-    " triton_repo.parameters triton_repo.cpu_executor adapters",
+    " triton_repo.gpt_repository triton_repo.parameters triton_repo.cpu_executor adapters",
     "ops.loadtest": "ops.local_stack ops.errors gateway.tokenization gateway.triton gateway.errors",
     "ops.client": "ops.errors gateway.tokenization gateway.triton adapters",
     "ops.local_stack": "triton_repo.render triton_repo.cpu_executor adapters",
@@ -57,15 +58,16 @@ ALLOWED: dict[str, str] = {
     " gateway.triton",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
-    "gateway.catalog": "gateway.config gateway.triton gateway.generation gateway.errors lora_store"
-    " adapters",
+    "gateway.catalog": "gateway.config gateway.tokenization gateway.triton gateway.generation"
+    " gateway.errors lora_store adapters",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",
     "gateway.config": "gateway.scheduling gateway.parsers lora_store guides",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation adapters",
-    "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors",
+    "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
+    " adapters",
     "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters guides",
     "gateway.generation": "gateway.deltas gateway.parsers adapters guides",
     "gateway.deltas": "gateway.parsers",
@@ -76,13 +78,17 @@ ALLOWED: dict[str, str] = {
     "adapters": "",
     # Model repository. Triton loads the five models, each from its own folder; only the core model
     # has anything behind it, and only on a host without TensorRT-LLM.
+    # The GPT repository's core model is rendered with the modules of the other's.
+    "triton_repo.gpt": "triton_repo.tensorrt_llm",
     "triton_repo.tensorrt_llm": "triton_repo.cpu_executor",
     "triton_repo.tensorrt_llm_bls": "",
     "triton_repo.preprocessing": "",
     "triton_repo.postprocessing": "",
     "triton_repo.cpu_executor": "guides",
-    "triton_repo.render": "triton_repo.parameters",
-    "triton_repo.parameters": "",
+    "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters",
+    "triton_repo.render": "triton_repo.parameters triton_repo.releases",
+    "triton_repo.parameters": "triton_repo.releases",
+    "triton_repo.releases": "",
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
     # What a guide is, for the gateway and for the CPU executor.
@@ -96,6 +102,7 @@ LIBRARIES: dict[str, str] = {
     "google": "gateway.triton bench",  # protobuf
     "grpc": "gateway.triton",
     "hpack": "gateway.triton.http2 bench",
+    "httptools": "gateway.http",
     "httpx": "ops.commands ops.loadtest gateway.api.worker_metrics bench",
     "jinja2": "gateway.tokenization demo",
     "llguidance": "guides triton_repo.cpu_executor",

@@ -9,6 +9,7 @@ backends read as "not set" in a string and Triton cannot parse in a number.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,6 @@ from string import Template
 PRESET: Mapping[str, str] = {
     "max_queue_size": "0",
     "max_queue_delay_microseconds": "0",
-    # Upstream's files have this type written out.
-    "lora_weights_data_type": "TYPE_FP16",
 }
 
 
@@ -49,8 +48,9 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def unknown_keys(template: str, values: Mapping[str, str]) -> list[str]:
-    """Keys that do not occur in the file at all; upstream refuses them since v0.19."""
-    return [key for key in values if key not in template]
+    """Keys that do not occur in the file, but for comments; upstream refuses them since v0.19."""
+    read = re.sub(r"(?m)^ *#.*$", "", template)
+    return [key for key in values if key not in read]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,10 @@
 """The parameters of the repository's templates, with their types and allowed values.
 
-Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17
-(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); those of guided
-decoding are v0.19's, and its backend llguidance came later still. `lora_weights_data_type` is ours:
-upstream one edits three files by hand for an engine whose LoRA type is not float16.
+Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19
+(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend). Guided decoding, which
+upstream came with v0.19, is in both here; its backend llguidance came later still.
+`lora_weights_data_type` is ours: for an engine whose LoRA type is not float16 upstream has one edit
+three files by hand. The templates have float16 written out, as upstream's; `render` changes it.
 `trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
 """
 
@@ -11,6 +12,8 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from triton_repo.releases import RELEASES, V0_17, V0_19
 
 Value = str | int | float | bool
 
@@ -113,6 +116,7 @@ class Parameter:
         kind: its type and allowed values.
         mandatory: whether rendering fails without it.
         default: what is written when it is not given; "" leaves the server's own default.
+        releases: the releases that have it.
     """
 
     name: str
@@ -120,6 +124,7 @@ class Parameter:
     kind: Kind
     mandatory: bool = False
     default: str = ""
+    releases: tuple[str, ...] = RELEASES
 
 
 DATA_TYPE = one_of("TYPE_FP32", "TYPE_FP16", "TYPE_BF16")
@@ -136,7 +141,8 @@ PARAMETERS = (
     Parameter("preprocessing_instance_count", (PREPROCESSING,), integer(1), mandatory=True),
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
     Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
-    Parameter("visual_model_path", (PREPROCESSING,), text()),
+    Parameter("visual_model_path", (PREPROCESSING,), text(), releases=(V0_17,)),
+    Parameter("multimodal_model_path", (PREPROCESSING,), text(), releases=(V0_19,)),
     Parameter("max_num_images", (PREPROCESSING,), integer(1)),
     Parameter("postprocessing_instance_count", (POSTPROCESSING,), integer(1), mandatory=True),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean()),
@@ -149,7 +155,14 @@ PARAMETERS = (
     # tensorrt_llm: the server's side
     Parameter("triton_backend", (CORE,), one_of("tensorrtllm", "python"), mandatory=True),
     Parameter("max_queue_delay_microseconds", (CORE,), integer(), mandatory=True),
+    Parameter(
+        "max_queue_delay_microseconds",
+        *((PREPROCESSING,), integer()),
+        default="0",
+        releases=(V0_19,),
+    ),
     Parameter("max_queue_size", (CORE,), integer(), default="0"),
+    Parameter("max_queue_size", (PREPROCESSING,), integer(), default="0", releases=(V0_19,)),
     Parameter("encoder_input_features_data_type", (CORE,), DATA_TYPE, mandatory=True),
     Parameter("exclude_input_in_output", (CORE,), boolean()),
     Parameter("cancellation_check_period_ms", (CORE,), integer(1)),
@@ -170,6 +183,7 @@ PARAMETERS = (
     Parameter("normalize_log_probs", (CORE,), boolean()),
     Parameter("gpu_device_ids", (CORE,), device_ids()),
     Parameter("participant_ids", (CORE,), integers()),
+    Parameter("num_nodes", (CORE,), integer(1), releases=(V0_19,)),
     Parameter("gpu_weights_percent", (CORE,), fraction()),
     Parameter("enable_context_fmha_fp32_acc", (CORE,), boolean()),
     Parameter("multi_block_mode", (CORE,), boolean()),
@@ -183,12 +197,14 @@ PARAMETERS = (
     Parameter("cross_kv_cache_fraction", (CORE,), fraction()),
     Parameter("kv_cache_host_memory_bytes", (CORE,), integer()),
     Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
-    Parameter("enable_kv_cache_reuse", (CORE,), boolean()),
+    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), releases=(V0_17,)),
+    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=(V0_19,)),
     # tensorrt_llm: the LoRA cache
     Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
     Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
+    Parameter("lora_prefetch_dir", (CORE,), text(), releases=(V0_19,)),
     # tensorrt_llm: decoding
     Parameter(
         "decoding_mode",
@@ -198,6 +214,9 @@ PARAMETERS = (
             *("medusa", "redrafter", "lookahead", "eagle"),
         ),
     ),
+    Parameter("lookahead_window_size", (CORE,), integer(1), releases=(V0_19,)),
+    Parameter("lookahead_ngram_size", (CORE,), integer(1), releases=(V0_19,)),
+    Parameter("lookahead_verification_set_size", (CORE,), integer(1), releases=(V0_19,)),
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),
@@ -207,3 +226,8 @@ PARAMETERS = (
     Parameter("tokenizer_dir", (CORE,), text()),
     Parameter("xgrammar_tokenizer_info_path", (CORE,), text()),
 )
+
+
+def parameters_of(release: str) -> tuple[Parameter, ...]:
+    """The parameters that the templates of one release have."""
+    return tuple(entry for entry in PARAMETERS if release in entry.releases)

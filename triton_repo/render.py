@@ -1,13 +1,16 @@
 """Fills the repository's templates into a folder that tritonserver can load."""
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from triton_repo.parameters import MODELS, PARAMETERS, Parameter, Value
+from triton_repo.parameters import MODELS, Parameter, Value, parameters_of
+from triton_repo.releases import DEFAULT, RELEASES, template_of
 
 TEMPLATES = Path(__file__).parent
+_LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
 
 class RenderError(ValueError):
@@ -15,7 +18,11 @@ class RenderError(ValueError):
 
 
 def render(
-    destination: Path, parameters: Mapping[str, Value], models: Sequence[str] = MODELS
+    destination: Path,
+    parameters: Mapping[str, Value],
+    models: Sequence[str] = MODELS,
+    *,
+    release: str = DEFAULT,
 ) -> None:
     """Write `models` into `destination`, each with its config.pbtxt and version folder.
 
@@ -24,36 +31,49 @@ def render(
     Args:
         destination: the model repository to make; created with its parents.
         parameters: values by name, for the names in `triton_repo.parameters.PARAMETERS`
-            that belong to `models`. Strings are read as the parameter's own type.
+            that belong to `models` and `release`. Strings are read as the parameter's own type.
         models: the models to render.
+        release: one of `triton_repo.releases.RELEASES`.
 
     Raises:
-        RenderError: a model or a parameter is unknown, a mandatory parameter is missing, or
-            a value has the wrong type or is not allowed. All problems are named at once.
+        RenderError: a release, a model or a parameter is unknown, a mandatory parameter is
+            missing, or a value has the wrong type or is not allowed. All problems are named
+            at once.
     """
+    if release not in RELEASES:
+        raise RenderError(f"release: found {release}; allowed: {', '.join(RELEASES)}")
     unknown = [model for model in models if model not in MODELS]
     if unknown:
         raise RenderError(f"models: found {', '.join(unknown)}; allowed: {', '.join(MODELS)}")
-    written = filled_values(parameters, models)
+    written = filled_values(parameters, models, release)
     for model in models:
-        template = Template((TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8"))
+        template = (TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8")
         version = destination / model / "1"
         version.mkdir(parents=True, exist_ok=True)
-        config = template.substitute(written)
+        config = Template(template_of(release, template)).substitute(written)
+        if "lora_weights_data_type" in written:
+            config = _LORA_TYPE.sub(rf"\g<1>{written['lora_weights_data_type']}", config)
         (destination / model / "config.pbtxt").write_text(config, encoding="utf-8")
         for module in (TEMPLATES / model / "1").glob("*.py"):
             shutil.copyfile(module, version / module.name)
 
 
 def filled_values(
-    parameters: Mapping[str, Value], models: Sequence[str] = MODELS
+    parameters: Mapping[str, Value], models: Sequence[str] = MODELS, release: str = DEFAULT
 ) -> dict[str, str]:
-    """The text for each `${name}` of `models`; raises RenderError as `render` does."""
+    """The text for each parameter of `models`; raises RenderError as `render` does."""
     table: dict[str, Parameter] = {}
-    for entry in PARAMETERS:
+    for entry in parameters_of(release):
         # One model may need what another can do without.
         if set(entry.models) & set(models) and (entry.mandatory or entry.name not in table):
             table[entry.name] = entry
+    return values(table, parameters, models)
+
+
+def values(
+    table: Mapping[str, Parameter], parameters: Mapping[str, Value], models: Sequence[str]
+) -> dict[str, str]:
+    """The text for each parameter of `table`; raises RenderError for `models` as `render` does."""
     problems = [
         f"{name}: unknown parameter; allowed for {', '.join(models)}: {', '.join(sorted(table))}"
         for name in parameters

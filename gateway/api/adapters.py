@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from adapters import npy, peft
+from adapters import chat_template, npy, peft
 from adapters.errors import InvalidName
 from adapters.record import Record, Version, check_name
 from gateway.api.answer_schemas import Answer, Count
@@ -34,6 +34,7 @@ from gateway.service import Service
 
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
+    | {chat_template.CONFIG, chat_template.FILE}
 )
 _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024
@@ -52,7 +53,8 @@ _UPLOAD: Schema = {
             "minItems": 1,
             "items": {"type": "string", "contentMediaType": "application/octet-stream"},
             "description": "The adapter's files under their own names: adapter_config.json and "
-            "adapter_model.safetensors, or model.lora_config.npy and model.lora_weights.npy.",
+            "adapter_model.safetensors, or model.lora_config.npy and model.lora_weights.npy; "
+            "tokenizer_config.json and chat_template.jinja where it has its own chat template.",
         },
     },
 }

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
 
-from gateway.api.chunks import SHAPES, Frames, Kind, Logprobs
+from gateway.api.chunks import (
+    SHAPES,
+    CountingFrames,
+    Frames,
+    Kind,
+    Logprobs,
+    PromptLogprobs,
+    UsageFrames,
+)
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.message import MessageEvent
@@ -115,15 +125,27 @@ class Answer:
         batch: Batch,
         logprobs: Logprobs | None = None,
         *,
+        prompt_logprobs: PromptLogprobs | None = None,
         token_ids: bool = False,
+        echo: str = "",
     ) -> None:
+        """`echo` is what the message of a chat begins with."""
         self._kind = kind
         self._logprobs = logprobs
         self._shape = SHAPES[kind]
+        self._echo = [Content(echo)] if echo else []
+        if echo:
+            opening = b'"delta":{"role":"assistant","content":' + orjson.dumps(echo) + b"}"
+            self._shape = replace(self._shape, opening=opening)
+        self._prompt_logprobs = prompt_logprobs
+        self._scored = batch.prompt_logprobs
         self._prompt_tokens = batch.prompt_tokens
         self._choices = batch.choices
-        self._prompt_ids = [g.prompt_ids for g in batch.generations] if token_ids else None
         self._prompts = batch.prompts
+        # The generations of one prompt.
+        self._each = len(batch.generations) // batch.prompts
+        first = batch.generations[:: self._each]
+        self._prompt_ids = [g.prompt_ids for g in first] if token_ids else None
         self._tokens_per_block = batch.tokens_per_block
         self._tells_cached = not batch.caller.apart
         self._fingerprint = batch.fingerprint
@@ -131,24 +153,27 @@ class Answer:
         self._created = int(time.time())
         self._model = model
 
-    def stream(self, body: Body, *, include_usage: bool) -> Sink:
+    def stream(self, body: Body, usage: UsageFrames) -> Sink:
         """Writes SSE frames of all choices as they come, then usage when asked for."""
-        head = self._head(self._shape.chunk_object)
-        usage = b',"usage":null' if include_usage else b""
+        head, ids = self._head(self._shape.chunk_object), self._prompt_ids
+        kind: Callable[..., Frames] = Frames
+        if usage == "each":
+            counts = [0] * self._choices
+            kind = partial(CountingFrames, prompt_tokens=self._prompt_tokens, counts=counts)
         choices = [
-            Frames(
+            kind(
                 shape=self._shape,
                 head=head,
                 index=index,
                 usage=usage,
                 logprobs=self._logprobs,
-                prompt_ids=self._prompt(index),
+                prompt_ids=ids[index * self._prompts // self._choices] if ids else None,
             )
             for index in range(self._choices)
         ]
 
         def last(finished: list[TextDelta]) -> bytes:
-            if not include_usage:
+            if usage == "none":
                 return b""
             total = orjson.dumps(self._usage(finished))
             return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
@@ -164,31 +189,48 @@ class Answer:
         usage = self._usage([own[-1] for own in received])
         if keep is not None:
             received = _likeliest(received, self._choices // self._prompts, keep)
-        choices = [self._choice(index, own) for index, own in enumerate(received)]
-        body = orjson.dumps({"choices": choices, "usage": usage})
-        return self._head(self._shape.object) + b"," + body[1:]
+        each = len(received) // self._prompts
+        choices = [self._choice(i, i // each, own) for i, own in enumerate(received)]
+        answer: dict[str, Any] = {"choices": choices, "usage": usage}
+        if self._kind == "chat":
+            answer |= self._of_prompt(0)
+        return self._head(self._shape.object) + b"," + orjson.dumps(answer)[1:]
 
-    def _choice(self, index: int, deltas: list[TextDelta]) -> dict[str, Any]:
+    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+        """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
+        told = 0
+        if self._logprobs is not None:
+            told += sum(len(delta.logprobs) for deltas in received for delta in deltas)
+        if self._prompt_logprobs is not None:
+            told += sum(map(len, self._scored.values()))
+        return told
+
+    def _choice(self, index: int, prompt: int, deltas: list[TextDelta]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
         if self._kind == "completion":
             choice["text"] = "".join([delta.text for delta in deltas])
+            choice |= self._of_prompt(prompt)
         elif deltas[-1].events is None:
-            choice["message"] = _message([Content("".join([delta.text for delta in deltas]))])
+            text = Content("".join([delta.text for delta in deltas]))
+            choice["message"] = _message([*self._echo, text])
         else:
-            choice["message"] = _message([e for delta in deltas for e in delta.events or ()])
+            events = [event for delta in deltas for event in delta.events or ()]
+            choice["message"] = _message([*self._echo, *events])
         logprobs = None
         if self._logprobs is not None:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])
-        if (prompt_ids := self._prompt(index)) is not None:
-            choice["prompt_token_ids"] = prompt_ids
+        if self._prompt_ids is not None:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
         return choice | {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
 
-    def _prompt(self, index: int) -> list[int] | None:
-        """The token ids of a choice's prompt, if ids are wanted."""
-        if self._prompt_ids is None:
-            return None
-        return self._prompt_ids[index * len(self._prompt_ids) // self._choices]
+    def _of_prompt(self, prompt: int) -> dict[str, Any]:
+        """What is wanted of a prompt; vLLM has it beside the choices of a chat, else in them."""
+        told: dict[str, Any] = {}
+        if self._prompt_ids is not None:
+            told["prompt_token_ids"] = self._prompt_ids[prompt]
+        if self._prompt_logprobs is not None:
+            told["prompt_logprobs"] = self._prompt_logprobs(self._scored[prompt * self._each])
+        return told
 
     def _head(self, object_name: str) -> bytes:
         """The object's first members, without its closing brace."""

@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from gateway.api.gzip import unpacked
 from gateway.api.strict_json import load_object
 from gateway.api.validation import location, words
 from gateway.errors import ClientDisconnected, InvalidRequest
@@ -28,30 +29,34 @@ _TAKEN_FOR_JSON = frozenset(
     {"", "application/json", "text/json", "application/x-www-form-urlencoded", "text/plain"}
 )
 
+_PLAIN = frozenset({"", "identity"})
+_GZIP = frozenset({"gzip", "x-gzip"})
+
 
 async def read_body(
     request: Request, limit: int, large: Callable[[int], Awaitable[None]] | None = None
 ) -> bytes:
-    """The whole body, said to be JSON or nothing else.
+    """The whole body, said to be JSON or nothing else, as it is or in gzip.
 
     `large` is awaited once before more than LARGE_BODY bytes are read, with how many may come.
 
-    Raises UnsupportedMediaType, and ContentTooLarge past `limit` bytes, before all is in memory.
+    Raises UnsupportedMediaType, InvalidRequest for what is no gzip, and ContentTooLarge past
+    `limit` bytes, before all is in memory.
     """
     given = media_type(request)
     if given not in _TAKEN_FOR_JSON and not given.endswith("+json"):
         raise UnsupportedMediaType("content-type", given, "application/json")
-    refuse_encoding(request)
+    packed = _is_packed(request)
     chunks: list[bytes] = []
     size = 0
     said = int(request.headers.get("content-length", "0"))
     if said > limit:
         raise ContentTooLarge("request body", limit)
     try:
-        if large is not None and said > LARGE_BODY:
+        if large is not None and said > LARGE_BODY and not packed:
             await large(said)
             large = None
-        async for chunk in request.stream():
+        async for chunk in unpacked(request.stream()) if packed else request.stream():
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
@@ -100,6 +105,17 @@ def media_type(request: Request) -> str:
 
 def refuse_encoding(request: Request) -> None:
     """Raises UnsupportedMediaType for a compressed body, as RFC 9110 says (8.4.1)."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in {"", "identity"}:
+    encoding = _encoding(request)
+    if encoding not in _PLAIN:
         raise UnsupportedMediaType("content-encoding", encoding, "identity")
+
+
+def _is_packed(request: Request) -> bool:
+    encoding = _encoding(request)
+    if encoding not in _PLAIN | _GZIP:
+        raise UnsupportedMediaType("content-encoding", encoding, "gzip, identity")
+    return encoding in _GZIP
+
+
+def _encoding(request: Request) -> str:
+    return request.headers.get("content-encoding", "identity").strip().lower()

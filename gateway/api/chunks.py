@@ -17,10 +17,16 @@ from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
+UsageFrames = Literal["none", "last", "each"]
+"""Which frames of a stream tell the usage; where it is the last alone, all others have null."""
 Logprobs = Callable[[list[TokenLogprob]], dict[str, Any]]
 """Writes log probabilities in the form of the endpoint."""
+PromptLogprobs = Callable[[list[TokenLogprob]], list[dict[str, Any] | None]]
+"""Writes those of a prompt."""
 
 _NO_LOGPROBS = b',"logprobs":null'
+_NULL_USAGE = b',"usage":null'
+_END = b"}\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ class Frames:
         shape: Shape,
         head: bytes,
         index: int,
-        usage: bytes,
+        usage: UsageFrames,
         logprobs: Logprobs | None,
         prompt_ids: list[int] | None,
     ) -> None:
@@ -72,11 +78,12 @@ class Frames:
         self._logprobs = logprobs
         self._pending: list[TokenLogprob] = []
         self._ids: list[int] | None = None if prompt_ids is None else []
-        before = b"data: " + head + b',"choices":[{"index":%d,' % index
+        choice = b',"choices":[{"index":%d,' % index
+        before = b"data: " + head + choice
         self._before = before
-        self._usage = usage
+        self._usage = b"" if usage == "none" else _NULL_USAGE
         self._closing = before + shape.closing
-        self._after = b',"finish_reason":null}]' + usage + b"}\n\n"
+        self._after = b',"finish_reason":null}]' + self._usage + _END
         text_before, text_after = shape.text.split(b"%s")
         self._text_before, self._text_after = before + text_before, text_after
         self._plain_after = text_after + _NO_LOGPROBS + self._after
@@ -85,10 +92,13 @@ class Frames:
         if shape.opening:
             self._opening = before + shape.opening + _NO_LOGPROBS + self._after
         if prompt_ids is not None:
-            prompt = b'"prompt_token_ids":' + orjson.dumps(prompt_ids) + b","
-            self._opening = (before + prompt + b"%s" % (shape.opening or shape.closing)) + (
-                _NO_LOGPROBS + self._after
-            )
+            # Where vLLM has them: in a completion's choice, but beside those of a chat.
+            told = b'"prompt_token_ids":' + orjson.dumps(prompt_ids)
+            if shape.opening is None:
+                self._opening = before + told + b"," + shape.closing
+            else:
+                self._opening = b"data: " + head + b"," + told + choice + shape.opening
+            self._opening += _NO_LOGPROBS + self._after
 
     def of(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
@@ -107,7 +117,7 @@ class Frames:
         if delta.finish is not None:
             frames += self._closing + self._taken()
             frames += b',"finish_reason":"' + delta.finish.encode() + b'"}]'
-            frames += self._usage + b"}\n\n"
+            frames += self._usage + _END
         return frames
 
     def _event(self, event: MessageEvent) -> bytes:
@@ -124,6 +134,27 @@ class Frames:
             return ids + _NO_LOGPROBS
         entries, self._pending = self._pending, []
         return ids + b',"logprobs":' + orjson.dumps(self._logprobs(entries))
+
+
+class CountingFrames(Frames):
+    """Each tells the usage so far, as vLLM's `continuous_usage_stats`: of all choices together."""
+
+    def __init__(self, *, prompt_tokens: int, counts: list[int], index: int, **more: Any) -> None:
+        """`counts`, which the request's frames share, has the tokens of each choice so far."""
+        super().__init__(index=index, **more)
+        self._prompt_tokens, self._counts, self._index = prompt_tokens, counts, index
+
+    def of(self, delta: TextDelta) -> bytes:
+        self._counts[self._index] = delta.tokens
+        completion = sum(self._counts)
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+        }
+        # Only a frame ends so: within JSON's strings a line feed is written otherwise.
+        told = b',"usage":' + orjson.dumps(usage) + _END
+        return super().of(delta).replace(_NULL_USAGE + _END, told)
 
 
 def _event_delta(event: MessageEvent) -> dict[str, Any]:

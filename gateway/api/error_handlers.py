@@ -18,7 +18,7 @@ from gateway.http.errors import MethodNotAllowed, UnknownUrl
 
 
 async def _failure(request: Request, error: Failure) -> Response:
-    context_of(request.scope).error = type(error).__name__
+    context_of(request.scope).error = type(error)
     status, headers, body = answer(error)
     return Response(body, status, headers, "application/json")
 

@@ -78,6 +78,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),
+    errors.ClientDeadline: Row(504, _SERVER, "timeout"),
     http_errors.MalformedRequest: Row(400, _CLIENT),
     http_errors.UnknownUrl: Row(404, _CLIENT),
     http_errors.MethodNotAllowed: Row(405, _CLIENT),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,10 +22,10 @@ from gateway.api.answer_schemas import (
 )
 from gateway.api.answers import Answer, Collector
 from gateway.api.auth import tenant_of
-from gateway.api.chunks import Kind
+from gateway.api.chunks import Kind, UsageFrames
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
-from gateway.api.logprobs import chat_logprobs, completion_logprobs
+from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.api.parameters import parse
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import Handler, context_of
@@ -38,15 +39,23 @@ from gateway.api.sse import EventBody, EventStream, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Batch, Caller
+from gateway.parsers import harmony
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
+from gateway.parsers.tools.ids import TemplateIds
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import Prompt, prepare
 from gateway.service import Service
 from gateway.tenancy.accounting import Account
 from gateway.tenancy.limits.reservation import Reservation
+from gateway.tokenization.chat_format import ChatFormat
 
 router = Router()
+
+# To write them takes 5 ms at most, as the event loop's other work does.
+_FEW_LOG_PROBABILITIES = 100
+
+_Turn = AbstractAsyncContextManager[object]
 
 _Prompts = tuple[Sequence[Prompt], MessageForm | None]
 """The prompts of a request, and how to read the answer; None when it is plain text."""
@@ -110,33 +119,38 @@ class _Prepared:
     answer: Answer
     keep: int | None
     stream: bool
-    include_usage: bool
+    usage: UsageFrames
+    hints: tuple[str, ...] = ()
 
 
 async def _prepared_chat(request: Request) -> _Prepared:
     service: Service = request.app.state.service
-    tenant = tenant_of(request)
+    tenant, strict = tenant_of(request), service.settings.strict_parameters
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
-            wanted = await intake.read(partial(parse, ChatCompletionRequest))
+            wanted, hints = await intake.read(partial(parse, ChatCompletionRequest, strict=strict))
             if wanted.continue_final_message and wanted.add_generation_prompt:
                 raise InvalidRequest(
                     "continue_final_message excludes add_generation_prompt.",
                     param="continue_final_message",
                 )
-            prompts = partial(_rendered, service, wanted)
-            return await _prepare("chat", request, tenant, intake, reservation, wanted, 1, prompts)
+            prompts = partial(_rendered, wanted)
+            prepared = await _prepare(
+                "chat", request, tenant, intake, reservation, wanted, 1, prompts
+            )
+            prepared.hints = hints
+            return prepared
 
 
 async def _prepared_completion(request: Request) -> _Prepared:
     service: Service = request.app.state.service
-    tenant = tenant_of(request)
+    tenant, strict = tenant_of(request), service.settings.strict_parameters
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1) as reservation:
-            wanted = await intake.read(partial(parse, CompletionRequest))
+            wanted, hints = await intake.read(partial(parse, CompletionRequest, strict=strict))
             prompts = wanted.prompts
-            return await _prepare(
+            prepared = await _prepare(
                 "completion",
                 request,
                 tenant,
@@ -144,51 +158,58 @@ async def _prepared_completion(request: Request) -> _Prepared:
                 reservation,
                 wanted,
                 len(prompts),
-                lambda: (prompts, None),
+                lambda _: (prompts, None),
             )
+            prepared.hints = hints
+            return prepared
 
 
-def _rendered(service: Service, wanted: ChatCompletionRequest) -> _Prompts:
-    form = service.prompts.tool_form
-    messages = [message.for_template(form) for message in wanted.messages]
+def _rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> _Prompts:
+    ids = TemplateIds(chat.tool_form)
+    messages = [message.for_template(ids) for message in wanted.messages]
     extra = dict(wanted.chat_template_kwargs or {})
     if wanted.reasoning_effort is not None:
         extra["reasoning_effort"] = wanted.reasoning_effort
-    prompt = service.prompts.render(
+    # A guide holds from the first token on: there is no room for thoughts before the answer.
+    guided = wanted.guide()[0] is not None
+    prompt = chat.render(
         messages,
         wanted.offered_tools,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
+        guided=guided,
     )
-    return [prompt], _message_form(service, wanted, str(prompt))
+    return [prompt], _message_form(chat, wanted, str(prompt), guided=guided)
 
 
 def _message_form(
-    service: Service, wanted: ChatCompletionRequest, prompt: str
+    chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
 ) -> MessageForm | None:
     """How to read the answer; None when it is plain text."""
-    prompts = service.prompts
     tools = None
     if wanted.offered_tools:
-        tools = prompts.tool_form
+        tools = chat.tool_form
         if tools is None and wanted.forced is None:
             raise UnsupportedParameter(
                 "This model's chat template teaches no known form of tool calls; "
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
-    # A guide holds from the first token on: there is no room for thoughts before the answer.
-    guided = wanted.guide()[0] is not None
-    reasoning = None if guided else prompts.reasoning_tags
-    if tools is None and reasoning is None and wanted.forced is None:
+    reasoning = None if guided else chat.reasoning_tags
+    channel = None
+    if chat.tool_form == "openai" and not guided:
+        channel = harmony.begun(prompt)
+    if tools is None and reasoning is None and channel is None and wanted.forced is None:
         return None
     return MessageForm(
         tools=tools,
+        functions={tool.function.name: tool.function.parameters for tool in wanted.tools or ()},
         forced=wanted.forced,
         parallel=wanted.parallel_tool_calls is not False,
         reasoning=reasoning,
         reasoning_open=reasoning is not None and is_open(prompt, reasoning),
+        channel=channel,
     )
 
 
@@ -200,7 +221,7 @@ async def _prepare(
     reservation: Reservation,
     wanted: GenerationRequest,
     several: int,
-    prompts: Callable[[], _Prompts],
+    prompts: Callable[[ChatFormat], _Prompts],
 ) -> _Prepared:
     """`prompts` works out the prompts, `several` is how many there are.
 
@@ -209,9 +230,10 @@ async def _prepare(
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
     places, limit = _places(tenant, wanted, several), _output_limit(tenant, wanted)
-    timeout_s = _timeout(request)
+    timeout_s = _timeout(request, service.settings.request_timeout)
     await reservation.take_more(places - 1)
-    given, message = await intake.work(prompts)
+    chat = service.prompts.chat_of(route.chat_template)
+    given, message = await intake.work(partial(prompts, chat))
     caller = Caller(
         tenant=tenant.name if tenant else "",
         priority=tenant.priority if tenant else 0,
@@ -220,9 +242,15 @@ async def _prepare(
         apart=tenant is not None and not service.settings.tenants_trust_each_other,
         guides=tenant.guides if tenant else "checked",
     )
-    options = wanted.options(route.lora, message, caller)
+    lora = route.lora
+    if lora is not None:
+        lora = replace(lora, turn=partial(_cold_send, service, caller, lora.nbytes))
+    options = wanted.options(lora, message, caller)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
+    if chat.stop_ids and not options.ignore_eos:
+        ends = (*options.stop_token_ids, *chat.stop_ids)
+        options = replace(options, stop_token_ids=ends)
     context = context_of(request.scope)
     context.model, context.adapter_version = service.settings.model_name, route.version
     batch = await prepare(service, given, options, chat=kind == "chat")
@@ -230,9 +258,20 @@ async def _prepare(
     logprobs = None
     if wanted.alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
-        logprobs = partial(form, prompts=service.prompts)
-    token_ids = bool(wanted.return_token_ids)
-    answer = Answer(kind, wanted.model, batch, logprobs, token_ids=token_ids)
+        as_ids = bool(wanted.return_tokens_as_token_ids)
+        logprobs = partial(form, prompts=service.prompts, as_ids=as_ids)
+    of_prompt = None
+    if options.prompt_logprobs is not None:
+        of_prompt = partial(prompt_logprobs, prompts=service.prompts, count=options.prompt_logprobs)
+    answer = Answer(
+        kind,
+        wanted.model,
+        batch,
+        logprobs,
+        prompt_logprobs=of_prompt,
+        token_ids=bool(wanted.return_token_ids),
+        echo=wanted.echoed,
+    )
     # The last thing that may fail or wait: from here on the account is sure to be closed.
     stated = wanted.output_limit is not None
     account = await service.accounting.open(
@@ -251,8 +290,15 @@ async def _prepare(
         answer=answer,
         keep=wanted.keep,
         stream=bool(wanted.stream),
-        include_usage=wanted.include_usage,
+        usage=wanted.usage_frames,
     )
+
+
+def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
+    """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
+    sends = service.cold_sends
+    cost = min(nbytes, sends.largest or nbytes)
+    return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 
 async def _answer(request: Request, prepared: _Prepared) -> Response:
@@ -262,13 +308,15 @@ async def _answer(request: Request, prepared: _Prepared) -> Response:
     headers = rate_headers(account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
+    if prepared.hints:
+        headers["x-ignored-parameters"] = ", ".join(prepared.hints)
     if prepared.stream:
-        include_usage = prepared.include_usage
+        usage = prepared.usage
 
         async def write(body: EventBody) -> None:
             if service.settings.keep_alive_in_queue:
                 body.expect()
-            sink = answer.stream(body, include_usage=include_usage)
+            sink = answer.stream(body, usage)
             # Not before it is its turn: behind a comment no refusal by the queue is a 503.
             await generate(service, context, batch, sink, on_place=body.expect)
 
@@ -276,7 +324,11 @@ async def _answer(request: Request, prepared: _Prepared) -> Response:
     collector = Collector(batch.choices)
     async with account, cancel_on_disconnect(request.scope):
         await generate(service, context, batch, collector)
-        body = answer.collected(collector.received, keep=prepared.keep)
+        collect = partial(answer.collected, collector.received, keep=prepared.keep)
+        if answer.log_probabilities(collector.received) <= _FEW_LOG_PROBABILITIES:
+            body = collect()
+        else:
+            body = await service.logits.run(batch.caller.tenant, 0, collect)
     return Response(body, media_type="application/json", headers=headers)
 
 
@@ -299,8 +351,11 @@ def _places(tenant: Tenant | None, wanted: GenerationRequest, prompts: int) -> i
     return places
 
 
-def _timeout(request: Request) -> float | None:
-    """Seconds, from the header x-request-timeout. Raises InvalidRequest."""
+def _timeout(request: Request, most_s: float) -> float | None:
+    """Seconds, from the header x-request-timeout, where they are fewer than all have.
+
+    Raises InvalidRequest.
+    """
     given = request.headers.get("x-request-timeout")
     if given is None:
         return None
@@ -313,7 +368,7 @@ def _timeout(request: Request) -> float | None:
             f"x-request-timeout: found {given!r}; allowed: a number of seconds above 0.",
             param="x-request-timeout",
         )
-    return seconds
+    return seconds if seconds < most_s else None
 
 
 def _output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | None:

@@ -2,40 +2,83 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gateway.deltas import TokenLogprob
 from gateway.tokenization.prompts import Prompts
 
 
-def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts) -> dict[str, Any]:
-    """`logprobs` of a chat choice or chunk."""
+def chat_logprobs(entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool) -> dict[str, Any]:
+    """`logprobs` of a chat choice or chunk; `as_ids` shows tokens by their ids."""
+
+    def shown(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = prompts.vocabulary.token_bytes(token_id)
+        token = _by_id(token_id) if as_ids else _text(raw)
+        return {"token": token, "logprob": logprob, "bytes": list(raw)}
+
     content = []
     for entry in entries:
         assert entry.logprob is not None, "a chat does not echo its prompt"
-        token = _chat_token(entry.token_id, entry.logprob, prompts)
-        token["top_logprobs"] = [_chat_token(i, value, prompts) for i, value in entry.top]
+        token = shown(entry.token_id, entry.logprob)
+        token["top_logprobs"] = [shown(i, value) for i, value in entry.top]
         content.append(token)
     return {"content": content, "refusal": None}
 
 
-def _chat_token(token_id: int, logprob: float, prompts: Prompts) -> dict[str, Any]:
-    raw = prompts.vocabulary.token_bytes(token_id)
-    return {"token": _text(raw), "logprob": logprob, "bytes": list(raw)}
+def completion_logprobs(
+    entries: list[TokenLogprob], prompts: Prompts, *, as_ids: bool
+) -> dict[str, Any]:
+    """`logprobs` of a completion choice or chunk; `text_offset` counts characters of the text.
 
-
-def completion_logprobs(entries: list[TokenLogprob], prompts: Prompts) -> dict[str, Any]:
-    """`logprobs` of a completion choice or chunk; `text_offset` counts characters of the text."""
-    token_bytes = prompts.vocabulary.token_bytes
+    The token itself is always among the likeliest, so that 0 alternatives tell of it alone. Of the
+    first token of an echoed prompt nothing is known.
+    """
+    shown = _by_id if as_ids else partial(_token, prompts)
+    tokens, top = [], []
+    for entry in entries:
+        token = shown(entry.token_id)
+        tokens.append(token)
+        likeliest = {shown(token_id): value for token_id, value in entry.top}
+        top.append(None if entry.logprob is None else likeliest | {token: entry.logprob})
     return {
-        "tokens": [_text(token_bytes(entry.token_id)) for entry in entries],
+        "tokens": tokens,
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [
-            {_text(token_bytes(token_id)): value for token_id, value in entry.top}
-            for entry in entries
-        ],
+        "top_logprobs": top,
         "text_offset": [entry.text_offset for entry in entries],
     }
+
+
+def prompt_logprobs(
+    entries: list[TokenLogprob], prompts: Prompts, *, count: int
+) -> list[dict[str, Any] | None]:
+    """`prompt_logprobs` in vLLM's form: by token id, the token that is there and the likeliest.
+
+    Nothing is known of the first token, which has no place before it.
+    """
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry.logprob is None:
+            found.append(None)
+            continue
+        ranked = {entry.token_id: (entry.logprob, entry.rank)}
+        ranked |= {i: (value, rank) for rank, (i, value) in enumerate(entry.top[:count], 1)}
+        found.append(
+            {
+                str(i): {"logprob": value, "rank": rank, "decoded_token": _token(prompts, i)}
+                for i, (value, rank) in ranked.items()
+            }
+        )
+    return found
+
+
+def _by_id(token_id: int) -> str:
+    """As vLLM writes a token where ids are asked for."""
+    return f"token_id:{token_id}"
+
+
+def _token(prompts: Prompts, token_id: int) -> str:
+    return _text(prompts.vocabulary.token_bytes(token_id))
 
 
 def _text(raw: bytes) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from gateway.api.strict_json import load
-from gateway.parsers.tools.forms import Form
-from gateway.parsers.tools.ids import template_id
+from gateway.parsers.tools.ids import TemplateIds
 
 
 class Strict(BaseModel):
@@ -18,90 +19,150 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
+class Lenient(Strict):
+    """Within a conversation clients send back, and add, what says nothing to the model.
+
+    `cache_control`, `provider_specific_fields`, `thinking_blocks`, `reasoning_details`, a call's
+    `index`, `parsed`: there are new ones with each client. What would change the answer has a field
+    that refuses it.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
 
-class FunctionCall(Strict):
-    """`parsed_arguments` repeats `arguments` in the objects of openai-python's helpers."""
+class TextPart(Lenient):
+    """Also what an assistant said when it declined: those are its words, all the same."""
+
+    type: Literal["text", "refusal"]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+    # A part of two kinds would lose one of them.
+    image_url: None = None
+    input_audio: None = None
+    audio_url: None = None
+    video_url: None = None
+    file: None = None
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments as templates take them: an object, which is its JSON where one adds it to
+    text or prints it (DeepSeek's and Phi-4-mini's do: OpenAI's arguments are text).
+    """
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+class FunctionCall(Lenient):
+    """`arguments` is JSON text at OpenAI; some clients send the object itself, or null for none."""
 
     name: str
-    arguments: str
-    parsed_arguments: Any = None
+    arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(Strict):
+class ToolCall(Lenient):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None  # left over where a client put streamed pieces together
 
-    def for_template(self, form: Form | None) -> dict[str, Any]:
+    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
         """With `arguments` as an object and an id that the form's template accepts."""
         arguments: Any = self.function.arguments or "{}"
-        try:
-            orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            pass  # a call that was cut or malformed goes back as it is, for the model to mend
-        else:
-            arguments = load(arguments.encode(), "messages: tool_calls.function.arguments")
-        call_id = template_id(form, self.id) if form else self.id
+        if isinstance(arguments, str):
+            try:
+                orjson.loads(arguments)
+            except orjson.JSONDecodeError:
+                pass  # a call that was cut or malformed goes back as it is, for the model to mend
+            else:
+                what = "messages: tool_calls.function.arguments"
+                arguments = load(arguments.encode(), what, repeated_keys=True)
+        if isinstance(arguments, dict):
+            arguments = Arguments(arguments)
+        call_id = ids.of_call(self.id, self.function.name)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": call_id, "type": "function", "function": function}
 
 
-class Message(Strict):
-    """One chat message; the template decides which roles it accepts.
+def _off(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("off", "Input should be false; see continue_final_message")
+    return value
 
-    Clients hand back an answer's message as they got it, so its other fields are known when they
-    are empty, and `parsed`, which repeats `content`.
-    """
+
+Off = Annotated[bool, AfterValidator(_off)]
+
+
+class Message(Lenient):
+    """One chat message; the template decides which roles it accepts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
+    # Of an assistant that declined: OpenAI's answers then have it in the place of the content.
     refusal: str | None = None
+    name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    parsed: Any = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    # What they ask for would be missed: a voice, a call of the old form, an answer that goes on
+    # from this message (`continue_final_message`), images of Ollama's form.
     audio: None = None
     function_call: None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    partial: Off | None = None
+    prefix: Off | None = None
 
-    def for_template(self, form: Form | None) -> dict[str, Any]:
-        """The dict that chat templates expect: text content, ids of the model's own form."""
+    @property
+    def text(self) -> str:
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
+        return content or self.refusal or ""
+
+    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
+        """The dict that chat templates expect: text content, ids of the model's own form."""
         # Templates know the older name of this role.
         role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content or ""}
+        message: dict[str, Any] = {"role": role, "content": self.text}
         if self.name is not None:
             message["name"] = self.name
         if (thought := self.reasoning_content or self.reasoning) is not None:
             message["reasoning_content"] = thought
         if self.tool_call_id is not None:
-            call_id = self.tool_call_id
-            message["tool_call_id"] = template_id(form, call_id) if form else call_id
+            message["tool_call_id"] = ids.of_answer(self.tool_call_id)
         if self.tool_calls:
-            message["tool_calls"] = [call.for_template(form) for call in self.tool_calls]
-        return message
+            message["tool_calls"] = [call.for_template(ids) for call in self.tool_calls]
+            # The first templates of DeepSeek-V3 and R1 show a call only where the content is none.
+            if ids.form == "deepseek_v3":
+                message["content"] = message["content"] or None
+        return _with_thinking(message) if ids.form == "openai" else message
 
 
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """As gpt-oss' template takes it: it calls the reasoning `thinking`, and before a call it takes
+    that or content, which is reasoning to it."""
+    thoughts = [message.pop("reasoning_content", "")]
+    if "tool_calls" in message:
+        thoughts.append(message["content"])
+        message["content"] = ""
+    if thinking := "\n".join(filter(None, thoughts)):
+        message["thinking"] = thinking
+    return message
 
 
-class FunctionDefinition(Strict):
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+
+
+class FunctionDefinition(Lenient):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(Lenient):
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -110,11 +171,11 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
 
 
-class FunctionChoice(Strict):
+class FunctionChoice(Lenient):
     name: str
 
 
-class NamedChoice(Strict):
+class NamedChoice(Lenient):
     type: Literal["function"]
     function: FunctionChoice
 
@@ -127,10 +188,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """`text`, `json_object`, or `json_schema` with the schema that the answer must match."""
+    """`text`, `json_object`, or `json_schema` with the schema that the answer must match.
+
+    Other servers have a schema beside `json_object`.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(Strict):

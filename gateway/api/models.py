@@ -30,6 +30,7 @@ class Models(Answer):
     data: list[Model]
 
 
+@router.get("/v1/models/", include_in_schema=False)
 @router.get(
     "/v1/models",
     summary="The base model and its adapters.",

@@ -1,6 +1,8 @@
-"""GET /health/live, /health/ready and /metrics."""
+"""GET /health/live, /health/ready, /version and /metrics, and other servers' names for health."""
 
 from __future__ import annotations
+
+from importlib.metadata import version
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -20,12 +22,20 @@ class Health(BaseModel):
     status: str
 
 
+class Release(BaseModel):
+    version: str
+
+
+_RELEASE = Release(version=version("triton-openai-gateway"))
+
+
 class DrivenModel(BaseModel):
-    """The model of Triton that is driven, and why that one."""
+    """The model of Triton that is driven, why that one, and what is amiss with it."""
 
     mode: str
     model: str
     why: str
+    warning: str | None = None
 
 
 class Readiness(Health):
@@ -48,6 +58,9 @@ async def live() -> Health:
     return Health(status="ok")
 
 
+# vLLM's and SageMaker's: clients of theirs, guidellm say, ask before they send anything.
+@router.get("/health", include_in_schema=False, response_model_exclude_none=True)
+@router.get("/ping", include_in_schema=False, response_model_exclude_none=True)
 @router.get(
     "/health/ready",
     summary="Whether a request would be served now; admins are told why not.",
@@ -75,7 +88,10 @@ def _readiness(service: Service) -> Readiness:
         return Readiness(status="not ready", adapters="registering")
     selection = service.replicas.selection
     driven = DrivenModel(
-        mode=selection.capabilities.mode, model=selection.capabilities.model, why=selection.why
+        mode=selection.capabilities.mode,
+        model=selection.capabilities.model,
+        why=selection.why,
+        warning=selection.warning,
     )
     found = Readiness(status="ready", engine=driven)
     states = {replica.endpoint: replica.state for replica in service.replicas}
@@ -87,6 +103,11 @@ def _readiness(service: Service) -> Readiness:
     if service.adapters.refused:
         found.adapters_refused = sorted(service.adapters.refused)
     return found
+
+
+@router.get("/version", summary="This gateway's release.", responses=refusals())
+async def release() -> Release:
+    return _RELEASE
 
 
 @router.get(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from gateway.api.chunks import UsageFrames
 from gateway.api.guides import format_guide, guides_of_tools, structured_guide, tool_guide
 from gateway.api.messages import (
     Messages,
@@ -23,6 +24,7 @@ from gateway.api.messages import (
     StructuredOutputs,
     Tools,
 )
+from gateway.api.parameter_table import UNSET
 from gateway.errors import InvalidRequest
 from gateway.generation import (
     ANYBODY,
@@ -54,9 +56,23 @@ _TOKEN_ID = re.compile("[0-9]{1,10}")
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
+def _whole(value: Any) -> Any:
+    """Of 30.0, 30: JSON knows one kind of numbers, and some clients write all with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _or_unset(name: str) -> Callable[[dict[str, Any]], None]:
+    def add(schema: dict[str, Any]) -> None:
+        schema["anyOf"] += [{"const": value, "description": "As null."} for value in UNSET[name]]
+
+    return add
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 TokenId = Annotated[int, Field(ge=0, lt=_INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # In a list it could only be a mistake: it would stop, or forbid, nothing.
@@ -72,27 +88,33 @@ class GenerationRequest(Strict):
     """What both endpoints share, with the extensions that vLLM clients send (`top_k` -1 is off)."""
 
     model: str
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: Whole | None = Field(None, ge=1, json_schema_extra=_or_unset("max_tokens"))
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(None, ge=-1, le=1024)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    seed: Whole | None = Field(None, ge=-_INT64, lt=_INT64)
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
-    min_tokens: int | None = Field(None, ge=0, lt=_INT32)
+    min_tokens: Whole | None = Field(None, ge=0, lt=_INT32)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     bad_words: BadWords | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=1)
+    truncate_prompt_tokens: Whole | None = Field(None, ge=1)
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: Whole | None = Field(
+        None, ge=0, le=20, json_schema_extra=_or_unset("prompt_logprobs")
+    )
+    echo: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = Field(None, ge=0, le=10, allow_inf_nan=False)
     stop: StopString | StopStrings | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: Whole | None = Field(None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
@@ -114,8 +136,19 @@ class GenerationRequest(Strict):
         return None
 
     @property
+    def echoed(self) -> str:
+        """What the message of a chat begins with."""
+        return ""
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_frames(self) -> UsageFrames:
+        if not self.include_usage or self.stream_options is None:
+            return "none"
+        return "each" if self.stream_options.continuous_usage_stats else "last"
 
     @property
     def output_limit(self) -> int | None:
@@ -135,6 +168,8 @@ class GenerationRequest(Strict):
         self._check_beams(guide)
         if self.output_limit is not None and (self.min_tokens or 0) > self.output_limit:
             raise InvalidRequest("min_tokens must not exceed max_tokens.", param="min_tokens")
+        if self.stream and self.prompt_logprobs:
+            raise InvalidRequest("prompt_logprobs excludes stream.", param="prompt_logprobs")
         sampling = Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
@@ -167,6 +202,9 @@ class GenerationRequest(Strict):
             ignore_eos=bool(self.ignore_eos),
             bad_words=tuple(self.bad_words or ()),
             truncate_prompt=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "left",
+            # As at vLLM, a stream may say 0, and is told of none.
+            prompt_logprobs=None if self.stream else self.prompt_logprobs,
             stream=bool(self.stream),
             token_ids=bool(self.return_token_ids),
             guide_param=param,
@@ -184,6 +222,7 @@ class GenerationRequest(Strict):
         excluded = {
             "stream": self.stream,
             "logprobs": self.alternatives is not None,
+            "prompt_logprobs": self.prompt_logprobs is not None,
             "response_format": guide,
         }
         for name, given in excluded.items():
@@ -226,9 +265,11 @@ class GenerationRequest(Strict):
 
 class ChatCompletionRequest(GenerationRequest):
     messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: Whole | None = Field(
+        None, ge=1, json_schema_extra=_or_unset("max_completion_tokens")
+    )
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -271,12 +312,30 @@ class ChatCompletionRequest(GenerationRequest):
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
     @property
+    def strict_unenforced(self) -> str | None:
+        """The first `strict` of a tool that is no more than a wish.
+
+        Where the model decides whether it calls, its arguments could be guided from where a call
+        begins: by a structural tag, which no release of the model repository takes.
+        """
+        if self.forced is not None or self.tool_choice == "none":
+            return None
+        strict = (i for i, tool in enumerate(self.tools or ()) if tool.function.strict)
+        return next((f"tools[{index}].function.strict" for index in strict), None)
+
+    @property
     def alternatives(self) -> int | None:
         if self.logprobs:
             return self.top_logprobs or 0
         if self.top_logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
         return None
+
+    @property
+    def echoed(self) -> str:
+        """As at vLLM: the last message, where the assistant has said that one, too."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
 
     @property
     def forced(self) -> ForcedCall | None:
@@ -299,15 +358,16 @@ class CompletionRequest(GenerationRequest):
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
     )
 
-    max_tokens: int | None = Field(None, ge=0)
-    logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = None
-    best_of: int | None = Field(None, ge=1, le=20)
+    max_tokens: Whole | None = Field(None, ge=0, json_schema_extra=_or_unset("max_tokens"))
+    logprobs: Whole | None = Field(None, ge=0, le=20)
+    best_of: Whole | None = Field(None, ge=1, le=20)
 
     @model_validator(mode="after")
     def _fits(self) -> CompletionRequest:
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest("max_tokens: 0 is of use with echo only.", param="max_tokens")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "max_tokens: 0 is of use with echo or prompt_logprobs only.", param="max_tokens"
+            )
         if self.best_of is not None and self.best_of < (self.n or 1):
             raise InvalidRequest("best_of: must not be less than n.", param="best_of")
         if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:

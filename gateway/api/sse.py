@@ -188,7 +188,7 @@ class EventStream(Response):
             if not body.started:
                 raise
             context = context_of(scope)
-            context.error, context.late_status = type(error).__name__, status_of(error)
+            context.error, context.late_status = type(error), status_of(error)
             if isinstance(error, ClientDisconnected):
                 return
             end = _failure(error) + DONE

@@ -22,8 +22,11 @@ _MAX_KEYS = 4096  # pydantic collects an error for every unknown key, at 4 us ea
 _CONTAINERS = frozenset({dict, list})
 
 
-def load(text: bytes, what: str = "The body") -> Any:
-    """The value. Raises InvalidRequest, whose message begins with `what`."""
+def load(text: bytes, what: str = "The body", *, repeated_keys: bool = False) -> Any:
+    """The value. Raises InvalidRequest, whose message begins with `what`.
+
+    `repeated_keys` is for what a model has written: of a key that comes twice the last counts.
+    """
     plain = _outside_strings(text, what)
     _check_parts(plain.count(b"{") + plain.count(b"["), "objects and arrays", what)
     try:
@@ -33,7 +36,7 @@ def load(text: bytes, what: str = "The body") -> Any:
     keys, most = _keys(value, what)
     if most > _MAX_KEYS:
         raise InvalidRequest(f"{what} has an object of {most} keys; allowed: {_MAX_KEYS}.")
-    if keys != plain.count(b":"):
+    if keys != plain.count(b":") and not repeated_keys:
         raise InvalidRequest(f"{what} has the key {_repeated_key(text)!r} twice in one object.")
     return value
 

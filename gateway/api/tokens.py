@@ -19,8 +19,10 @@ from gateway.api.messages import Messages, Strict, Tools
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
+from gateway.parsers.tools.ids import TemplateIds
 from gateway.pipeline.prepare import check_text
 from gateway.service import Service
+from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 
 router = Router()
@@ -71,9 +73,11 @@ async def tokenize(request: Request) -> Response:
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
             wanted = await intake.read(partial(parse_json, TokenizeRequest))
+            chat = service.prompts.chat
             if wanted.model is not None:
-                service.access.route(service.router, tenant, wanted.model)
-            text = await intake.work(partial(_text, service, wanted))
+                route = service.access.route(service.router, tenant, wanted.model)
+                chat = service.prompts.chat_of(route.chat_template)
+            text = await intake.work(partial(_text, chat, wanted))
             special = wanted.add_special_tokens
             if special is None:
                 special = wanted.messages is None  # a chat template writes its own
@@ -94,14 +98,14 @@ async def tokenize(request: Request) -> Response:
             return _json(await intake.work(body))
 
 
-def _text(service: Service, wanted: TokenizeRequest) -> str | GuardedText:
+def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
     if wanted.prompt is not None and wanted.messages is None:
         return wanted.prompt
     if wanted.messages is None or wanted.prompt is not None:
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
-    form = service.prompts.tool_form
-    return service.prompts.render(
-        [message.for_template(form) for message in wanted.messages],
+    ids = TemplateIds(chat.tool_form)
+    return chat.render(
+        [message.for_template(ids) for message in wanted.messages],
         [tool.model_dump(exclude_none=True) for tool in wanted.tools or ()] or None,
         wanted.chat_template_kwargs,
         open_turn=wanted.add_generation_prompt,

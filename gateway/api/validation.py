@@ -23,7 +23,7 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
     where = ".".join(map(str, path))
     if problem["type"] == "missing" and len(path) == 1:
         return InvalidRequest(f"You must provide the parameter {where}.", param=param)
-    if problem["loc"][0] == "messages" and "literal_error" in problem["type"]:
+    if "content" in path and "literal_error" in problem["type"]:
         return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
     return InvalidRequest(f"{where}: {words(problem)}.", param=param)
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from adapters import peft, registry, sizes
+from adapters import chat_template, peft, registry, sizes
 from adapters.adapter import Converted
 from adapters.base_model import BaseModel, read_base_model, short_name
+from adapters.chat_template import ChatTemplate
 from adapters.errors import (
     AdapterError,
     BaseMismatch,
     InvalidName,
     StoreError,
     UnsupportedEngine,
+    UnsupportedFeature,
 )
 from adapters.record import Record, Version, selected_name
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
 from lora_store.redis import RedisSettings, RedisTier
@@ -37,8 +41,14 @@ log = logging.getLogger(__name__)
 class Adapters:
     """Names, tensors and changes. Use as an async context manager on the event loop."""
 
-    def __init__(self, settings: Settings, capabilities: Callable[[], ModelCapabilities]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        prompts: Prompts,
+        capabilities: Callable[[], ModelCapabilities],
+    ) -> None:
         self._settings = settings
+        self._prompts = prompts
         self._capabilities = capabilities
         # Each base model has its own adapters: another may have their shapes, never their weights.
         home = quote(settings.model_name, safe="")
@@ -100,8 +110,8 @@ class Adapters:
                 f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
                 "the adapter again."
             )
-        name = selected_name(model)
-        return Lora(name, version.task_id, lambda: self.store.get(version.digest)), version
+        name, read = selected_name(model), partial(self.store.get, version.weights)
+        return Lora(name, version.task_id, version.nbytes, read), version
 
     async def register_configured(self) -> None:
         """Adds the adapters of the settings, unless their content is known under that name.
@@ -111,9 +121,12 @@ class Adapters:
         for name, folder in self._settings.adapters.items():
             try:
                 converted = await self._convert(folder, within=None)
+                template = self._prompts.accept(await asyncio.to_thread(chat_template.read, folder))
                 known = self._registry.snapshot.records.get(name)
-                if known is None or converted.digest not in {v.digest for v in known.versions}:
-                    await self._add(name, self._settings.model_name, converted, "configuration")
+                contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
+                if (converted.digest, template) not in contents:
+                    base = self._settings.model_name
+                    await self._add(name, base, converted, "configuration", template)
             except (AdapterError, StoreError) as error:
                 log.error("adapter %r of the configuration was refused: %s", name, error)
                 self.refused[name] = str(error)
@@ -125,15 +138,31 @@ class Adapters:
 
         Every file must really lie inside `within`. Raises subclasses of AdapterError.
         """
-        return await self._add(name, base, await self._convert(folder, within=within), source)
+        found = await asyncio.to_thread(chat_template.read, folder, within=within)
+        trusted = self._settings.trust_adapter_templates
+        if not trusted and not self._prompts.writes_as(found):
+            raise UnsupportedFeature(
+                *("adapter", "chat_template", "another than the base model's", "the same or none"),
+                "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
+            )
+        template = self._prompts.accept(found)
+        converted = await self._convert(folder, within=within)
+        return await self._add(name, base, converted, source, template)
 
-    async def _add(self, name: str, base: str, converted: Converted, source: str) -> Record:
+    async def _add(
+        self,
+        name: str,
+        base: str,
+        converted: Converted,
+        source: str,
+        template: ChatTemplate | None,
+    ) -> Record:
         served = self._settings.model_name
         if base != served:
             raise BaseMismatch("request", "base", base, served)
         if name == served:
             raise InvalidName("request", "name", name, "another name than the base model's")
-        record = await self._registry.add(name, base, converted, source)
+        record = await self._registry.add(name, base, converted, source, template)
         for warning in self.warnings():
             log.warning("%s", warning)
         return record
@@ -148,7 +177,7 @@ class Adapters:
         """Reads every version of `name`, checksums included. Raises StoreError subclasses."""
         record = self.record(name)
         for version in record.versions:
-            await self.store.verify(version.digest)
+            await self.store.verify(version.weights)
         return record
 
     def warnings(self) -> list[str]:
@@ -180,6 +209,12 @@ class Adapters:
 
     def _base_model(self) -> BaseModel:
         capabilities = self._capabilities()
+        if capabilities.text is not None and capabilities.text.loses_lora:
+            raise UnsupportedEngine(
+                *(capabilities.model, "lora_task_id", "a BLS model before v0.19"),
+                "the core model, the ensemble or the BLS model of v0.19",
+                "it passes adapters on to the engine in a wrong shape",
+            )
         if capabilities.lora_dtype is None:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.chat_template import ChatTemplate
 from adapters.record import selector
 from gateway.catalog.adapters import Adapters
 from gateway.generation import Lora
@@ -11,11 +12,15 @@ from gateway.generation import Lora
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`name` labels metrics (an adapter's without its version); `version` is exact, for headers."""
+    """`name` labels metrics (an adapter's without its version); `version` is exact, for headers.
+
+    `chat_template` is the version's own, None for the base model's.
+    """
 
     name: str
     lora: Lora | None = None
     version: str | None = None
+    chat_template: ChatTemplate | None = None
 
 
 class Router:
@@ -30,4 +35,5 @@ class Router:
         if model == self._base:
             return Route(self._base)
         lora, version = self._adapters.resolve(model)
-        return Route(lora.name, lora, selector(lora.name, version.digest))
+        exact = selector(lora.name, version.digest)
+        return Route(lora.name, lora, exact, version.chat_template)

@@ -15,9 +15,9 @@ from pydantic_settings import SettingsError
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings, is_service_link
 
-# Read or set by other parts of this project, and inherited: by the workers of a gateway, the ranks
-# of `gateway triton launch`, the commands that talk to a gateway, docker-compose.yml.
-_NO_SETTINGS = {"GATEWAY_WORKER", "GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
+# Read or set by other parts of this project: the ranks of `gateway triton launch`, the commands
+# that talk to a gateway, docker-compose.yml.
+_NO_SETTINGS = {"GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"}
 # Kubernetes sets these for a Service named `gateway`, or `gateway-` and anything.
 _SERVICE_LINK = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"

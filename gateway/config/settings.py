@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
 from gateway.scheduling.discovery import checked
 from lora_store import redis_url
@@ -212,18 +213,29 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         8 * 1024 * 1024, gt=0, description="Largest request body, in bytes; larger ones get 413."
     )
+    strict_parameters: bool = Field(
+        False,
+        description="Whether parameters that mean nothing here (Ollama's `num_ctx`, say) get 400; "
+        "else the answer names them in `x-ignored-parameters`.",
+    )
     max_prompt_logits_bytes: int = Field(
         2**30,
         gt=0,
         lt=2**31,
-        description="Largest logits of a prompt that is echoed with log probabilities, in bytes: "
+        description="Largest logits of a prompt whose log probabilities are asked for, in bytes: "
         "tokens times vocabulary times 4 (2 where the model declares halves); larger ones get 400. "
         "Triton has them in memory, the gateway a piece at a time.",
     )
     tool_form: Form | None = Field(
         None,
-        description="How the model writes tool calls: hermes, llama3_json, mistral or pythonic; "
-        "guessed from the chat template.",
+        description=f"How the model writes tool calls, by the name of vLLM's parser: "
+        f"{', '.join(get_args(Form))}; guessed from the chat template.",
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None,
+        description="How the model marks its reasoning, by the names of vLLM's parsers: "
+        "deepseek_r1, glm45, kimi_k2, minimax_m2, nemotron_v3 or qwen3 (<think>), granite, kimi "
+        "(◁think▷), mistral ([THINK]) or seed_oss; guessed from the chat template.",
     )
     control_tokens_in_messages: bool = Field(
         False,
@@ -290,6 +302,13 @@ class Settings(BaseSettings):
     memory_bytes: int = Field(
         256 * 1024 * 1024, ge=0, description="Adapter versions kept in this process, in bytes."
     )
+    cold_send_bytes: int = Field(
+        512 * 1024 * 1024,
+        gt=0,
+        description="Adapter versions that are read for Triton or on their way to it at once, in "
+        "bytes, whether or not they are also kept. A tenant has half, its next ones wait for their "
+        "turn; one that is larger goes alone.",
+    )
     adapters: dict[str, Path] = Field(
         default_factory=dict,
         description='Adapters to register at start, a JSON object: {"NAME": "FOLDER"}.',
@@ -297,6 +316,12 @@ class Settings(BaseSettings):
     adapter_root: Path | None = Field(
         None,
         description="Folder that /v1/load_lora_adapter may read from; unset refuses that call.",
+    )
+    trust_adapter_templates: bool = Field(
+        False,
+        description="Whether adapters that admins upload or load may bring a chat template of "
+        "their own. It runs in this process, sandboxed but without a limit of time or memory. "
+        "Those of GATEWAY_ADAPTERS always may.",
     )
     max_adapter_bytes: int = Field(
         1024**3, gt=0, description="Largest adapter weights file, in bytes."

@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from dataclasses import replace
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide, Options
 from gateway.guiding.process import GuideProcess
 from gateway.tokenization.turns import TurnThread
-from guides.kinds import MAX_CHARS, Backend
+from guides.kinds import MAX_CHARS, Backend, Verdict
 
 # Characters of guides that may wait, of all tenants and of one.
 _WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
-# A verdict is some 200 bytes.
-_KEPT = 4096
+# A verdict is some 200 bytes, and the text of a schema that was written anew.
+_KEPT, _KEPT_CHARS = 4096, 16 * 2**20
 # So many parts of a guide are looked at for the one that is wrong: each takes a turn.
 _PARTS = 8
-_UNKNOWN = ""  # no guide is refused without a reason
 
 
 class GuideCheck:
@@ -30,10 +30,13 @@ class GuideCheck:
     def __init__(self) -> None:
         self._process = GuideProcess()
         self._turns = TurnThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
-        self._refusals: OrderedDict[bytes, str | None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._kept_chars = 0
 
-    async def check(self, options: Options, backend: Backend) -> None:
-        """Raises InvalidRequest, which names the parameter, for a guide that is none, and
+    async def checked(self, options: Options, backend: Backend) -> Options:
+        """The options, with the guide as the engine is to be given it.
+
+        Raises InvalidRequest, which names the parameter, for a guide that is none, and
         UnsupportedParameter for a tenant that may not use any.
 
         Overloaded when too much waits already. Cancelled before its turn, it is not compiled.
@@ -41,19 +44,21 @@ class GuideCheck:
         guide, param = options.params.guide, options.guide_param
         caller = options.caller
         if guide is None or caller.guides == "unchecked":
-            return
+            return options
         if caller.guides == "none":
             raise UnsupportedParameter(
                 f"{param}: this key may not use guided decoding.", param=param
             )
-        refusal = await self._refusal(guide, backend, caller.tenant)
+        refusal, text = await self._verdict(guide, backend, caller.tenant)
         if refusal is None:
-            return
+            params = replace(options.params, guide=replace(guide, text=text))
+            return replace(options, params=params)
         # A guide of several is made of each one's own; the first that is wrong is named.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
         for part, name in parts[:_PARTS]:
-            if (alone := await self._refusal(part, backend, caller.tenant)) is not None:
-                refusal, param = alone, name
+            alone = await self._verdict(part, backend, caller.tenant)
+            if alone.refusal is not None:
+                refusal, param = alone.refusal, name
                 break
         else:
             if len(parts) > _PARTS:
@@ -64,31 +69,39 @@ class GuideCheck:
         self._turns.close()
         self._process.close()
 
-    async def _refusal(self, guide: Guide, backend: Backend, tenant: str) -> str | None:
+    async def _verdict(self, guide: Guide, backend: Backend, tenant: str) -> Verdict:
         if len(guide.text) > MAX_CHARS:
-            return f"it has {len(guide.text)} characters; allowed: {MAX_CHARS}"
+            return Verdict(f"it has {len(guide.text)} characters; allowed: {MAX_CHARS}", "")
         text = guide.text.encode()
         key = hashlib.sha256(f"{backend} {guide.type} ".encode() + text).digest()
-        known = self._refusals.get(key, _UNKNOWN)
-        if known is not _UNKNOWN:
-            self._refusals.move_to_end(key)
-            return known
+        if (known := self._verdicts.get(key)) is not None:
+            self._verdicts.move_to_end(key)
+            return self._of(guide, known)
 
         loop = asyncio.get_running_loop()
 
-        def compiled() -> str | None:
+        def compiled() -> Verdict:
             # Another's request may have brought the same one in the meantime.
-            known = self._refusals.get(key, _UNKNOWN)
-            if known is not _UNKNOWN:
+            if (known := self._verdicts.get(key)) is not None:
                 return known
-            refusal = self._process.refusal(guide, backend)
+            refusal, written = self._process.verdict(guide, backend)
+            # What is the client's own text need not be kept.
+            found = Verdict(refusal, "" if written == guide.text else written)
             # Before the next turn begins, and even if the client has left.
-            loop.call_soon_threadsafe(self._keep, key, refusal)
-            return refusal
+            loop.call_soon_threadsafe(self._keep, key, found)
+            return found
 
-        return await self._turns.run(tenant, len(text), compiled)
+        return self._of(guide, await self._turns.run(tenant, len(text), compiled))
 
-    def _keep(self, key: bytes, refusal: str | None) -> None:
-        self._refusals[key] = refusal
-        while len(self._refusals) > _KEPT:
-            self._refusals.popitem(last=False)
+    @staticmethod
+    def _of(guide: Guide, kept: Verdict) -> Verdict:
+        return kept if kept.text else Verdict(kept.refusal, guide.text)
+
+    def _keep(self, key: bytes, verdict: Verdict) -> None:
+        if key in self._verdicts:
+            return
+        self._verdicts[key] = verdict
+        self._kept_chars += len(verdict.text)
+        while len(self._verdicts) > _KEPT or self._kept_chars > _KEPT_CHARS:
+            _, oldest = self._verdicts.popitem(last=False)
+            self._kept_chars -= len(oldest.text)

@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from gateway.errors import Overloaded
 from gateway.generation import Guide
-from guides.kinds import Backend
+from guides.kinds import Backend, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ _TOO_MUCH = "it takes too much time or memory to compile"
 
 
 class GuideProcess:
-    """Starts with the first guide. `refusal` blocks, and is for one thread at a time."""
+    """Starts with the first guide. `verdict` blocks, and is for one thread at a time."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def refusal(self, guide: Guide, backend: Backend) -> str | None:
-        """Why the engine would fail on `guide`; None if nothing is wrong with it.
+    def verdict(self, guide: Guide, backend: Backend) -> Verdict:
+        """Why the engine would fail on `guide`, or what it is given for it.
 
         Raises Overloaded where no process can be started, this machine is too busy, or the process
         ended by what is not the guide's doing.
@@ -50,10 +50,10 @@ class GuideProcess:
         except (OSError, ValueError):  # it has died, or was closed as the gateway ends
             answer = b""
         if answer:
-            reason, size = json.loads(answer)
+            reason, text, size = json.loads(answer)
             if size > _MAX_BYTES:  # what a large one took stays with the process
                 self.close()
-            return None if reason is None else str(reason)
+            return Verdict(reason, text)
         if answer is None:
             self.close()
             raise _busy()
@@ -61,7 +61,7 @@ class GuideProcess:
         log.warning("a guide of type %s ended its compiler: %d", guide.type, code)
         if code not in _OF_THE_GUIDE:  # without a signal it is a mistake of ours
             raise _busy()
-        return _TOO_MUCH
+        return Verdict(_TOO_MUCH, "")
 
     def close(self) -> None:
         process, self._process = self._process, None

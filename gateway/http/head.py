@@ -19,12 +19,8 @@ _ONCE = frozenset(
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade: bool) -> None:
-    """Raises MalformedRequest.
-
-    `headers` have lower-case names; `upgrade` says that the parser takes what follows the head for
-    another protocol.
-    """
+def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises MalformedRequest. `headers` have lower-case names."""
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
     single = [name for name, _ in headers if name in _ONCE]
@@ -33,11 +29,18 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, upgrade:
         raise MalformedRequest(f"The header {twice.decode()} came more than once.")
     if version == "1.1" and b"host" not in single:
         raise MalformedRequest("The header host is missing.")
-    framing = {name: value for name, value in headers if name in _FRAMING}
-    coding = framing.get(b"transfer-encoding")
+    coding = dict(headers).get(b"transfer-encoding")
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
-    has_body = coding is not None or framing.get(b"content-length", b"0").strip(b"0") != b""
-    if upgrade and has_body:
-        # The parser does not read such a body: it would be taken for the next request.
-        raise MalformedRequest("upgrade: not offered here; send requests with a body without it.")
+
+
+def framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
+    """The one of checked headers that tells where the body ends; None where there is none."""
+    return next(
+        (
+            (name, value)
+            for name, value in headers
+            if name in _FRAMING and value.strip(b"0")  # a length of 0 is no body
+        ),
+        None,
+    )

@@ -30,7 +30,8 @@ from gateway.http.errors import (
     SlowRequest,
     TooManyConnections,
 )
-from gateway.http.head import check_head
+from gateway.http.head import check_head, framing
+from gateway.http.parser import RequestParser
 
 UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
     HttpToolsProtocol: (
@@ -143,6 +144,8 @@ class HttpProtocol(HttpToolsProtocol):
     _unsent = 0
     _stuck = 0
     """Calls of `check` since `_unsent`, the bytes that wait for the client, last changed."""
+    framing: tuple[bytes, bytes] | None = None
+    """See `RequestParser`."""
     _refused = False
     _ending = False
     """Whether the server ends, and this connection after the answer that is under way."""
@@ -168,6 +171,7 @@ class HttpProtocol(HttpToolsProtocol):
         """
         super().__init__(config, server_state, app_state, _loop)
         self.pipeline = _NO_PIPELINE
+        self.parser = RequestParser(self)
         self._limits = limits
         self._all = connections
         self._answer_to = answer
@@ -273,16 +277,21 @@ class HttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD:
             self._stop(HeadersTooLarge(MAX_HEAD))
-        upgrade = self.parser.should_upgrade()
         try:
-            check_head(self.parser.get_http_version(), self.headers, upgrade=upgrade)
+            check_head(self.parser.get_http_version(), self.headers)
         except MalformedRequest as error:
             self._stop(error)
+        offers = self.parser.should_upgrade()
+        if offers:
+            self.framing = framing(self.headers)
+            if self.framing is not None and self.parser.get_method() == b"CONNECT":
+                self._stop(MalformedRequest("CONNECT: not offered here."))
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # it would be taken for the answer (RFC 9110, 10.1.1)
         super().on_headers_complete()
         self._enter(Phase.BODY)
-        if upgrade:
+        if offers and self.framing is None:
+            # The client may go on in the other protocol.
             self.cycle.keep_alive = False
         self._chunks = ChunkWriter(self.transport, self.flow)
         extensions: dict[str, object] = {CHUNKS: self._chunks}
@@ -296,6 +305,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.framing is not None:
+            return  # the body is still to come, from another parser
         self._enter(Phase.IDLE)
         super().on_message_complete()
 

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -16,11 +17,14 @@ from typing import Any, Protocol, cast
 import uvicorn
 from uvicorn.server import ServerState
 
+from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
 from gateway.http.tls import uvicorn_options
 from gateway.http.workers import Worker
+
+log = logging.getLogger(__name__)
 
 UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
     uvicorn.Server: (
@@ -33,7 +37,6 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
 # Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
 # closes first must not be the server, or a request that is just being sent is lost.
 _KEEP_ALIVE_S = 75
-_BACKLOG = 2048
 _TICK_S = 0.1
 
 
@@ -85,12 +88,13 @@ class Server(uvicorn.Server):
         if self._worker is not None:
             *sockets, own = self._worker.sockets()
             asyncio.get_running_loop().add_reader(self._worker.parent, self._orphaned)
-        elif self._admin_port is not None:
-            sockets = sockets or listen(self.config.host, [self.config.port, self._admin_port])
         if self._admin_port is not None:
-            assert sockets is not None
+            assert sockets is not None, "`bind` gives them"
             self.application.listening(sockets[1].getsockname()[1])
         await super().startup(sockets)
+        for listener in sockets or ():
+            # uvicorn tells only of sockets that it has made itself.
+            log.info("listening on %s port %d", *listener.getsockname()[:2])
         if own is not None:
             # The other workers know no certificates.
             loop = asyncio.get_running_loop()
@@ -142,16 +146,27 @@ class Server(uvicorn.Server):
         self.should_exit = self._is_orphan = True
 
 
-def listen(host: str, ports: Sequence[int]) -> list[socket.socket]:
-    """Raises SystemExit when a port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listeners = []
-    for port in ports:
+def bind(settings: Settings) -> list[socket.socket]:
+    """A socket for clients, and one for admins where they have a port of their own.
+
+    Whoever takes long to start binds first, so that a taken port is told at once. Nothing listens
+    yet: until it is served, clients are refused and need not wait. Raises ConfigurationError.
+    """
+    host = settings.host
+    ports = {"GATEWAY_PORT": settings.port, "GATEWAY_ADMIN_PORT": settings.admin_port}
+    bound = []
+    for setting, port in ports.items():
+        if port is None:
+            continue
+        one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listeners.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
+            one.bind((host, port))
         except OSError as error:
-            raise SystemExit(f"{host}:{port}: {error.strerror}") from error
-    return listeners
+            one.close()
+            raise ConfigurationError(f"{setting}: {host}:{port}: {error.strerror}") from error
+        bound.append(one)
+    return bound
 
 
 def _config(

@@ -1,32 +1,40 @@
 """Several processes on one port: a parent that binds, starts workers, and passes signals on.
 
 Python runs one core, so a machine with more has a worker for each. They share the listening socket
-(whoever is idle accepts, so a busy worker gets fewer new connections) and nothing else in memory.
+(whoever is idle accepts, so a busy worker gets fewer new connections) and nothing that they write.
+
+Workers are forks of the parent, which has imported all that they need and does nothing else: one
+starts in a tenth of the time of a new interpreter, and their memory is the parent's until they
+change it. The parent must have no other threads: what they held would be held for ever. (numpy's
+BLAS has some, which it ends before a fork.)
 """
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-_VARIABLE = "GATEWAY_WORKER"
+_FORK = multiprocessing.get_context("fork")
+_ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
 # A worker that dies at once again must not become a loop that fills the log.
 _RESTART_PAUSE_S = 1.0
 # Nor one whose settings are wrong: somebody is likely to be writing the file at this moment.
 _REFUSED_PAUSE_S = 5.0
-WRONG_SETTINGS = 2
-"""The exit code of a process whose settings are wrong."""
+_WRONG_SETTINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +44,24 @@ class Worker:
     Attributes:
         index: its number, from 0.
         count: how many there are.
-        listeners: the descriptors of the shared listening sockets: for clients, then for admins
-            where they have a port of their own.
+        listeners: the shared listening sockets: for clients, then for admins where they have a
+            port of their own.
         parent: the descriptor of a pipe that ends when the parent does.
         folder: where each worker listens on a socket of its own, `{index}.sock`, for the others.
     """
 
     index: int
     count: int
-    listeners: tuple[int, ...]
+    listeners: tuple[socket.socket, ...]
     parent: int
     folder: Path
-
-    @classmethod
-    def from_environment(cls) -> Worker | None:
-        """None for a process that is no worker."""
-        text = os.environ.get(_VARIABLE)
-        if text is None:
-            return None
-        index, count, listeners, parent, folder = text.split(",", 4)
-        descriptors = tuple(int(number) for number in listeners.split("+"))
-        return cls(int(index), int(count), descriptors, int(parent), Path(folder))
-
-    def variable(self) -> dict[str, str]:
-        """The environment that `from_environment` reads."""
-        listeners = "+".join(map(str, self.listeners))
-        return {
-            _VARIABLE: f"{self.index},{self.count},{listeners},{self.parent},{self.folder}",
-        }
 
     def sockets(self) -> list[socket.socket]:
         """What to listen on: the shared sockets and the worker's own."""
         own = socket.socket(socket.AF_UNIX)
         self.socket_of(self.index).unlink(missing_ok=True)
         own.bind(str(self.socket_of(self.index)))
-        return [*(socket.socket(fileno=descriptor) for descriptor in self.listeners), own]
+        return [*self.listeners, own]
 
     @property
     def siblings(self) -> list[Path]:
@@ -90,16 +81,22 @@ class Worker:
 class Workers:
     """The parent. Use `run`; it belongs to the main thread of a process without others.
 
-    `folder` is one that nobody else uses, and that the workers share.
+    `folder` is one that nobody else uses, and that the workers share. `work` is what a worker does
+    with its place; it returns its exit code.
     """
 
-    def __init__(self, count: int, listeners: Sequence[socket.socket], folder: Path) -> None:
+    def __init__(
+        self,
+        count: int,
+        listeners: Sequence[socket.socket],
+        folder: Path,
+        work: Callable[[Worker], int],
+    ) -> None:
         self._count = count
         self._folder = folder
-        self._listeners = listeners
-        for listener in listeners:
-            listener.set_inheritable(True)
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._listeners = tuple(listeners)
+        self._work = work
+        self._children: dict[int, BaseProcess] = {}
         self._started: dict[int, float] = {}
         self._ending = False
         self._code = 0
@@ -109,14 +106,16 @@ class Workers:
 
         SIGHUP goes to each worker; a second SIGTERM goes to them too, and ends them at once.
         """
-        with _pipe() as (read, _):
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        with _pipe() as (read, self._write):
+            for number in (*_ENDED_BY, signal.SIGHUP):
                 signal.signal(number, self._pass_on)
-            descriptors = tuple(listener.fileno() for listener in self._listeners)
             places = [
-                Worker(index, self._count, descriptors, read, self._folder)
+                Worker(index, self._count, self._listeners, read, self._folder)
                 for index in range(self._count)
             ]
+            # What the collector never looks at stays memory of the parent's in each worker.
+            gc.collect()
+            gc.freeze()
             for place in places:
                 self._start(place)
             while self._children:
@@ -130,39 +129,44 @@ class Workers:
         return self._code
 
     def _start(self, place: Worker) -> None:
-        command = [sys.executable, "-m", "gateway"]
-        # The worker inherits that SIGHUP waits. It would end one that has no handler for it yet.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        # None may meet a handler that is the parent's; SIGHUP waits until the worker has its own.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDED_BY, signal.SIGHUP})
         try:
-            self._children[place.index] = subprocess.Popen(
-                command,
-                env=os.environ | place.variable(),
-                pass_fds=(*place.listeners, place.parent),
-                # A terminal's Ctrl-C is for the parent, which passes it on.
-                process_group=0,
-            )
+            child = _FORK.Process(target=self._begin, args=(place,))
+            child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._children[place.index] = child
         self._started[place.index] = time.monotonic()
         if self._ending:  # told so while it was being started
-            self._children[place.index].send_signal(signal.SIGTERM)
+            _send(child, signal.SIGTERM)
+
+    def _begin(self, place: Worker) -> NoReturn:
+        """In the worker."""
+        # A terminal's Ctrl-C is for the parent, which passes it on.
+        os.setpgid(0, 0)
+        os.close(self._write)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDED_BY)
+        raise SystemExit(self._work(place))
 
     def _look_after(self, place: Worker) -> None:
         child = self._children.get(place.index)
-        if child is None or child.poll() is None:
+        if child is None or (code := child.exitcode) is None:
             return
-        refused = child.returncode == WRONG_SETTINGS
+        refused = code == _WRONG_SETTINGS
         # While others serve, what is wrong has become so after their start: it may be mended.
-        serving = any(other.poll() is None for other in self._children.values())
+        serving = any(other.exitcode is None for other in self._children.values())
         if refused and not serving and not self._ending:
-            self._code = child.returncode
+            self._code = code
             self._pass_on(signal.SIGTERM, None)
         pause = _REFUSED_PAUSE_S if refused else _RESTART_PAUSE_S
         if self._ending:
             del self._children[place.index]
         elif time.monotonic() - self._started[place.index] > pause:
             print(
-                f"gateway: worker {place.index} ended with {child.returncode}; starting another",
+                f"gateway: worker {place.index} ended with {code}; starting another",
                 file=sys.stderr,
                 flush=True,
             )
@@ -172,8 +176,21 @@ class Workers:
         if number != signal.SIGHUP:
             number, self._ending = signal.SIGTERM, True
         for child in self._children.values():
-            if child.poll() is None:
-                child.send_signal(number)
+            _send(child, number)
+
+
+def _send(child: BaseProcess, number: int) -> None:
+    if child.exitcode is None:  # and so its number is still its own
+        assert child.pid is not None
+        # Unless the signal came in the moment in which its end is being noted.
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, number)
+
+
+def refuse(error: Exception) -> int:
+    """Says what is wrong with the settings; returns the exit code."""
+    print(f"gateway: {error}", file=sys.stderr, flush=True)
+    return _WRONG_SETTINGS
 
 
 @contextmanager

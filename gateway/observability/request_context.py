@@ -50,7 +50,7 @@ class RequestContext:
     adapter_version: str | None = None
     replica: str | None = None
     batch: Batch | None = None
-    error: str | None = None
+    error: type[BaseException] | None = None
     late_status: int | None = None
     started: float = field(default_factory=time.perf_counter)
 
@@ -74,7 +74,7 @@ class RequestContext:
             "method": method,
             "path": path,
             "status": status,
-            "error": self.error,
+            "error": self.error and self.error.__name__,
             "tenant": self.tenant,
             "model": self.model,
             "adapter_version": self.adapter_version,

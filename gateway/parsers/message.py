@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
+from gateway.parsers.harmony import MARKERS, HarmonyParser
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
 from gateway.parsers.tools.events import CallStart, Content, Event, Reasoning
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.ids import new_id
-from gateway.parsers.tools.parser import ToolParser
+from gateway.parsers.tools.parser import Functions, ToolParser
 
 MessageEvent = Event | Reasoning
 
@@ -18,27 +20,35 @@ MessageEvent = Event | Reasoning
 class MessageForm:
     """How to read the choices of one request.
 
-    `tools` is the form of calls the model was taught, None when no tools were offered. With a
-    `forced` call the whole text is guided JSON in place of that form. `parallel` False keeps the
-    first call only. `reasoning` are the model's tags, `reasoning_open` whether the
-    prompt already opened them.
+    `tools` is the form of calls the model was taught, None when no tools were offered, and
+    `functions` are those. With a `forced` call the whole text is guided JSON in place of that form.
+    `parallel` False keeps the first call only. `reasoning` are the model's tags, `reasoning_open`
+    whether the prompt already opened them. A model that writes in harmony's channels has none:
+    `channel` is then what the prompt has begun (`harmony.begun`), and its text is read for channels
+    whether tools were offered or not.
     """
 
     tools: Form | None = None
+    functions: Functions = field(default_factory=dict)
     forced: ForcedCall | None = None
     parallel: bool = True
     reasoning: Tags | None = None
     reasoning_open: bool = False
+    channel: str | None = None
 
     def markers(self) -> tuple[str, ...]:
         """Tokens that must stay visible in the text although they may be special."""
+        if self.channel is not None:
+            return MARKERS
         tags = tuple(self.reasoning or ())
-        return tags + (PARSERS[self.tools].markers if self.tools else ())
+        return tags + (PARSERS[self.tools].markers if self.tools and self.forced is None else ())
 
-    def parser(self) -> ToolParser | None:
+    def parser(self) -> ToolParser | HarmonyParser | None:
         if self.forced is not None:
             return self.forced.parser()
-        return PARSERS[self.tools]() if self.tools else None
+        if self.channel is not None:
+            return HarmonyParser(self.channel, calls=self.tools is not None)
+        return PARSERS[self.tools](self.functions) if self.tools else None
 
 
 class MessageReader:
@@ -77,10 +87,10 @@ class MessageReader:
                 events.append(event)
         return events
 
-    def _kept(self, events: list[Event]) -> list[MessageEvent]:
+    def _kept(self, events: Sequence[MessageEvent]) -> list[MessageEvent]:
         kept: list[MessageEvent] = []
         for event in events:
-            if isinstance(event, Content):
+            if isinstance(event, Content | Reasoning):
                 kept.append(event)
             elif event.index and not self._form.parallel:
                 continue

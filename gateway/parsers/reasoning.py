@@ -7,6 +7,8 @@ dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from gateway.parsers.tools.events import Content, Reasoning
@@ -19,14 +21,45 @@ class Tags(NamedTuple):
     closing: str
 
 
+ReasoningParser = Literal[
+    "deepseek_r1",
+    "glm45",
+    "granite",
+    "kimi",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "nemotron_v3",
+    "qwen3",
+    "seed_oss",
+]
+
 THINK = Tags("<think>", "</think>")
-# Magistral, Ministral: special tokens.
-MISTRAL_THINK = Tags("[THINK]", "[/THINK]")
+
+# The names are those of vLLM's parsers; `kimi`, which it has not, is SGLang's.
+TAGS: Mapping[ReasoningParser, Tags] = MappingProxyType(
+    {
+        # Also Phi-4-reasoning, QwQ, DeepSeek V3.1 and many more.
+        "deepseek_r1": THINK,
+        "glm45": THINK,
+        "kimi_k2": THINK,
+        "minimax_m2": THINK,
+        "nemotron_v3": THINK,
+        "qwen3": THINK,
+        # Granite 3.2: plain words.
+        "granite": Tags("Here is my thought process:", "Here is my response:"),
+        # Kimi-VL-Thinking.
+        "kimi": Tags("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+        # Magistral, Ministral: special tokens.
+        "mistral": Tags("[THINK]", "[/THINK]"),
+        "seed_oss": Tags("<seed:think>", "</seed:think>"),
+    }
+)
 
 
 def guess(chat_template: str) -> Tags | None:
     """The tags that a chat template knows; None if its model does not think in tags."""
-    return next((tags for tags in (THINK, MISTRAL_THINK) if tags.closing in chat_template), None)
+    return next((tags for tags in TAGS.values() if tags.closing in chat_template), None)
 
 
 def is_open(prompt: str, tags: Tags) -> bool:
@@ -42,6 +75,8 @@ class ReasoningSplitter:
         self._starts_open = starts_open
         self._state: Literal["start", "reasoning", "content"] = "start"
         self._held = ""
+        # Whitespace before anything else, in pieces: a model may write nothing else for long.
+        self._blank: list[str] = []
 
     def split(self, text: str) -> list[Reasoning | Content]:
         """Consumes generated text, cut anywhere; returns what became certain."""
@@ -59,7 +94,7 @@ class ReasoningSplitter:
 
     def finish(self) -> list[Reasoning | Content]:
         """Ends the text: returns what was held back."""
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []
         thinking = self._state == "reasoning" or self._starts_open
@@ -69,14 +104,15 @@ class ReasoningSplitter:
         """Decides how the output begins; holds everything back until then."""
         opening = self._tags.opening
         stripped = text.lstrip()
-        if stripped.startswith(opening):
-            self._state = "reasoning"
-            return stripped.removeprefix(opening)
-        if opening.startswith(stripped):
-            self._held = text
+        self._blank.append(text[: len(text) - len(stripped)])
+        opened = stripped.startswith(opening)
+        if not opened and opening.startswith(stripped):
+            self._held = stripped
             return ""
-        self._state = "reasoning" if self._starts_open else "content"
-        return text
+        blank = "".join(self._blank)
+        self._blank.clear()
+        self._state = "reasoning" if opened or self._starts_open else "content"
+        return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
         """Cuts reasoning off the text; returns it and the content after the closing tag."""

@@ -44,6 +44,9 @@ _TOKEN_MODE_ONLY = (
         "the prompt is tokenized behind it",
     ),
     _TokenModeOnly("stop_token_ids", lambda o, _: o.stop_token_ids, "it shows no token ids"),
+    _TokenModeOnly(
+        "prompt_logprobs", lambda o, _: o.prompt_logprobs is not None, "it shows no token ids"
+    ),
     _TokenModeOnly("return_token_ids", lambda o, _: o.token_ids, "it shows no token ids"),
     _TokenModeOnly(
         "skip_special_tokens",
@@ -108,14 +111,26 @@ def _check_engine(capabilities: ModelCapabilities, options: Options, *, chat: bo
             "echo with logprobs needs an engine that is built with gather_context_logits.",
             param="echo",
         )
-    if options.beam_search and options.n > capabilities.max_beam_width:
+    if options.prompt_logprobs is not None and not capabilities.context_logits:
         raise UnsupportedParameter(
-            f"use_beam_search: {options.n} beams asked for; this engine allows "
-            f"{capabilities.max_beam_width}.",
-            param="use_beam_search",
+            "prompt_logprobs needs an engine that is built with gather_context_logits.",
+            param="prompt_logprobs",
         )
+    if options.beam_search:
+        _check_beams(capabilities, options.n)
     if options.params.logprobs and not capabilities.generation_logits:
         raise UnsupportedParameter(
             "top_logprobs needs an engine that is built with gather_generation_logits.",
             param="top_logprobs" if chat else "logprobs",
+        )
+
+
+def _check_beams(capabilities: ModelCapabilities, beams: int) -> None:
+    allowed, why = capabilities.max_beam_width, ""
+    if capabilities.text is not None and capabilities.text.accumulates and allowed > 1:
+        why = f", but {capabilities.model!r} with accumulate_tokens 1"
+    if beams > (1 if why else allowed):
+        raise UnsupportedParameter(
+            f"use_beam_search: {beams} beams asked for; this engine allows {allowed}{why}.",
+            param="use_beam_search",
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
-from gateway.errors import InvalidRequest, RequestTimeout
+from gateway.errors import ClientDeadline, InvalidRequest, RequestTimeout
 from gateway.generation import Batch, Generation, Running
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.admission import Permit
@@ -34,7 +34,8 @@ async def generate(
     Each choice begins when it has a place, those of one request in their order; `on_place` is
     called for each, before the engine is asked. Cancelled, or at an
     error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
-    RequestTimeout at its deadline, and InvalidRequest for more beams than can ever have a turn.
+    RequestTimeout at its deadline, ClientDeadline where its client chose that, and InvalidRequest
+    for more beams than can ever have a turn.
     """
     try:
         if len(batch.generations) == 1:
@@ -44,7 +45,8 @@ async def generate(
         else:
             await _several(service, request, batch, sink, on_place)
     except TimeoutError:
-        raise RequestTimeout(batch.timeout_s) from None
+        late = RequestTimeout if batch.caller.timeout_s is None else ClientDeadline
+        raise late(batch.timeout_s) from None
 
 
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
@@ -159,7 +161,8 @@ async def _search(
     texts = [_text_stream(service, generation).to_text(delta) for delta in deltas]
     # Each step is one for all beams, those that have ended early too.
     steps = max([text.tokens for text in texts])
-    texts = [text._replace(tokens=steps) for text in texts]
+    echo = generation.echo or ""
+    texts = [text._replace(text=echo + text.text, tokens=steps) for text in texts]
     of_model.completion_tokens.inc(sum(text.tokens for text in texts))
     for text in texts:
         meter.add(text)
@@ -212,12 +215,11 @@ async def _choice(
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     batch.meter.running[index] = Running(lambda: last.tokens, cut_short)
     try:
-        if generation.echo is not None:
-            echoed = await _echo(service, request, batch, index)
-            sink.accept(index, echoed)
+        if (of_prompt := await _of_prompt(service, request, batch, index)) is not None:
+            sink.accept(index, of_prompt)
             await sink.drain()
             if not generation.max_tokens:
-                last = echoed
+                last = of_prompt
                 return
         await attempt(service.replicas, request, batch, index, ask)
         await sink.drain()
@@ -229,22 +231,40 @@ async def _choice(
         of_model.duration.observe(time.perf_counter() - started)
 
 
-async def _echo(service: Service, request: RequestContext, batch: Batch, index: int) -> TextDelta:
-    """The prompt as the first delta; the last one too when nothing is to be generated."""
+async def _of_prompt(
+    service: Service, request: RequestContext, batch: Batch, index: int
+) -> TextDelta | None:
+    """The echoed prompt as the first delta, None where there is no echo.
+
+    It is the last one too when nothing is to be generated.
+    """
     generation = batch.generations[index]
+    if generation.prompt_logprobs is not None:
+        batch.prompt_logprobs[index] = await _prompt_logprobs(service, request, batch, index)
+    if generation.echo is None and generation.max_tokens:
+        return None
     logprobs: list[TokenLogprob] = []
-    if generation.params.logprobs is not None:
-
-        async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-            batch.sends(index)
-            found = await lease.engine.prompt_logprobs(
-                generation, batch.deadline, lease.metadata, _aside(service, batch)
-            )
-            lease.answered()
-            return found
-
-        entries = await attempt(service.replicas, request, batch, index, ask)
+    count = generation.params.logprobs
+    if generation.echo is not None and count is not None:
         offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
-        logprobs = [replace(e, text_offset=at) for e, at in zip(entries, offsets, strict=True)]
+        entries = zip(batch.prompt_logprobs[index], offsets, strict=True)
+        logprobs = [replace(e, top=e.top[:count], text_offset=at) for e, at in entries]
     finish: FinishReason | None = None if generation.max_tokens else "length"
     return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
+
+
+async def _prompt_logprobs(
+    service: Service, request: RequestContext, batch: Batch, index: int
+) -> list[TokenLogprob]:
+    """Those of the prompt's tokens, from a run over it apart from the one that generates."""
+    generation = batch.generations[index]
+
+    async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
+        batch.sends(index)
+        found = await lease.engine.prompt_logprobs(
+            generation, batch.deadline, lease.metadata, _aside(service, batch)
+        )
+        lease.answered()
+        return found
+
+    return await attempt(service.replicas, request, batch, index, ask)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gateway.generation import MAX_CHOICES, Batch, Generation, Options, TextProm
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.service import Service
+from gateway.tokenization.bad_words import bad_word_ids
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
@@ -49,11 +49,11 @@ async def prepare(
     capabilities = service.replicas.capabilities
     check_supported(capabilities, options, chat=chat)
     if capabilities.guides is not None:
-        await service.guides.check(options, capabilities.guides)
+        options = await service.guides.checked(options, capabilities.guides)
     fitted = [await _fit(service, capabilities, each, options, chat=chat) for each in prompts]
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)
-    timeout_s = min(options.caller.timeout_s or math.inf, service.settings.request_timeout)
+    timeout_s = options.caller.timeout_s or service.settings.request_timeout
     return Batch(
         request_id=request_id,
         generations=_generations(service, request_id, fitted, options),
@@ -76,7 +76,7 @@ def _generations(
         Generation,
         params=options.params,
         stop_ids=service.prompts.stop_ids(options),
-        bad_ids=service.prompts.word_ids(options.bad_words),
+        bad_ids=bad_word_ids(service.prompts.tokenizer, options.bad_words),
         end_id=service.prompts.end_id(ignore_eos=options.ignore_eos),
         beams=options.n if options.beam_search else 0,
     )
@@ -89,11 +89,22 @@ def _generations(
             max_tokens=prompt.max_tokens,
             seed=(options.seed + choice) & _MAX_SEED,
             echo=prompt.echo,
+            prompt_logprobs=_prompt_logprobs(options, choice),
             text=prompt.text,
         )
         for index, prompt in enumerate(prompts)
         for choice in range(each)
     ]
+
+
+def _prompt_logprobs(options: Options, choice: int) -> int | None:
+    """What a choice asks of its prompt: an echo is each choice's own, all else the first one's."""
+    found = []
+    if options.echo and options.params.logprobs is not None:
+        found.append(options.params.logprobs)
+    if options.prompt_logprobs is not None and choice == 0:
+        found.append(options.prompt_logprobs)
+    return max(found, default=None)
 
 
 def _check_choices(prompts: Sequence[Prompt], options: Options) -> None:
@@ -113,7 +124,9 @@ def _check_ids(service: Service, options: Options) -> None:
         ("stop_token_ids", options.stop_token_ids),
     ):
         if max(ids, default=0) >= size:
-            raise InvalidRequest(f"{param}: token ids must be 0 to {size - 1}.", param=param)
+            raise InvalidRequest(
+                f"{param}: found {max(ids)}; allowed: token ids from 0 to {size - 1}.", param=param
+            )
 
 
 async def _fit(
@@ -132,7 +145,7 @@ async def _fit(
         if truncate is None or truncate > longest_prompt(capabilities):
             check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
         elif isinstance(prompt, str):
-            given = service.prompts.end_of(prompt, truncate)
+            given = service.prompts.part_of(prompt, truncate, options.truncation_side)
     if model is not None:
         sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
     ids = await _prompt_ids(service, given, options, chat=chat)
@@ -193,7 +206,8 @@ async def _prompt_ids(
             allowed = service.prompts.vocab_size - 1
             raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
     if options.truncate_prompt is not None:
-        ids = ids[-options.truncate_prompt :]
+        keep = options.truncate_prompt
+        ids = ids[:keep] if options.truncation_side == "right" else ids[-keep:]
     if not ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
@@ -223,15 +237,16 @@ def _check_logits(
     service: Service, capabilities: ModelCapabilities, ids: list[int], options: Options
 ) -> None:
     """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
-    if not options.echo or options.params.logprobs is None:
+    if _prompt_logprobs(options, 0) is None:
         return
+    param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"
     of_token = capabilities.vocab_size * capabilities.logit_bytes
     limit = service.settings.max_prompt_logits_bytes
     if len(ids) * of_token > limit:
         raise InvalidRequest(
-            f"echo: the logits of {len(ids)} prompt tokens are {len(ids) * of_token} bytes; "
+            f"{param}: the logits of {len(ids)} prompt tokens are {len(ids) * of_token} bytes; "
             f"allowed with logprobs: {limit}, of {limit // of_token} tokens.",
-            param="echo",
+            param=param,
         )
 
 

@@ -14,6 +14,7 @@ from functools import partial
 
 from gateway.errors import UnsupportedParameter
 from gateway.generation import Options, TextPrompt
+from gateway.tokenization.bad_words import with_and_without_space
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
@@ -56,7 +57,15 @@ def text_prompt(
         )
     tokenizer = prompts.tokenizer
     restated = tokenizer.decode(prompt_ids, skip_special_tokens=model.skips_special_tokens)
-    return TextPrompt(text, stop, options.bad_words, _bias(prompts, options), restated)
+    return TextPrompt(
+        text=text,
+        stop=stop,
+        bad=with_and_without_space(options.bad_words),
+        bias=_bias(prompts, options),
+        restated=restated,
+        # At a stop string only a stream ends: the engine may know it by other ids, and would go on.
+        whole=model.better_whole and not options.stream and not options.params.stop,
+    )
 
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
@@ -67,6 +76,12 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
     added = prompts.tokenizer.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
     if special.intersection(replace(form, reasoning=None).markers()):
+        if form.channel is not None:
+            raise UnsupportedParameter(
+                "messages: this model marks the channels of its answers by special tokens, which "
+                "the served text model leaves out; only guided answers can be served.",
+                param="messages",
+            )
         raise UnsupportedParameter(
             "tools: this model marks calls by special tokens, which the served text model leaves "
             "out; only a required or named call can be served.",

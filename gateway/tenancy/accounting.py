@@ -13,7 +13,7 @@ from types import TracebackType
 
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
-from gateway.errors import ClientDisconnected, InvalidRequest, RequestTimeout
+from gateway.errors import ClientDeadline, ClientDisconnected, InvalidRequest
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits
@@ -26,6 +26,7 @@ _UNSTATED_TOKENS = 1024
 # How often what answers have used is looked at, and how many tokens of each are reserved ahead.
 _BOOKING_S = 0.5
 _LEAST_AHEAD = 128
+_BY_THE_CLIENT = (InvalidRequest, ClientDisconnected, ClientDeadline)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Account:
         self._used = 0
         self._status_of = status_of
         self._started = time.time()
+        self._since = time.monotonic()
 
     @property
     def counts_tokens(self) -> bool:
@@ -78,7 +80,8 @@ class Account:
         if self._tenant is None and not self._accounting.logged:
             return
         batch, meter = self._batch, self._batch.meter
-        ours = error is not None and not self._is_the_clients(error)
+        # Not where the client has made the answer end so.
+        ours = error is not None and not isinstance(error, _BY_THE_CLIENT)
         # What fails by us before the first token has given nothing that could be charged. Whoever
         # breaks off pays for what the engine was given, and for the searches that it was in.
         if error is None:
@@ -102,15 +105,10 @@ class Account:
                 status=self._status_of(error),
                 finish=tuple(meter.finished),
                 started=round(self._started, 3),
-                ended=round(time.time(), 3),
+                # The clock may have been set meanwhile.
+                ended=round(self._started + time.monotonic() - self._since, 3),
             )
         )
-
-    def _is_the_clients(self, error: BaseException) -> bool:
-        """Whether the client has made the answer end so, and no failure of ours."""
-        if isinstance(error, RequestTimeout):
-            return self._batch.deadline_was_chosen
-        return isinstance(error, InvalidRequest | ClientDisconnected)
 
     async def keep_books(self) -> None:
         """Books what has been used since the last time.

@@ -43,7 +43,8 @@ class Usage:
             it asked for, since nobody can tell how far it came.
         status: the HTTP status, of an error after the headers too; 499 when the client left.
         finish: of each choice that came to its end, `stop`, `length` or `tool_calls`.
-        started, ended: seconds since 1970, when it was let in and when its answer had ended.
+        started, ended: seconds since 1970, when it was let in and when its answer had ended; their
+            difference is true also where the clock was set meanwhile.
     """
 
     id: str

@@ -34,10 +34,12 @@ class GuardedText:
     Attributes:
         text: as it reads.
         aliased: with an alias in place of each control token that the template wrote.
+        control: whose aliases these are.
     """
 
     text: str
     aliased: str
+    control: ControlTokens
 
     def __str__(self) -> str:
         return self.text
@@ -133,7 +135,7 @@ class ControlTokens:
         if isinstance(value, str):
             return self._tokens(value)
         if isinstance(value, dict):
-            return {self.hidden(key): self.hidden(each) for key, each in value.items()}
+            return type(value)((self.hidden(key), self.hidden(each)) for key, each in value.items())
         if isinstance(value, list):
             return [self.hidden(each) for each in value]
         return value
@@ -144,7 +146,7 @@ class ControlTokens:
 
     def guarded(self, rendered: str) -> GuardedText:
         """Of a text that was rendered with hidden values."""
-        return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)))
+        return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)), self)
 
     def encode(self, guarded: GuardedText) -> list[int]:
         """Token ids. Raises InvalidRequest where the tokenizer's model itself, and not its search

@@ -1,4 +1,4 @@
-"""Chat template and tokenizing: messages to text to token ids.
+"""The tokenizer: text to token ids, chats by the model's own template or by an adapter's.
 
 Uses the Rust tokenizer and a sandboxed Jinja environment directly: importing transformers would
 cost each worker seconds of start-up and tens of megabytes for the same two files.
@@ -9,49 +9,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.nodes import Call, Const, Filter, Getattr
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequest
+from adapters.chat_template import ChatTemplate, FoundTemplate
+from adapters.errors import UnsupportedFeature
 from gateway.generation import Options
-from gateway.parsers.reasoning import guess as guess_tags
+from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
-from gateway.parsers.tools.forms import guess as guess_form
-from gateway.tokenization.control_tokens import ControlTokens, GuardedText
+from gateway.tokenization.chat_format import ChatFormat
+from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turns import Turns
 from gateway.tokenization.vocabulary import Vocabulary
 
-_OF_EVERY_DICT = frozenset(dir(dict))
 # Tokens.
 _RUN_UP = 64
-# Private-use characters, which no message should hold.
-_MARK = "\uf8ff\uf8fe\uf8ff"
-# What a request may not set through `chat_template_kwargs`: it has parameters of their own for
-# these, or they are those of transformers' `apply_chat_template` and no variables.
-_RESERVED = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "messages",
-        "tokenize",
-        "tools",
-    }
-)
+_KEPT_FORMATS = 256
 
 
 class Prompts:
-    """The tokenizer of one base model: renders chats, encodes text, knows the special ids."""
+    """The tokenizer of one base model: encodes text, knows the special ids and chat templates."""
 
     def __init__(
         self,
@@ -60,9 +43,11 @@ class Prompts:
         eos_ids: list[int],
         tool_form: Form | None = None,
         *,
+        reasoning_parser: ReasoningParser | None = None,
         control_tokens_in_messages: bool = False,
     ) -> None:
-        """`tool_form` None is guessed from the chat template, and may still be None then.
+        """`tool_form` None is guessed from the chat template, and may still be None then; so are
+        the tags of `reasoning_parser`.
 
         `control_tokens_in_messages` says that what clients write may hold them.
         """
@@ -76,19 +61,19 @@ class Prompts:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (token := config.get(name)) is not None
         }
-        source = _template_source(config.get("chat_template"))
-        self._template = compile_template(source) if source is not None else None
-        self._reserved = _RESERVED | self._special.keys()
-        if self._template is not None:
-            self._reserved |= self._template.globals.keys()
-        self.tool_form = tool_form or guess_form(source or "")
-        self.reasoning_tags = guess_tags(source or "")
-        self._control = None
-        if not control_tokens_in_messages:
-            # Templates look for the tags of thoughts in what clients send back, to cut those.
-            self._control = ControlTokens(
-                tokenizer, source or "", self.reasoning_tags or (), replaced_words(source or "")
-            )
+        self._source = _template_source(config.get("chat_template"))
+        self._format = partial(
+            ChatFormat, tokenizer, control_tokens_in_messages=control_tokens_in_messages
+        )
+        self.chat = self._format(
+            self._source,
+            self._special,
+            tool_form=tool_form,
+            reasoning_tags=TAGS[reasoning_parser] if reasoning_parser else None,
+        )
+        """How chats with the base model are written."""
+        # A template takes some 100 KB when it is compiled; most adapters share theirs with others.
+        self._chat_of_adapter = lru_cache(_KEPT_FORMATS)(self._compiled)
         self.turns = Turns()
 
     @classmethod
@@ -97,6 +82,7 @@ class Prompts:
         folder: Path,
         tool_form: Form | None = None,
         *,
+        reasoning_parser: ReasoningParser | None = None,
         control_tokens_in_messages: bool = False,
     ) -> Prompts:
         """Reads a Hugging Face tokenizer folder.
@@ -117,6 +103,7 @@ class Prompts:
                 config,
                 eos_ids,
                 tool_form,
+                reasoning_parser=reasoning_parser,
                 control_tokens_in_messages=control_tokens_in_messages,
             )
 
@@ -125,54 +112,50 @@ class Prompts:
         """Number of token ids, added tokens included."""
         return self._vocab_size
 
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        extra: dict[str, Any] | None = None,
-        *,
-        open_turn: bool = True,
-        go_on: bool = False,
-    ) -> str | GuardedText:
-        """Applies the chat template; `extra` are variables of its own.
+    def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
+        """How chats are written with an adapter: by its own template, if it has one."""
+        return self.chat if template is None else self._chat_of_adapter(template)
 
-        What `messages`, `tools` and `extra` hold is data to the template and never compiled; where
-        there are control tokens in it, the result is a GuardedText.
+    def writes_as(self, found: FoundTemplate | None) -> bool:
+        """Whether an adapter's folder says nothing, or what this model does anyway."""
+        if found is None:
+            return True
+        source, end = found.template.source, found.template.eos_token
+        return source == (self._source or "").rstrip("\n") and (
+            end is None or self.tokenizer.token_to_id(end) in self.eos_ids
+        )
 
-        `open_turn` begins the assistant's turn; `go_on` leaves the last message open instead, to
-        be continued.
+    def accept(self, found: FoundTemplate | None) -> ChatTemplate | None:
+        """The template of an adapter that needs its own.
 
-        Raises InvalidRequest when the template refuses the messages or there is no template.
+        The tokenizer stays the model's. Raises UnsupportedFeature for a template that needs another
+        one, and for what is no template.
         """
-        if self._template is None:
-            raise InvalidRequest(
-                "This model has no chat template; use /v1/completions.", param="messages"
-            )
-        for name in self._reserved.intersection(extra or ()):
-            raise InvalidRequest(
-                f"chat_template_kwargs: {name} is not for a request to set.",
-                param=f"chat_template_kwargs.{name}",
-            )
-        control = self._control
-        if control is not None and control.written_in((messages, tools, extra)):
-            messages, tools, extra = map(control.hidden, (messages, tools, extra))
-        else:
-            control = None
+        if found is None or self.writes_as(found):
+            return None
+        template = found.template
+        for token_id, token in found.added_tokens:
+            if token in template.source and self.tokenizer.id_to_token(token_id) != token:
+                raise _refused(f"{token!r} as token {token_id}")
+        end = template.eos_token
+        if end is not None and self.tokenizer.token_to_id(end) is None:
+            raise _refused(f"the eos_token {end!r}")
+        if end is not None and self.tokenizer.token_to_id(end) in self.eos_ids:
+            template = replace(template, eos_token=None)
         try:
-            variables = {**(extra or {}), **self._special}
-            if go_on:
-                messages = _marked(messages)
-            variables |= {"messages": messages, "tools": tools}
-            variables["add_generation_prompt"] = open_turn and not go_on
-            text = self._template.render(variables)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            why = f"The model's chat template refused the messages: {error}"
-            if control is not None:
-                why = control.shown(why)
-            raise InvalidRequest(why, param="messages") from error
-        if go_on:
-            text = _up_to_mark(text)
-        return text if control is None else control.guarded(text)
+            self.chat_of(template)
+        except TemplateError as error:
+            raise UnsupportedFeature("chat_template", "source", error, "a template") from error
+        return template
+
+    def _compiled(self, template: ChatTemplate) -> ChatFormat:
+        end = template.eos_token
+        if end is None:
+            return self._format(template.source, self._special)
+        token_id = self.tokenizer.token_to_id(end)
+        # Another gateway, with the same model, has looked whether there is one.
+        stop_ids = () if token_id is None else (token_id,)
+        return self._format(template.source, self._special | {"eos_token": end}, stop_ids=stop_ids)
 
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
@@ -183,8 +166,7 @@ class Prompts:
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
-            assert self._control is not None
-            work = partial(self._control.encode, text)
+            work = partial(text.control.encode, text)
             return [*opening, *await self.turns.run(tenant, len(text.text), work)]
 
         async def encode(texts: list[str]) -> list[list[int]]:
@@ -212,15 +194,16 @@ class Prompts:
         reach = self.vocabulary.reach
         return reach is not None and reach.exceeds(text, tokens)
 
-    def end_of(self, text: str, tokens: int) -> str:
-        """What of `text` its last `tokens` tokens can be of.
+    def part_of(self, text: str, tokens: int, cut: Literal["left", "right"]) -> str:
+        """What of `text` the `tokens` tokens can be of that are left, cut at that side.
 
-        With some more before it: a tokenizer that begins elsewhere finds other tokens at first.
+        With some more of it: a tokenizer that begins or ends elsewhere finds other tokens there.
         """
         reach = self.vocabulary.reach
         if reach is None or reach.blanks:
             return text
-        return text[-reach.chars * (tokens + _RUN_UP) :]
+        chars = reach.chars * (tokens + _RUN_UP)
+        return text[:chars] if cut == "right" else text[-chars:]
 
     def opening(self) -> str:
         """The special tokens that the tokenizer puts before a text, as text."""
@@ -260,6 +243,11 @@ class Prompts:
 
     def close(self) -> None:
         self.turns.close()
+
+
+def _refused(needed: str) -> UnsupportedFeature:
+    why = "an adapter's template is written in the tokens of its base model's tokenizer"
+    return UnsupportedFeature("tokenizer_config.json", "added_tokens", needed, "a known token", why)
 
 
 @contextmanager
@@ -316,71 +304,3 @@ def _template_source(source: str | list[dict[str, str]] | None) -> str | None:
     if isinstance(source, list):
         return next((t["template"] for t in source if t["name"] == "default"), None)
     return source
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Jinja asks for the attribute first: an exception for every key of every message."""
-        if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-
-def compile_template(source: str) -> Template:
-    """Compiles a chat template in the environment that Hugging Face templates are written for.
-
-    (transformers `apply_chat_template`: trimmed blocks, loop controls, `tojson` without HTML
-    escapes, `raise_exception`, `strftime_now`.)
-    """
-    environment = _environment()
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
-    template = environment.from_string(source)
-    # Jinja chains mappings here, which it copies at each rendering. With a dict a short chat takes
-    # 7 us in place of 17 (python -m bench.packing).
-    template.globals = dict(template.globals)
-    return template
-
-
-def replaced_words(source: str) -> set[str]:
-    """The words that a chat template replaces, by `str.replace` or Jinja's filter."""
-    tree = _environment().parse(source)
-    calls: list[Call | Filter] = [
-        call
-        for call in tree.find_all(Call)
-        if isinstance(call.node, Getattr) and call.node.attr == "replace"
-    ]
-    calls += [call for call in tree.find_all(Filter) if call.name == "replace"]
-    found = [call.args[0] for call in calls if call.args]
-    words = {word.value for word in found if isinstance(word, Const)}
-    return {word for word in words if word and isinstance(word, str)}
-
-
-def _environment() -> _Environment:
-    return _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one's content, which is to be continued."""
-    *before, last = messages
-    return [*before, last | {"content": last["content"].rstrip() + _MARK}]
-
-
-def _up_to_mark(text: str) -> str:
-    """The rendered chat up to where its last message's content ends."""
-    open_chat, found, _ = text.rpartition(_MARK)
-    if not found:
-        raise InvalidRequest(
-            "continue_final_message: the last message is not in the rendered chat.",
-            param="continue_final_message",
-        )
-    return open_chat
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)

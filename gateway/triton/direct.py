@@ -5,7 +5,7 @@ For operators' tools, so what the server says is passed on as it is.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from adapters.adapter import Dtype
 from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
-from gateway.triton.model_capabilities import StopModel, parameter
-from gateway.triton.names import CORE, TEXT, lora_dtype, read_inputs
+from gateway.triton.model_capabilities import StopModel, engine_folder, parameter
+from gateway.triton.names import CORE, TEXT, datatype, lora_dtype, names_outputs, read_inputs
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
@@ -27,11 +27,13 @@ _DTYPES = {
     "INT32": "<i4",
     "INT64": "<i8",
     "UINT8": "u1",
+    "UINT32": "<u4",
     "UINT64": "<u8",
     "FP16": "<f2",
     "FP32": "<f4",
     "BF16": "<u2",
 }
+_GENERATED = {"output_ids", "sequence_length", "batch_index"}
 
 
 class Reply:
@@ -85,13 +87,14 @@ class DirectModel:
     def __init__(self, client: TritonClient, name: str, config: Any) -> None:
         self._client = client
         self.name = name
-        declared = {tensor.name for tensor in config.input}
-        self.takes_text = "text_input" in declared
+        self._declared = {tensor.name: datatype(tensor.data_type) for tensor in config.input}
+        self.takes_text = "text_input" in self._declared
         self.is_ensemble = config.platform == "ensemble"
         self.inputs = read_inputs(config, TEXT if self.takes_text else CORE)
         self.outputs = frozenset(tensor.name for tensor in config.output)
+        self._names_outputs = names_outputs(config)
         self.decoupled = bool(config.model_transaction_policy.decoupled)
-        self.engine_dir = parameter(config, "gpt_model_path")
+        self.engine_dir = engine_folder(config)
         self.tokenizer_dir = parameter(config, "tokenizer_dir")
 
     @classmethod
@@ -111,7 +114,26 @@ class DirectModel:
         return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
-        return RequestBuilder(self.name, self.inputs, request_id)
+        return RequestBuilder(self.name, self.inputs, request_id, names_outputs=self._names_outputs)
+
+    def batch(self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]) -> Request:
+        """A request of several rows: matrices, [rows, n], by the names that the model has.
+
+        What it does not declare is left out. Of its outputs those that say what was generated are
+        wanted.
+        """
+        request = pb.ModelInferRequest(model_name=self.name, id=request_id)
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        for name, rows in inputs.items():
+            if name in self._declared:
+                kind = self._declared[name]
+                array = np.array(rows, _DTYPES[kind])
+                request.inputs.add(name=name, datatype=kind, shape=array.shape)
+                request.raw_input_contents.append(array.tobytes())
+        if self._names_outputs:
+            for name in _GENERATED & self.outputs:
+                request.outputs.add(name=name)
+        return Request(request_id, request.SerializeToString())
 
     def stop(self, request_id: str) -> Request:
         return stop_request(StopModel(self.name, self.inputs), request_id)

@@ -151,6 +151,8 @@ class Engine:
         self._seen_ready.set()
         mode, model = selection.capabilities.mode, selection.capabilities.model
         log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)
+        if selection.warning is not None:
+            log.warning("%s (docs/existing-deployment.md, text mode)", selection.warning)
         log.debug("capabilities: %s", selection.capabilities)
         known, engine = self._wanted.vocab_size, selection.capabilities.vocab_size
         if known > engine:

@@ -109,6 +109,9 @@ class _Call(Generic[T]):
         self._is_left = False
         self._is_read = False
 
+    async def sent(self) -> None:
+        """At once: `stream` returns when the request is written."""
+
     async def read(self) -> T | None:
         message = await self._read()
         return None if message is None else self._parse(message)

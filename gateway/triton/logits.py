@@ -51,7 +51,9 @@ def token_logprobs(
     for token_id, logits in zip(ids, _rows(raw, datatype, vocabulary), strict=False):
         values = _log_softmax(logits)
         best = _best(logits, values, count) if count else []
-        entries.append(TokenLogprob(token_id, float(values(logits[token_id])), tuple(best)))
+        rank = int(np.count_nonzero(logits >= logits[token_id]))
+        value = float(values(logits[token_id]))
+        entries.append(TokenLogprob(token_id, value, tuple(best), rank=rank))
     return entries
 
 

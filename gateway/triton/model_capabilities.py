@@ -20,7 +20,15 @@ from adapters.adapter import Dtype
 from adapters.config_json import ConfigError, ConfigMissing
 from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.errors import EngineUnavailable
-from gateway.triton.names import CORE, TEXT, Inputs, LogicalInput, lora_dtype, read_inputs
+from gateway.triton.names import (
+    CORE,
+    TEXT,
+    Inputs,
+    LogicalInput,
+    lora_dtype,
+    names_outputs,
+    read_inputs,
+)
 from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
@@ -34,6 +42,11 @@ _NEEDED: dict[Mode, tuple[LogicalInput, ...]] = {
     "text": ("prompt", "max_tokens", "seed"),
 }
 _NAMES = {"token": CORE, "text": TEXT}
+# Of the core model in all releases. Our BLS model has it too and passes cancellation on, and
+# the core model of our GPT repository heeds it.
+_CANCELLATION_PERIOD = "cancellation_check_period_ms"
+# What an ensemble's preprocessing turns into ids.
+_WORDS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -43,13 +56,18 @@ class TextModel:
 
     `adds_special_tokens` says what its preprocessing does to a prompt, `skips_special_tokens` what
     its postprocessing does to an answer. With `accumulates` each response holds the whole text so
-    far. `token_by_token` says whether a streamed response is one token.
+    far, else each is decoded alone; `better_whole` says that an answer which nobody streams can
+    be asked for in one response instead, as streamed it would lose characters of several tokens.
+    `token_by_token` says whether a streamed response is one token, `loses_lora` whether it passes
+    adapters on in a wrong shape.
     """
 
     adds_special_tokens: bool = True
     skips_special_tokens: bool = True
     accumulates: bool = False
+    better_whole: bool = False
     token_by_token: bool = True
+    loses_lora: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +82,12 @@ class StopModel:
 class ModelCapabilities:
     """Facts about one model; `inputs` and `outputs` are what it declares.
 
+    `names_outputs` says whether requests name those that they want.
     `text` is None for the core model, which takes and gives token ids. Without `decoupled` each
     request has one response, and none can stream. `restates_prompt` says whether a response that
     does not stream begins with the prompt. `stop` takes stop requests with the ids of this model's
-    requests; None where nothing does.
+    requests; None where nothing does. `passes_cancellation` says whether the model itself stops the
+    engine when the call to it is cancelled.
 
     `max_batch_size` sequences are generated at once, if that is known. `max_seq_len` and
     `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
@@ -82,10 +102,12 @@ class ModelCapabilities:
     model: str
     inputs: Inputs
     outputs: frozenset[str]
+    names_outputs: bool
     text: TextModel | None
     decoupled: bool
     restates_prompt: bool
     stop: StopModel | None
+    passes_cancellation: bool
     max_batch_size: int | None
     max_seq_len: int
     max_input_len: int | None
@@ -105,6 +127,11 @@ class ModelCapabilities:
     def mode(self) -> Mode:
         return "token" if self.text is None else "text"
 
+    @property
+    def stoppable(self) -> bool:
+        """Whether the engine can be told that nobody waits for a request any more."""
+        return self.stop is not None or self.passes_cancellation
+
 
 def read_capabilities(
     model: str, config: Any, *, max_seq_len: int | None, vocab_size: int
@@ -117,8 +144,19 @@ def read_capabilities(
     another repository, or a length limit is found neither in the engine's config.json nor in the
     settings.
     """
-    stop = StopModel(model, read_inputs(config, CORE))
+    stop = stop_model(model, config)
     return _read(model, config, config, None, stop, max_seq_len=max_seq_len, vocab_size=vocab_size)
+
+
+def stop_model(model: str, config: Any) -> StopModel | None:
+    """The core model as one to stop requests with; None where it takes none."""
+    inputs = read_inputs(config, CORE)
+    return StopModel(model, inputs) if "stop" in inputs else None
+
+
+def engine_folder(core: Any) -> str:
+    """Where a core model's engine is, as Triton sees it; the GPT repository calls it otherwise."""
+    return parameter(core, "gpt_model_path") or parameter(core, "engine_dir")
 
 
 def read_text_capabilities(
@@ -158,11 +196,11 @@ def _read(
     vocab_size: int,
 ) -> ModelCapabilities:
     mode: Mode = "token" if text is None else "text"
-    inputs = read_inputs(config, _NAMES[mode])
+    inputs = _without_lost(config, read_inputs(config, _NAMES[mode]))
     _check(model, config, inputs, mode)
     known = core is not None
     core = core if core is not None else model_config_pb2.ModelConfig()
-    engine_dir = Path(parameter(core, "gpt_model_path"))
+    engine_dir = Path(engine_folder(core))
     engine = _engine_config(engine_dir)
     digest = hashlib.sha256(config.SerializeToString(deterministic=True))
     digest.update(json.dumps(engine.whole, sort_keys=True).encode())
@@ -175,21 +213,21 @@ def _read(
     host_bytes = parameter(core, "lora_cache_host_memory_bytes")
     restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
     beams = _beam_width(core, engine)
-    if text is not None and text.accumulates:
-        beams = 1
     return ModelCapabilities(
         model=model,
         inputs=inputs,
         outputs=frozenset(tensor.name for tensor in config.output),
+        names_outputs=names_outputs(config),
         text=text,
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=restates,
         stop=stop,
+        passes_cancellation=stop is None and _passes_cancellation(config),
         max_batch_size=engine.max_batch_size,
         max_seq_len=limit,
         max_input_len=engine.max_input_len,
         engine_dir=engine_dir,
-        lora_dtype=None if _loses_lora(config, text) else lora_dtype(inputs),
+        lora_dtype=None if text is not None and text.loses_lora else lora_dtype(inputs),
         guides=_guides(inputs, core if known else None),
         max_beam_width=beams if "beam_width" in inputs else 1,
         context_logits="context_logits" in inputs and engine.gather_context_logits is True,
@@ -200,6 +238,18 @@ def _read(
         vocab_size=engine.vocab_size or vocab_size,
         lora_host_bytes=int(host_bytes) if host_bytes.isdecimal() else _DEFAULT_LORA_HOST_BYTES,
     )
+
+
+def _without_lost(config: Any, inputs: Inputs) -> Inputs:
+    """Without those of an ensemble that end with its first step: its core model has none for them.
+
+    So it is in the GPT repository.
+    """
+    for step in config.ensemble_scheduling.step:
+        if CORE["prompt"][0] in step.input_map:
+            lost = [each for each in _WORDS if not set(CORE[each]) & set(step.input_map)]
+            return {logical: each for logical, each in inputs.items() if logical not in lost}
+    return inputs
 
 
 def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
@@ -256,16 +306,27 @@ def _guides(inputs: Inputs, core: Any | None) -> Backend | None:
     return "llguidance" if backend == "llguidance" else "xgrammar"
 
 
-def _loses_lora(config: Any, text: TextModel | None) -> bool:
+def loses_lora(config: Any) -> bool:
     """Whether this is a BLS model before v0.19, which passes `lora_task_id` on in a wrong shape.
 
-    All releases declare it with a reshape; those that have `return_perf_metrics` undo that.
+    All releases declare it with a reshape; those with the inputs of guided decoding, ours of v0.17
+    among them, undo that.
     """
-    if text is None or config.platform == "ensemble":
+    if config.platform == "ensemble":
         return False
-    if any(tensor.name == "return_perf_metrics" for tensor in config.input):
+    if any(tensor.name == "guided_decoding_guide" for tensor in config.input):
         return False
     return any(t.name == "lora_task_id" and t.HasField("reshape") for t in config.input)
+
+
+def _passes_cancellation(config: Any) -> bool:
+    """Whether a model that takes no stop requests looks after its callers: then it says how often.
+
+    No BLS model of upstream does. Up to v0.17 it asks the engine without an id, since v0.19 with
+    one that it draws, so that nobody else can stop what it asked for either. And Triton (2.51)
+    passes no cancellation on to the steps of an ensemble.
+    """
+    return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 
 
 def _engine_config(engine_dir: Path) -> EngineConfig:

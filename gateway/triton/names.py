@@ -2,7 +2,7 @@
 
 The gateway asks for logical inputs ("seed"); the tables say under which names a model may know
 them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
-TensorRT-LLM's triton_backend folder.)
+TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them.)
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Input:
 
     name: str
     datatype: str
+    optional: bool = True
 
 
 Inputs = Mapping[LogicalInput, Input]
@@ -119,13 +120,24 @@ Inputs = Mapping[LogicalInput, Input]
 
 def read_inputs(config: Any, names: Mapping[LogicalInput, tuple[str, ...]]) -> Inputs:
     """The inputs of an `inference.ModelConfig`, by what they mean; those of no use are left out."""
-    declared = {tensor.name: tensor.data_type for tensor in config.input}
+    declared = {tensor.name: tensor for tensor in config.input}
     return {
-        logical: Input(name, datatype(declared[name]))
+        logical: Input(name, datatype(declared[name].data_type), declared[name].optional)
         for logical, known in names.items()
         for name in known
         if name in declared
     }
+
+
+def names_outputs(config: Any) -> bool:
+    """Whether requests to a model should name the outputs that they want.
+
+    Not to one in Python. Upstream's make more than is asked for: `batch_index` when Triton has put
+    requests together, all statistics with any. What is not wanted, Triton's Python backend (2.51)
+    frees without the interpreter's lock, which ends the model's process sooner or later. In C++
+    releases v0.10 to v0.13 send zeros for whatever is named.
+    """
+    return bool(config.backend != "python")
 
 
 def lora_dtype(inputs: Inputs) -> Dtype | None:

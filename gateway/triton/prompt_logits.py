@@ -53,7 +53,7 @@ class LogitsCutter:
     def __init__(self, stream: ResponseStream[bytes], generation: Generation, aside: Aside) -> None:
         self._stream = stream
         self._ids = generation.prompt_ids
-        self._count = generation.params.logprobs or 0
+        self._count = generation.prompt_logprobs or 0
         self._aside = aside
         # What has come and was not taken begins at `_at`; `_taken` counts all that was.
         self._data = b""

@@ -52,13 +52,19 @@ class Request(NamedTuple):
 class RequestBuilder:
     """Each input has a leading batch dimension of 1.
 
+    Without `names_outputs` the request names none, and the model gives all that it makes for it
+    (`names.names_outputs`).
+
     To add what the model has no input for raises EngineError: `pipeline.capabilities` refuses it
     before, by the client's name for it.
     """
 
-    def __init__(self, model: str, inputs: Inputs, request_id: str) -> None:
+    def __init__(
+        self, model: str, inputs: Inputs, request_id: str, *, names_outputs: bool = True
+    ) -> None:
         self._model = model
         self._inputs = inputs
+        self._names_outputs = names_outputs
         self._id = request_id
         self._tensors: list[bytes] = []
         self._contents: list[bytes] = []
@@ -73,6 +79,10 @@ class RequestBuilder:
 
     def has(self, logical: LogicalInput) -> bool:
         return logical in self._inputs
+
+    def needs(self, logical: LogicalInput) -> bool:
+        """Whether the model takes no request without it."""
+        return self.has(logical) and not self._inputs[logical].optional
 
     def scalar(self, logical: LogicalInput, value: float) -> None:
         """One number or truth value, [1, 1]."""
@@ -109,7 +119,9 @@ class RequestBuilder:
         self._shared = raw
 
     def output(self, name: str) -> None:
-        self._tensors.append(_output(name))
+        """An output that is wanted."""
+        if self._names_outputs:
+            self._tensors.append(_output(name))
 
     def _declared(self, logical: LogicalInput) -> tuple[str, str]:
         """The name and the data type of an input."""

@@ -53,8 +53,8 @@ class Residency:
         """Task ids whose requests wait for another adapter to go idle."""
         return frozenset(turn.task_id for turn in self._waiting)
 
-    async def enter(self, task_id: int) -> None:
-        """Takes a slot for a request, waiting in line if need be. Each needs one `leave`."""
+    async def take_slot(self, task_id: int) -> None:
+        """A slot for a request, waiting in line if need be. Each needs one `give_back_slot`."""
         if not self._must_wait(task_id):
             self._active[task_id] += 1
             return
@@ -67,10 +67,10 @@ class Residency:
                 self._waiting.remove(turn)
                 self._hand_over()
             else:  # handed over in the same moment
-                self.leave(task_id)
+                self.give_back_slot(task_id)
             raise
 
-    def leave(self, task_id: int) -> None:
+    def give_back_slot(self, task_id: int) -> None:
         """Gives the slot back to whoever waits longest."""
         self._active[task_id] -= 1
         if not self._active[task_id]:

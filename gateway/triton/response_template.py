@@ -1,8 +1,9 @@
 """The one id of a response, read from where it was in an earlier one.
 
-The responses to a streaming request differ in the token and in nothing else: same names, same
-shapes, same lengths. So once one has been parsed, the others are compared with its bytes and the id
-is taken from its place: half a microsecond, where parsing and walking the tensors takes 4.
+The responses to a streaming request have the same names, the same shapes and the same lengths. They
+differ in the token, and in statistics where those were asked for, of which the first are enough. So
+once one has been parsed, the others are compared with its bytes and the id is taken from its place:
+half a microsecond, where parsing and walking the tensors takes 4.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import struct
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.triton.request import varint
+
 # Field 6 of ModelInferResponse, length-delimited: raw_output_contents, last on the wire.
 _RAW_OUTPUT_CONTENTS = bytes([6 << 3 | 2])
 _ONE = (1).to_bytes(4, "little")
@@ -18,12 +21,13 @@ _ID = struct.Struct("<i")
 
 
 class ResponseTemplate:
-    """All bytes of a response but the four of its id."""
+    """What a response with one id begins with, and where the id is and the 1 for its length."""
 
-    def __init__(self, data: bytes, place: int) -> None:
-        self._place = place
-        self._before = data[:place]
-        self._after = data[place + _ID.size :]
+    def __init__(self, data: bytes, id_at: int, length: slice) -> None:
+        self._before = data[:id_at]
+        self._id_at = id_at
+        self._length = data[length]
+        self._length_at = length.start
         self._size = len(data)
 
     @classmethod
@@ -37,17 +41,24 @@ class ResponseTemplate:
         ids, length = tensors.get("output_ids"), tensors.get("sequence_length")
         if ids is None or length is None or len(contents) != len(response.outputs):
             return None
-        if contents[length] != _ONE or any(len(raw) != _ID.size for raw in contents):
+        if len(contents[ids]) != _ID.size or contents[length] != _ONE:
             return None
-        fields = [_RAW_OUTPUT_CONTENTS + bytes([len(raw)]) + raw for raw in contents]
+        fields = [_RAW_OUTPUT_CONTENTS + varint(len(raw)) + raw for raw in contents]
         if not data.endswith(b"".join(fields)):
             return None
-        after = _ID.size + len(b"".join(fields[ids + 1 :]))
-        return cls(data, len(data) - after)
+        ends = [len(data) - len(b"".join(fields[at + 1 :])) for at in (ids, length)]
+        return cls(data, ends[0] - _ID.size, slice(ends[1] - len(fields[length]), ends[1]))
 
     def token(self, data: bytes) -> int | None:
-        """The id in another response of this stream, None if that must be parsed after all."""
-        if len(data) == self._size and data.startswith(self._before) and data.endswith(self._after):
-            token: int = _ID.unpack_from(data, self._place)[0]
+        """The id in another response of this stream, None if that must be parsed after all.
+
+        Where names and shapes are the same, all contents are where they were.
+        """
+        if (
+            len(data) == self._size
+            and data.startswith(self._before)
+            and data.startswith(self._length, self._length_at)
+        ):
+            token: int = _ID.unpack_from(data, self._id_at)[0]
             return token
         return None

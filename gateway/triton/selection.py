@@ -8,15 +8,16 @@ from typing import Any, Literal, Protocol
 from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.triton.model_capabilities import (
     ModelCapabilities,
-    StopModel,
     TextModel,
     flag,
+    loses_lora,
     parameter,
     read_capabilities,
     read_text_capabilities,
     speculative,
+    stop_model,
 )
-from gateway.triton.names import CORE, read_inputs
+from gateway.triton.names import TEXT, read_inputs
 
 WantedMode = Literal["auto", "token", "text"]
 
@@ -52,6 +53,16 @@ class ModelSelection:
     capabilities: ModelCapabilities
     why: str
     makeshift: bool = False
+
+    @property
+    def warning(self) -> str | None:
+        """What is amiss with the model that is driven, for operators; None where nothing is."""
+        if self.capabilities.stoppable:
+            return None
+        return (
+            f"{self.capabilities.model} cannot be stopped: a request whose client has left runs on "
+            "to its end"
+        )
 
 
 async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
@@ -114,7 +125,7 @@ async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabi
     stop = None
     if is_ensemble and core is not None:
         # Its steps bear the id of its request; inside a BLS model ids are its own.
-        stop = StopModel(names["core"], read_inputs(core, CORE))
+        stop = stop_model(names["core"], core)
     return read_text_capabilities(
         model,
         config,
@@ -128,11 +139,16 @@ async def _text_model(server: Models, model: str, wanted: Wanted) -> ModelCapabi
 
 def _text_facts(config: Any, parts: dict[str, Any]) -> TextModel:
     core, before, after = (parts.get(p) for p in ("core", "preprocessing", "postprocessing"))
+    accumulates = flag(config, "accumulate_tokens")
+    # Else nobody knows whether it would begin with the prompt.
+    whole_is_known = core is not None or "exclude_prompt" in read_inputs(config, TEXT)
     return TextModel(
         adds_special_tokens=_adds_special_tokens(before, core),
         skips_special_tokens=after is None or flag(after, "skip_special_tokens", default=True),
-        accumulates=flag(config, "accumulate_tokens"),
+        accumulates=accumulates,
+        better_whole=whole_is_known and not accumulates,
         token_by_token=core is None or not speculative(core),
+        loses_lora=loses_lora(config),
     )
 
 

@@ -21,6 +21,7 @@ from gateway.triton.request import Request, RequestBuilder, varint
 from gateway.triton.transport import Message
 
 _TINY = 1e-6
+_NEVER = -1
 _FINAL = "triton_final_response"
 # What a request must have to be let through to the model, whatever it is.
 _STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
@@ -32,15 +33,19 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
     """The request for one generation, streaming where it can."""
     params = generation.params
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
-    if generation.end_id is not None:
-        build.scalar("end_id", generation.end_id)
-        build.scalar("pad_id", generation.end_id)
+    end_id = generation.end_id
+    if end_id is None and build.needs("end_id"):
+        end_id = _NEVER
+    if end_id is not None:
+        build.scalar("end_id", end_id)
+        build.scalar("pad_id", end_id)
     words: tuple[tuple[LogicalInput, tuple[tuple[int, ...], ...]], ...] = (
         ("stop_words", generation.stop_ids),
         ("bad_words", generation.bad_ids),
     )
     for logical, sequences in words:
-        if sequences:
+        # To stop by itself is a help that the engine of the GPT repository does not give.
+        if sequences and build.has(logical):
             ids = word_list(sequences)
             build.numbers(logical, ids, 2, len(ids) // 2)
     add_sampling(build, generation, logprobs=params.logprobs is not None)
@@ -80,7 +85,8 @@ def add_common(
         if build.has("sequences"):  # by default as many as beams
             build.scalar("sequences", generation.beams)
         build.scalar("length_penalty", params.length_penalty)
-    if capabilities.decoupled and not generation.beams:
+    whole = generation.beams or (generation.text is not None and generation.text.whole)
+    if capabilities.decoupled and not whole:
         build.scalar("streaming", True)
     elif build.has("exclude_prompt"):
         build.scalar("exclude_prompt", True)
@@ -219,6 +225,8 @@ def token_delta(
         ids = ids[:length]
     if not capabilities.decoupled:
         ids = ids[_restated(capabilities, generation) :]
+        if length is None:
+            ids = _until_end(ids, generation)
     if generation.params.logprobs is None:
         return TokenDelta(ids, final, reused)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
@@ -234,11 +242,32 @@ def token_delta(
 def _prompt_request(
     capabilities: ModelCapabilities, generation: Generation, request_id: str, max_tokens: int
 ) -> RequestBuilder:
-    build = RequestBuilder(capabilities.model, capabilities.inputs, request_id)
+    build = RequestBuilder(
+        *(capabilities.model, capabilities.inputs, request_id),
+        names_outputs=capabilities.names_outputs,
+    )
     build.numbers("prompt", generation.prompt_ids, len(generation.prompt_ids))
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)
     return build
+
+
+def _until_end(ids: list[int], generation: Generation) -> list[int]:
+    """An answer without what pads it, or was generated past a stop word that the engine ignores.
+
+    The GPT repository gives no length and takes no stop words. As engines do, this keeps a stop
+    word and leaves out the end id.
+    """
+    for count, token_id in enumerate(ids):
+        if token_id == generation.end_id:
+            return ids[:count]
+        for word in generation.stop_ids:
+            if (
+                token_id == word[-1]
+                and tuple(ids[max(count + 1 - len(word), 0) : count + 1]) == word
+            ):
+                return ids[: count + 1]
+    return ids
 
 
 def _restated(capabilities: ModelCapabilities, generation: Generation) -> int:

@@ -28,14 +28,17 @@ _NEVER = -1
 def text_request(
     capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
 ) -> Request:
-    """The request for one generation, streaming where it can."""
-    build = RequestBuilder(capabilities.model, capabilities.inputs, generation.request_id)
+    """The request for one generation, streaming where it can and nothing is lost by it."""
+    build = RequestBuilder(
+        *(capabilities.model, capabilities.inputs, generation.request_id),
+        names_outputs=capabilities.names_outputs,
+    )
     build.texts("prompt", [text.text])
     build.scalar("max_tokens", generation.max_tokens)
     if build.has("end_id"):
         # Left out, preprocessing fills in the tokenizer's own.
         build.scalar("end_id", _NEVER if generation.end_id is None else generation.end_id)
-    if text.stop:
+    if text.stop and build.has("stop_words"):
         build.texts("stop_words", text.stop)
     if text.bad:
         build.texts("bad_words", text.bad)
@@ -63,8 +66,8 @@ class TextReader:
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
         text = found[0] if found else ""
-        if not self._capabilities.decoupled:
-            return TokenDelta([], True, _reused(response), text=self._whole(text))
+        if not self._capabilities.decoupled or (self._text.whole and found):
+            return TokenDelta([], final, _reused(response), text=self._whole(text))
         if self._model.accumulates:
             text = self._added(text)
         tokens = None

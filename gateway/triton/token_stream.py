@@ -42,8 +42,8 @@ class TokenStream:
     """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``.
 
     Left before the final delta, for whatever reason, the engine is told to stop; that happens
-    without an await, so that it survives any cancellation. A BLS model can only be cancelled: the
-    ids of what it asks of the engine are its own.
+    without an await, so that it survives any cancellation. A BLS model can only be cancelled:
+    the ids of what it asks of the engine are its own. Upstream's does not notice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TokenStream:
         self._stream: ResponseStream[bytes] | None = None
         self._sent = False
         self._finished = False
-        self._entered = False
+        self._has_slot = False
         self._expired = False
         self._deadline = deadline
         # One timer for the stream; a timeout around each read would cost as much as parsing it.
@@ -94,7 +94,7 @@ class TokenStream:
     ) -> None:
         self._timer.cancel()
         self._drop_stream()
-        self._leave()
+        self._give_back_slot()
         if self._sent and not self._finished and self._capabilities.stop is not None:
             stop = tensors.stop_request(self._capabilities.stop, self._request.id)
             self._engine.stop(stop, self._reason(error_type))
@@ -284,8 +284,8 @@ class TokenStream:
         the client notices nothing.
         """
         residency = self._engine.residency
-        await residency.enter(lora.task_id)
-        self._entered = True
+        await residency.take_slot(lora.task_id)
+        self._has_slot = True
         for pause_s in _OVERFLOW_PAUSES_S:
             carries = await residency.must_carry(lora.task_id)
             if carries:
@@ -298,10 +298,10 @@ class TokenStream:
                     return response  # it does not know what it was just given
             elif lora_cache_full(response.error_message):
                 residency.overflow()
-                self._leave()
+                self._give_back_slot()
                 await asyncio.sleep(pause_s)
-                await residency.enter(lora.task_id)
-                self._entered = True
+                await residency.take_slot(lora.task_id)
+                self._has_slot = True
             else:
                 return response
             # That attempt has ended; nothing is running until the next one is sent.
@@ -330,15 +330,17 @@ class TokenStream:
         return response
 
     async def _send_weights(self, lora: Lora) -> tuple[ResponseStream[bytes], int]:
-        """The stream and the bytes of the weights, which nothing here holds when they are sent.
+        """The stream and the bytes of the weights, which are here in turn until they are sent.
 
         The engine may take long to its first token, and each of many adapters be a hundred MB.
         """
-        weights = await lora.weights()
-        stream = await self._send(tensors.with_weights(self._request, weights))
+        async with lora.turn():
+            weights = await lora.weights()
+            stream = await self._send(tensors.with_weights(self._request, weights))
+            await stream.sent()
         return stream, weights.nbytes
 
-    def _leave(self) -> None:
-        if self._entered and self._lora is not None:
-            self._entered = False
-            self._engine.residency.leave(self._lora.task_id)
+    def _give_back_slot(self) -> None:
+        if self._has_slot and self._lora is not None:
+            self._has_slot = False
+            self._engine.residency.give_back_slot(self._lora.task_id)

@@ -32,6 +32,9 @@ T_co = TypeVar("T_co", covariant=True)
 class ResponseStream(Protocol[T_co]):
     """Responses to the one request of a stream, in order. One reader at a time."""
 
+    async def sent(self) -> None:
+        """Returns when nothing here holds the request any more: it is written, or was given up."""
+
     async def read(self) -> T_co | None:
         """The next response, None at the end.
 

@@ -45,7 +45,7 @@ class Answer:
             if question.verbose and question.streaming:
                 self._say(f"[{since_ms:.1f} ms] {ids}")
         for name in reply.names():
-            array = reply.array(name) if _is_told(name) else None
+            array = reply.array(name) if self._is_told(name) else None
             if array is None:
                 continue
             if name in LOG_PROBS:
@@ -77,6 +77,13 @@ class Answer:
                 self._say(f"Output {kind} {index}: {self._prompts.tokenizer.decode(ids)}")
             self._say(f"Output sequence: {ids}")
 
+    def _is_told(self, name: str) -> bool:
+        """A model in Python sends more than was asked for."""
+        wanted = self._question.outputs
+        if wanted is not None and name not in wanted:
+            return False
+        return name in LOG_PROBS or name in STATISTICS or name.endswith("_logits")
+
     def _new(self, index: int) -> list[int]:
         """The generated ids; a whole answer begins with the prompt unless that was excluded."""
         ids = self._ids[index]
@@ -98,7 +105,3 @@ class Answer:
         if not passed:
             self._say(f"expected: {expected}")
         return passed
-
-
-def _is_told(name: str) -> bool:
-    return name in LOG_PROBS or name in STATISTICS or name.endswith("_logits")

@@ -10,7 +10,10 @@ from typing import Any
 from ops.commands import admin_api
 from ops.commands.admin_api import AdminApi
 
-_PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_PEFT_FILES = (
+    *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
+    *("tokenizer_config.json", "chat_template.jinja"),
+)
 _NPY_FILES = ("model.lora_config.npy", "model.lora_keys.npy", "model.lora_weights.npy")
 
 

@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(which win), and from what the engine's config.json says. What the engine contradicts "
         "is refused.",
     )
+    render.add_argument(
+        "--repository",
+        choices=("inflight_batcher_llm", "gpt"),
+        default="inflight_batcher_llm",
+        help="gpt: whole answers, one batch after another; it takes --engine-dir, --tokenizer-dir "
+        "and --parameter alone (default: inflight_batcher_llm)",
+    )
     render.add_argument("--description", type=Path, metavar="FILE", help="YAML with these names")
     goal = render.add_mutually_exclusive_group(required=True)
     goal.add_argument("--output", type=Path, metavar="DIR", help="where to write the repository")
@@ -82,6 +89,8 @@ def _render(parsed: argparse.Namespace) -> int:
 
     try:
         overrides = _overrides(parsed)
+        if parsed.repository == "gpt":
+            return _render_gpt(parsed, overrides)
         description = (
             repository.from_yaml(parsed.description, overrides)
             if parsed.description
@@ -100,6 +109,19 @@ def _render(parsed: argparse.Namespace) -> int:
     return _show(
         check(parsed.output, description.local_engine_dir, description.local_tokenizer_dir)
     )
+
+
+def _render_gpt(parsed: argparse.Namespace, fields: dict[str, Any]) -> int:
+    """Raises DescriptionError, and then nothing is written."""
+    from ops.deployment.check import check
+    from ops.deployment.gpt_repository import write_gpt
+    from ops.deployment.repository import DescriptionError
+
+    if parsed.description or parsed.print:
+        raise DescriptionError("--description, --print: not with --repository gpt")
+    write_gpt(fields, parsed.output)
+    print(f"wrote {parsed.output}")
+    return _show(check(parsed.output))
 
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -40,6 +40,16 @@ class Model:
         )
 
     @property
+    def is_gpt(self) -> bool:
+        """Whether it is the core model of the GPT repository, which names its engine otherwise."""
+        return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
+
+    @property
+    def engine_dir(self) -> str:
+        """The engine's folder as Triton sees it; "" where it is not set."""
+        return self.parameter("engine_dir" if self.is_gpt else "gpt_model_path")
+
+    @property
     def versions(self) -> list[Path]:
         """Version folders, the newest last."""
         found = [path for path in self.path.iterdir() if path.is_dir() and path.name.isdecimal()]
@@ -67,7 +77,8 @@ class Model:
         lora = self.file.inputs.get("lora_weights")
         values |= {
             "triton_backend": self.file.backend,
-            "triton_max_batch_size": str(self.file.max_batch_size),
+            # The GPT repository takes larger batches than the engine runs: what is over waits.
+            "triton_max_batch_size": "" if self.is_gpt else str(self.file.max_batch_size),
             "decoupled_mode": str(self.file.decoupled).lower(),
             "logits_datatype": logits.data_type if logits else "",
             "lora_weights_data_type": lora.data_type if lora else "",

@@ -67,7 +67,9 @@ def serving_findings(repository: Repository, places: Places) -> list[Finding]:
         found += _engine(core, places)
     for model in repository.models.values():
         found += _outdated(model)
-        found += _instances(model)
+        # The templates of the GPT repository have neither a count nor a stream to put out of order.
+        if not any(core.is_gpt for core in repository.cores):
+            found += _instances(model)
     found += _same_engine(repository)
     found += _tokenizers(repository, places)
     return found
@@ -75,6 +77,15 @@ def serving_findings(repository: Repository, places: Places) -> list[Finding]:
 
 def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
     assert core.file is not None
+    if core.is_gpt:
+        yield Finding(
+            "note",
+            core.name,
+            "decoupled_mode",
+            "the GPT repository: no answer is streamed, and one batch runs after another",
+            "render inflight_batcher_llm where clients stream or many ask at once",
+        )
+        return
     if not core.file.decoupled:
         yield Finding(
             "warning",
@@ -101,6 +112,9 @@ def _decoupled(repository: Repository, core: Model) -> Iterator[Finding]:
 
 def _core_parameters(core: Model) -> Iterator[Finding]:
     assert core.file is not None
+    # Of the GPT repository `_decoupled` has said what to take instead; its templates have neither.
+    if core.is_gpt:
+        return
     if core.file.max_queue_size == 0 and "max_queue_size" not in core.file.holes:
         yield Finding(
             "note",
@@ -174,7 +188,7 @@ def _instances(model: Model) -> Iterator[Finding]:
 
 def _engine(core: Model, places: Places) -> Iterator[Finding]:
     assert core.file is not None
-    declared = core.parameter("gpt_model_path")
+    declared = core.engine_dir
     if not declared and places.engine_dir is None:
         return
     folder = places.engine_dir or Path(declared)

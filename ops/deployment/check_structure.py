@@ -103,6 +103,8 @@ def _unfilled(model: Model) -> Iterator[Finding]:
             f'gateway repo fill -i {model.path / CONFIG} "triton_backend:tensorrtllm", or python',
         )
     mandatory = _MANDATORY.get(CORE if model.runs_engine else model.name, ())
+    if model.is_gpt:
+        mandatory = ("engine_dir",)
     for key in mandatory:
         if not model.parameter(key):
             name = _TEMPLATE_KEYS.get(key, key)

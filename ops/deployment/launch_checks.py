@@ -111,7 +111,10 @@ def _model_problems(launch: Launch, models: Sequence[CoreModel]) -> list[str]:
 
 def _read(name: str, path: Path) -> CoreModel:
     model = read_pbtxt(path)
-    engine_dir = _given(model.parameters, "gpt_model_path")
+    # The GPT repository calls it by the other name.
+    engine_dir = _given(model.parameters, "gpt_model_path") or _given(
+        model.parameters, "engine_dir"
+    )
     try:
         world_size = read_engine_config(Path(engine_dir)).world_size if engine_dir else None
     # It may lie where only the ranks can see it; what is wrong with it, they will say.

@@ -26,7 +26,7 @@ from triton_repo.render import RenderError, filled_values, render
 
 # Fields whose template parameter has another name.
 _TEMPLATE_NAMES = {"decoupled": "decoupled_mode"}
-_NOT_RENDERED = ("parameters", "local_engine_dir", "local_tokenizer_dir")
+_NOT_RENDERED = ("release", "parameters", "local_engine_dir", "local_tokenizer_dir")
 _PATHS = (
     "engine_dir",
     "local_engine_dir",
@@ -44,8 +44,8 @@ class DescriptionError(ValueError):
 class Description(BaseModel):
     """One deployment of a TensorRT-LLM engine behind Triton.
 
-    What each field means is said in `ops.deployment.fields`. All but `decoupled` and the
-    two local folders have the name of a template parameter; any other template parameter goes
+    What each field means is said in `ops.deployment.fields`. All but `release`, `decoupled` and
+    the two local folders have the name of a template parameter; any other template parameter goes
     into `parameters`. None leaves the choice to the engine's config.json or to the server's own
     default. Paths are absolute after validation; relative ones are taken from the YAML file's
     folder, or from the working directory.
@@ -53,6 +53,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    release: Literal["0.17", "0.19"] = "0.17"
     engine_dir: Path
     local_engine_dir: Path | None = None
     tokenizer_dir: Path
@@ -91,6 +92,12 @@ class Description(BaseModel):
     @classmethod
     def _fields_first(cls, raw: Any) -> Any:
         return _own_fields(raw) if isinstance(raw, Mapping) else raw
+
+    @field_validator("release", mode="before")
+    @classmethod
+    def _release(cls, found: object) -> str:
+        """YAML reads 0.19 as a number; upstream's tags begin with a v."""
+        return str(found).removeprefix("v")
 
     @field_validator(*_PATHS)
     @classmethod
@@ -234,7 +241,7 @@ def template_parameters(
             where = description.place(field) or description.place(f"parameters.{field}")
             problems.append(f"{where}{field}: {finding.problem}. Fix: {finding.fix}.")
     try:
-        filled_values(values, MODELS)
+        filled_values(values, MODELS, description.release)
     except RenderError as error:
         for line in str(error).splitlines():
             name = line.partition(":")[0]
@@ -252,7 +259,7 @@ def write(
     Raises DescriptionError, and then nothing is written.
     """
     values = template_parameters(description, engine)
-    render(destination, values)
+    render(destination, values, release=description.release)
     return values
 
 

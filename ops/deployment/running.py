@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,14 +202,17 @@ class Ranks:
 
 
 def other_servers() -> list[int]:
-    """Process ids of the tritonservers that run on this machine, as far as they can be seen."""
+    """Process ids of the tritonservers that run on this machine, as far as they can be seen.
+
+    One that has ended and that nobody waits for, as in a container without an init, is none.
+    """
     found = []
-    for folder in PROC.glob("[0-9]*"):
-        try:
-            if (folder / "comm").read_text(encoding="utf-8").strip() == "tritonserver":
-                found.append(int(folder.name))
-        except OSError:
-            continue
+    for path in PROC.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            head, _, rest = path.read_text(errors="replace").rpartition(")")
+            pid, _, name = head.partition(" (")
+            if name == "tritonserver" and rest.split()[0] not in "ZX":
+                found.append(int(pid))
     return sorted(found)
 
 

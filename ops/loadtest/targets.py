@@ -57,11 +57,14 @@ class TritonTarget:
             build.numbers("prompt", request.ids, len(request.ids))
             build.scalar("prompt_length", len(request.ids))
             build.output("output_ids")
-            build.output("sequence_length")
+            if "sequence_length" in self._model.outputs:
+                build.output("sequence_length")
         build.scalar("max_tokens", request.output_tokens)
         build.scalar("top_k", 1)
         if build.has("end_id"):
             build.scalar("end_id", _NEVER)
+        if build.needs("pad_id"):
+            build.scalar("pad_id", 0)
         if build.has("exclude_prompt"):
             build.scalar("exclude_prompt", True)
         if self._streaming:

@@ -46,8 +46,8 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
     """Makes `engine/` and `repository/` in `state_dir` anew.
 
     Args:
-        model: a Hugging Face Llama folder, or an engine folder that also has the tokenizer's
-            files (which is then used where it is).
+        model: a Hugging Face folder of a Llama or GPT-2, or an engine folder that also has the
+            tokenizer's files (which is then used where it is).
         state_dir: an existing folder.
         parameters: template parameters, over `PARAMETERS`.
 
@@ -73,7 +73,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
                 engine_dir,
                 max_batch_size=MAX_BATCH_SIZE,
                 max_beam_width=MAX_BEAM_WIDTH,
-                lora_target_modules=engine.LLAMA_LORA_MODULES,
+                lora_target_modules=engine.lora_modules(model),
                 # They cost nothing until a request asks for logits.
                 gather_context_logits=True,
                 gather_generation_logits=True,

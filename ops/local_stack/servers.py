@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -72,6 +72,12 @@ def triton_child(ports: Ports, state_dir: Path, shm_prefix: str, log: Path, *opt
     # 2,250 tokens/s of 32 requests, with one 2,500, and the other core is free for the gateway.
     env = {"OPENBLAS_NUM_THREADS": "1"} | server.env
     return Child("triton", command, env, log)
+
+
+def loading(models: Sequence[str]) -> list[str]:
+    """tritonserver's options to load these alone, or with none all that the repository has."""
+    only = [f"--load-model={name}" for name in models]
+    return ["--model-control-mode=explicit", *only] if only else []
 
 
 @dataclass(frozen=True)

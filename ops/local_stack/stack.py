@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -37,6 +37,7 @@ class Options:
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
         repository: one that was rendered before; `model` then only has the tokenizer.
+        load_models: those of the repository that Triton loads; none says all of them.
         restart: whether Redis and Triton are started again when they die.
     """
 
@@ -46,6 +47,7 @@ class Options:
     adapters: Mapping[str, Path] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
     repository: Path | None = None
+    load_models: Sequence[str] = ()
     restart: bool = False
 
 
@@ -69,7 +71,8 @@ class Stack:
             ports.redis, options.state_dir / "redis", logs / "redis.log"
         )
         self._triton = servers.triton_child(
-            ports, options.state_dir, self._shm_prefix, logs / "triton.log"
+            *(ports, options.state_dir, self._shm_prefix, logs / "triton.log"),
+            *servers.loading(options.load_models),
         )
         self._gateway = servers.gateway_child(
             ports,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from adapters import errors
 from adapters.adapter import Converted, ModuleRows, make_converted, task_id
+from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
 from adapters.record import Record, Version, check_name, merge, split_selector
 from adapters.record_json import as_json, from_json
 from adapters.registry import Change, Registry, Snapshot
@@ -157,6 +159,7 @@ async def test_a_snapshot_never_changes() -> None:
 def test_unknown_names_and_versions() -> None:
     version = Version(
         digest="ab" * 32,
+        weights="ab" * 32,
         base="demo",
         dtype="float16",
         created=1.0,
@@ -215,6 +218,7 @@ def test_bad_selectors(model: str) -> None:
 _MODULES = (ModuleRows("attn_q", 4, (0, 1)), ModuleRows("attn_v", 8, (0,)))
 _OLD = Version(
     digest="5a" * 32,
+    weights="5a" * 32,
     base="demo",
     dtype="float16",
     created=1.0,
@@ -223,16 +227,29 @@ _OLD = Version(
     source="test",
     task_id=7,
 )
+
+
+def _version(
+    weights: str, created: int, source: str, task_id: int, template: ChatTemplate | None
+) -> Version:
+    return replace(
+        _OLD,
+        digest=template.digest(weights) if template else weights,
+        weights=weights,
+        created=float(created),
+        source=source,
+        task_id=task_id,
+        chat_template=template,
+    )
+
+
 _VERSIONS = st.builds(
-    Version,
-    digest=st.sampled_from(["a" * 64, "b" * 64, "c" * 64]),
-    base=st.just("demo"),
-    dtype=st.just("float16"),
-    created=st.integers(1, 3).map(float),
-    nbytes=st.just(4),
-    modules=st.just(_MODULES),
-    source=st.sampled_from(["x", "y"]),
-    task_id=st.sampled_from([1, 2**63 - 1]),
+    _version,
+    st.sampled_from(["a" * 64, "b" * 64, "c" * 64]),
+    st.integers(1, 3),
+    st.sampled_from(["x", "y"]),
+    st.sampled_from([1, 2**63 - 1]),
+    st.sampled_from([None, ChatTemplate("{{ a }}"), ChatTemplate("{{ a }}", "</s>")]),
 )
 
 
@@ -284,3 +301,50 @@ def test_versions_from_before_ids_were_drawn_keep_theirs() -> None:
     value = as_json(record)
     del value["versions"][0]["task_id"]
     assert from_json(value).version.task_id == task_id(_OLD.digest)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template", {"source": "{{ b }}"}),
+        ("chat_template", {"source": 1}),
+        ("chat_template", {"source": "x" * (MAX_CHARACTERS + 1)}),
+        ("weights", "b" * 64),
+        ("weights", "../" * 20),
+        ("weights", None),
+    ],
+)
+def test_a_template_that_is_not_its_versions_is_no_record(field: str, value: Any) -> None:
+    version = _version("a" * 64, 1, "x", 1, ChatTemplate("{{ a }}"))
+    record = Record(
+        name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
+    )
+    told = as_json(record)
+    assert from_json(told) == record
+    told["versions"][0][field] = value
+    with pytest.raises(ValueError, match=r"digest|weights|chat_template"):
+        from_json(told)
+
+
+def test_a_copy_whose_template_was_left_out_does_not_win() -> None:
+    """A gateway from before there were templates reads such a version, and writes it without."""
+    version = _version("a" * 64, 1, "x", 1, ChatTemplate("{{ a }}"))
+    record = Record(
+        name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
+    )
+    told = as_json(record)
+    del told["versions"][0]["weights"], told["versions"][0]["chat_template"]
+    bare = replace(from_json(told), revision=2)
+    for merged in merge(record, bare), merge(bare, record):
+        assert (merged.revision, merged.versions) == (2, (version,))
+
+
+async def test_another_template_is_another_version_of_the_same_weights() -> None:
+    registry, _ = await _registry()
+    first = await registry.add("zh", "demo", _content(1), "test")
+    record = await registry.add("zh", "demo", _content(1), "test", ChatTemplate("{{ a }}"))
+    plain, templated = record.versions
+    assert record.served == templated.digest != plain.digest == first.served
+    assert templated.weights == plain.weights == plain.digest
+    assert templated.task_id == plain.task_id
+    assert (await registry.rollback("zh")).version.chat_template is None

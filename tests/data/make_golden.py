@@ -1,20 +1,28 @@
 """Make the golden logits and greedy outputs of the CPU executor's tests.
 
 Needs torch and transformers, which the product does not: run it in an environment that has them,
-``python tests/data/make_golden.py``. Each case is a tiny random Llama in Hugging Face form in
-``tests/data/golden/<case>`` with ``golden.npz``: ``prompt`` int32 [150], ``logits`` float32
-[15, vocab] of every tenth prompt token, ``greedy`` int32 [48] generated after the prompt.
+``python tests/data/make_golden.py [CASE ...]``. Each case is a tiny random Llama, or GPT-2, in
+Hugging Face form in ``tests/data/golden/<case>`` with ``golden.npz``: ``prompt`` int32 [150],
+``logits`` float32 [15, vocab] of every tenth prompt token, ``greedy`` int32 [48] generated after
+the prompt.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 FOLDER = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
@@ -51,15 +59,28 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "bfloat16": {"rope_theta": 10000.0, "num_hidden_layers": 1},
+    "gpt2": {
+        "vocab_size": 160,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        "initializer_range": 0.35,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 }
 
 
 def make(name: str, changes: dict[str, Any], seed: int) -> None:
     torch.manual_seed(seed)
-    config = LlamaConfig(**{**SMALL, **changes})
-    model = LlamaForCausalLM(config).eval()
+    model: PreTrainedModel
+    if name == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(**changes)).eval()
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**{**SMALL, **changes})).eval()
     for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("bias") or "norm" in parameter_name:
+        if parameter_name.endswith("bias") or "norm" in parameter_name or ".ln_" in parameter_name:
             parameter.data += 0.2 * torch.randn_like(parameter)
     if name == "bfloat16":
         # The stored weights are bfloat16; the golden math is float32 on the rounded values.
@@ -69,7 +90,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     else:
         model.save_pretrained(FOLDER / name)
     (FOLDER / name / "generation_config.json").unlink(missing_ok=True)
-    prompt = torch.randint(3, config.vocab_size, (1, 150), generator=torch.manual_seed(seed))
+    prompt = torch.randint(3, model.config.vocab_size, (1, 150), generator=torch.manual_seed(seed))
     with torch.no_grad():
         logits = model(prompt).logits[0].numpy()
         ids = prompt
@@ -86,7 +107,8 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
 
 def main() -> None:
     for seed, (name, changes) in enumerate(CASES.items()):
-        make(name, changes, seed)
+        if name in (sys.argv[1:] or CASES):
+            make(name, changes, seed)
 
 
 if __name__ == "__main__":

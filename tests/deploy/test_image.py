@@ -27,6 +27,8 @@ TREE = DOCKERFILE.parent
 BIN = Path(sys.executable).parent
 STAGES = stages(DOCKERFILE.read_text(encoding="utf-8"))
 TARGETS = ("gateway", "demo")
+# Seconds. They only end a test that would never end.
+WITHIN = 240.0
 # As with `cap_drop: ALL`: root, too, is then stopped by a file's mode.
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
@@ -180,8 +182,8 @@ def _base_python() -> Path:
     return folder
 
 
-def _answers(url: str, process: subprocess.Popen[str], within: float = 180) -> httpx.Response:
-    deadline = time.monotonic() + within
+def _answers(url: str, process: subprocess.Popen[str]) -> httpx.Response:
+    deadline = time.monotonic() + WITHIN
     while True:
         try:
             return httpx.get(url)
@@ -193,7 +195,7 @@ def _answers(url: str, process: subprocess.Popen[str], within: float = 180) -> h
 
 def _ends(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Its exit code and what it said."""
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=WITHIN)
     return process.returncode, errors
 
 
@@ -218,7 +220,7 @@ def test_the_images_run(image: Image) -> None:
         "GATEWAY_ALLOW_ANONYMOUS": "true",
     }
     with _running(image, port, **settings):
-        ready = httpx.get(f"http://127.0.0.1:{port}/health/ready")
+        ready = httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=WITHIN)
         assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
     # That nothing else could be written.
     new = image.path("/opt/new")
@@ -231,7 +233,7 @@ def test_the_images_run(image: Image) -> None:
         port = claims.take_free()
     with _running(image, port, "--port", str(port)):
         asked = {"model": "zh", "prompt": "美国的首都在哪里? \n答案:", "temperature": 0}
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60)
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=WITHIN)
         assert answer.json()["choices"][0]["text"] == "华盛顿"
 
 
@@ -244,7 +246,7 @@ def _running(image: Image, port: int, *arguments: str, **settings: str) -> Itera
     try:
         # As a published port comes in: not on loopback.
         assert _answers(f"http://{_address()}:{port}/health/live", process).status_code == 200
-        assert _ends(image.run(check)) == (0, "")
+        _until_healthy(image, check)
         is_demo = image.config["CMD"][0] == "up"
         if is_demo:
             _until_ready(port, process)
@@ -258,8 +260,15 @@ def _running(image: Image, port: int, *arguments: str, **settings: str) -> Itera
         process.kill()
 
 
-def _until_ready(port: int, process: subprocess.Popen[str], within: float = 240) -> None:
-    deadline = time.monotonic() + within
+def _until_healthy(image: Image, check: list[str]) -> None:
+    """One check gives the gateway two seconds, which a busy machine may not give it."""
+    deadline = time.monotonic() + WITHIN
+    while (found := _ends(image.run(check))) != (0, ""):
+        assert time.monotonic() < deadline, found
+
+
+def _until_ready(port: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WITHIN
     while _answers(f"http://127.0.0.1:{port}/health/ready", process).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.1)

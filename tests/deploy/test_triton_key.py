@@ -22,13 +22,10 @@ from gateway.triton.transport import ConnectionOptions, TransportName
 from ops.local_stack.binaries import find_triton_server
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.process import Child
-from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from tests.support.gateway_process import GatewayProcess
-from tests.support.local_stack import Stack
-from tests.support.triton_server import MODEL, wait_ready
+from tests.support.in_process import running
+from tests.support.triton_server import MODEL, render_core, wait_ready
 from triton_repo.cpu_executor import synthetic
-from triton_repo.render import render
 
 SCRIPT = Path(__file__).parents[2] / "deploy/triton/tritonserver.sh"
 KEY = "5e" * 32
@@ -44,8 +41,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     """Addresses of gRPC and HTTP."""
     folder = tmp_path_factory.mktemp("closed")
     synthetic.build(folder / "engine", vocab_size=4096, tokens_per_second=200)
-    parameters = {**PARAMETERS, "engine_dir": str(folder / "engine"), "tokenizer_dir": str(MODEL)}
-    render(folder / "repository", parameters)
+    render_core(folder)
     (folder / "key").write_text(KEY)
     server = find_triton_server(folder / "backends")
     prefix = region_prefix(folder)
@@ -122,22 +118,20 @@ def test_http_without_the_key(triton: tuple[str, str], method: str, path: str) -
     body = json.dumps({}).encode() if method == "POST" else None
     request = urllib.request.Request(triton[1] + path, data=body, method=method)
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     with caught.value as answer:
         assert answer.status == 403
         assert b"This API is restricted" in answer.read()
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
-def test_the_gateway_needs_nothing_but_its_key(
+async def test_the_gateway_needs_nothing_but_its_key(
     triton: tuple[str, str], tmp_path: Path, transport: TransportName
 ) -> None:
-    stack = Stack("", "", "", triton[0], "", {})
-    metadata = json.dumps(METADATA)
-    settings = {"triton_metadata": metadata, "triton_transport": transport}
-    with GatewayProcess(tmp_path, stack, **settings) as gateway, gateway.client() as client:
-        body = {"model": "demo", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
-        answer = client.post("/v1/completions", json=body)
+    settings = {"triton_metadata": METADATA, "triton_transport": transport}
+    async with running(tmp_path, triton[0], tokenizer_dir=MODEL, **settings) as (client, _, _):
+        body = {"model": "m", "prompt": "Hello", "max_tokens": 5, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
 

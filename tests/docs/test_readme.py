@@ -31,6 +31,6 @@ def test_every_setting_is_in_the_reference() -> None:
 
 
 def test_every_route_is_described() -> None:
-    for route in ROUTES:
+    for route in filter(lambda route: route.include_in_schema, ROUTES):
         whole = re.escape(route.path.replace(":path", "")) + r"(?![\w/{-])"
         assert re.search(whole, TEXT), route.path

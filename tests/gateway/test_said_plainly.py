@@ -106,7 +106,7 @@ def test_ctrl_c_is_no_failure(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     with _started(tmp_path) as process:
         assert process.stderr is not None
-        assert any("Uvicorn running" in line for line in process.stderr)
+        assert any("listening on 127.0.0.1 port " in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=50)
     assert "Application shutdown complete" in said

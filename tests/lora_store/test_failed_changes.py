@@ -85,6 +85,7 @@ class Steps:
 class DiskSteps(Steps):
     """Opens, renames and removals below a folder, those for reading too; of paths that end so."""
 
+    _ERROR = errno.ENOSPC
     _EVENTS = frozenset({"open", "os.rename", "os.remove", "os.mkdir", "os.utime", "os.scandir"})
 
     def __init__(self, folder: Path, ending: str = "") -> None:
@@ -99,8 +100,23 @@ class DiskSteps(Steps):
         if self._armed and event in self._EVENTS:
             path = str(arguments[0])
             ours = path.startswith(self._folder) and path.endswith(self._ending)
-            if ours and self.fails():
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if ours and self._fails(event, arguments):
+                raise OSError(self._ERROR, os.strerror(self._ERROR))
+
+    def _fails(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        return self.fails()
+
+
+class ReadOnlyDisk(DiskSteps):
+    """What would write fails, as where the kernel has mounted the disk anew, for reading alone."""
+
+    _ERROR = errno.EROFS
+
+    def _fails(self, event: str, arguments: tuple[Any, ...]) -> bool:
+        if event == "open":
+            _, _, flags = arguments
+            return bool(flags & (os.O_WRONLY | os.O_RDWR)) and self.fails()
+        return event != "os.scandir" and self.fails()
 
 
 class RedisSteps(Steps):
@@ -255,6 +271,35 @@ async def test_on_a_full_disk_others_changes_are_seen_and_own_ones_made(
         async with gateway(tmp_path / folder, None) as alone:
             assert alone.serves("zh") is None
             assert alone.serves("ja") == content(2).digest
+
+
+async def test_on_a_read_only_disk_others_changes_are_seen_and_own_ones_made(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    async with (
+        gateway(tmp_path / "a", redis_server, poll_s=POLL_S) as one,
+        gateway(tmp_path / "b", redis_server, poll_s=POLL_S) as other,
+    ):
+        await one.add("zh", 1)
+        await one.add("ja", 2)
+        await becomes(lambda: other.serves("ja"))
+        with ReadOnlyDisk(tmp_path / "b").failing(0, lasting=True):
+            await one.add("zh", 3)
+            await becomes(lambda: other.serves("zh") == content(3).digest)
+            assert await other.holds(3)
+            await other.registry.remove("ja")
+            await becomes(lambda: one.serves("ja") is None)
+            # A record of its own is bad besides, and cannot be moved away.
+            os.link(tmp_path / "b" / "names" / "zh.json", tmp_path / "same")
+            (tmp_path / "same").write_bytes(b"{")
+            await one.registry.rollback("zh")
+            await becomes(lambda: other.serves("zh") == content(1).digest)
+            with pytest.raises(StoreError, match="Read-only file system"):
+                await other.add("ko", 4)
+        await becomes(lambda: not other.store.stats.unwritten)
+    async with gateway(tmp_path / "b", None) as alone:
+        assert alone.serves("zh") == content(1).digest
+        assert alone.serves("ja") is None
 
 
 async def test_the_disk_is_tried_again_though_nothing_changes(

@@ -74,7 +74,8 @@ async def test_a_version_that_redis_dropped_is_asked_for(
         async with gateway(tmp_path / "b", redis_server) as other:
             assert await other.holds(1)
             assert other.store.stats.redis_misses == 1
-            await becomes(lambda: one.store.stats.refilled == 1)
+            # Twice, if it looked by itself just then what Redis lacks.
+            await becomes(lambda: one.store.stats.refilled >= 1)
 
 
 async def test_a_damaged_disk_copy_is_replaced_from_redis(

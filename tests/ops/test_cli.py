@@ -7,20 +7,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from tests.support import commands
+from tests.support.commands import Answer
 from tests.support.full_disk import full_disk
 
 ROOT = Path(__file__).parents[2]
+Gateway = Callable[..., Answer]
 
 
-def _run(
-    *arguments: str, largest_file: int | None = None, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """`largest_file`, in bytes, is a disk that is so full (see `full_disk`)."""
+def _run(*arguments: str, largest_file: int | None = None, **variables: str) -> Answer:
+    """In a process of its own. `largest_file`, in bytes, is a disk so full (see `full_disk`)."""
     settings = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
     with contextlib.nullcontext() if largest_file is None else full_disk(largest_file):
         process = subprocess.Popen(
@@ -35,6 +37,20 @@ def _run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """The command in this process, with these variables and no others of the project's."""
+
+    def run(*arguments: str, **variables: str) -> Answer:
+        for name in [name for name in os.environ if "GATEWAY_" in name]:
+            monkeypatch.delenv(name)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return commands.gateway(*arguments)
+
+    return run
+
+
 def test_help_names_the_commands() -> None:
     answer = _run("--help")
     assert answer.returncode == 0
@@ -42,14 +58,16 @@ def test_help_names_the_commands() -> None:
     assert "serve" in answer.stdout.split()
 
 
-def test_version_is_that_of_the_distribution() -> None:
-    answer = _run("--version")
+def test_version_is_that_of_the_distribution(gateway: Gateway) -> None:
+    answer = gateway("--version")
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == f"gateway {version('triton-openai-gateway')}\n"
 
 
-def test_help_of_serve_tells_what_settings_are_and_where_they_are_described() -> None:
-    said = " ".join(_run("serve", "--help").stdout.split())
+def test_help_of_serve_tells_what_settings_are_and_where_they_are_described(
+    gateway: Gateway,
+) -> None:
+    said = " ".join(gateway("serve", "--help").stdout.split())
     assert "environment variables: GATEWAY_ and the setting's name in capitals" in said
     [page] = re.findall(r"\S+\.md", said)
     assert (ROOT / page).read_text(encoding="utf-8").startswith("# Settings")
@@ -63,8 +81,8 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["down"], ["up", "--stat", "x"], ["up", "--port", "x"]])
-def test_wrong_command_lines(arguments: list[str]) -> None:
-    answer = _run(*arguments)
+def test_wrong_command_lines(gateway: Gateway, arguments: list[str]) -> None:
+    answer = gateway(*arguments)
     assert answer.returncode == 2
     assert "error: " in answer.stderr
 
@@ -82,25 +100,25 @@ def test_up_on_a_full_disk_says_so(tmp_path: Path, largest_file: int) -> None:
     assert not key.exists() if largest_file == 0 else len(key.read_text()) > 32
 
 
-def test_serve_names_the_variables_that_are_wrong() -> None:
-    answer = _run("serve", GATEWAY_PORT="http")
+def test_serve_names_the_variables_that_are_wrong(gateway: Gateway) -> None:
+    answer = gateway("serve", GATEWAY_PORT="http")
     assert answer.returncode == 2
     assert "GATEWAY_TOKENIZER_DIR: Field required" in answer.stderr
     assert "GATEWAY_PORT: Input should be a valid integer" in answer.stderr
 
 
 @pytest.mark.parametrize("name", ["CORS_ORIGINS", "TRITON_METADATA", "ADAPTERS"])
-def test_serve_names_what_is_not_json(name: str) -> None:
-    answer = _run("serve", **{f"GATEWAY_{name}": "https://SECRET"})
+def test_serve_names_what_is_not_json(gateway: Gateway, name: str) -> None:
+    answer = gateway("serve", **{f"GATEWAY_{name}": "https://SECRET"})
     assert answer.returncode == 2
     assert answer.stderr == (
         f"gateway: GATEWAY_{name}: is not JSON; docs/settings.md shows what is expected\n"
     )
 
 
-def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
+def test_serve_names_the_files_that_are_not_there(gateway: Gateway, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=nowhere, GATEWAY_TRITON_TLS_CA=nowhere)
     assert answer.returncode == 2
     assert answer.stderr == (
         f"gateway: GATEWAY_TOKENIZER_DIR: {nowhere} is not a folder\n"
@@ -108,11 +126,11 @@ def test_serve_names_the_files_that_are_not_there(tmp_path: Path) -> None:
     )
 
 
-def test_serve_names_what_it_cannot_write_to(tmp_path: Path) -> None:
+def test_serve_names_what_it_cannot_write_to(gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     places = {"GATEWAY_STORE_DIR": str(file / "store"), "GATEWAY_USAGE_LOG": str(tmp_path)}
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), **places)
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), **places)
     assert answer.returncode == 2
     assert answer.stderr == (
         f"gateway: GATEWAY_STORE_DIR: {file}/store is not a folder that can be written to\n"
@@ -131,8 +149,10 @@ def test_serve_names_what_it_cannot_write_to(tmp_path: Path) -> None:
         ("dns:///grpcs://a:1", "dns:///grpcs://a:1"),
     ],
 )
-def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: str) -> None:
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TRITON_GRPC=endpoints)
+def test_serve_says_what_an_endpoint_is(
+    gateway: Gateway, tmp_path: Path, endpoints: str, wrong: str
+) -> None:
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TRITON_GRPC=endpoints)
     assert answer.returncode == 2
     assert answer.stderr == (
         f"gateway: GATEWAY_TRITON_GRPC: {wrong!r} must be host:port, grpcs://host:port or "
@@ -140,8 +160,8 @@ def test_serve_says_what_an_endpoint_is(tmp_path: Path, endpoints: str, wrong: s
     )
 
 
-def test_settings_that_do_not_go_together_name_themselves(tmp_path: Path) -> None:
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
+def test_settings_that_do_not_go_together_name_themselves(gateway: Gateway, tmp_path: Path) -> None:
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=str(tmp_path), GATEWAY_TLS_CERT="x")
     assert answer.returncode == 2
     assert answer.stderr == "gateway: GATEWAY_TLS_CERT and GATEWAY_TLS_KEY need each other\n"
 
@@ -161,12 +181,14 @@ SERVICE_LINKS = {
 }
 
 
-def test_a_service_link_for_a_port_is_refused_with_the_reason() -> None:
+def test_a_service_link_for_a_port_is_refused_with_the_reason(
+    gateway: Gateway,
+) -> None:
     links = SERVICE_LINKS | {
         "GATEWAY_PORT": "tcp://10.96.0.10:80",
         "GATEWAY_ADMIN_PORT": "tcp://10.96.0.11:9001",
     }
-    answer = _run("serve", GATEWAY_TOKENIZER_DIR=".", **links)
+    answer = gateway("serve", GATEWAY_TOKENIZER_DIR=".", **links)
     assert answer.returncode == 2
     reason = (
         "is what Kubernetes puts there for a Service of that name (a service link); set "
@@ -178,7 +200,9 @@ def test_a_service_link_for_a_port_is_refused_with_the_reason() -> None:
     )
 
 
-def test_misspelt_variables_are_told_with_the_nearest_setting() -> None:
+def test_misspelt_variables_are_told_with_the_nearest_setting(
+    gateway: Gateway,
+) -> None:
     wrong = {
         "GATEWAY_PROT": "9000",
         "GATEWAY_REDIS": "redis://:SECRET@redis:6379/0",
@@ -186,10 +210,8 @@ def test_misspelt_variables_are_told_with_the_nearest_setting() -> None:
         "GATEWAY_PORT_API": "80",
         "GATEWAY_OTHER_PORT": "80",
     }
-    # Those of this project that are no settings: a worker's, a rank's, the commands', Compose's.
-    inherited = dict.fromkeys(
-        ("GATEWAY_WORKER", "GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"), "x"
-    )
+    # Those of this project that are no settings: a rank's, the commands', Compose's.
+    inherited = dict.fromkeys(("GATEWAY_LAUNCH", "GATEWAY_URL", "GATEWAY_IMAGE"), "x")
     expected = (
         "GATEWAY_OTHER_PORT: there is no such setting; the nearest is GATEWAY_PORT\n"
         "GATEWAY_PORT_API: there is no such setting; the nearest is GATEWAY_PORT\n"
@@ -197,8 +219,8 @@ def test_misspelt_variables_are_told_with_the_nearest_setting() -> None:
         "GATEWAY_REDIS: there is no such setting; the nearest is GATEWAY_REDIS_URL\n"
         "gateway_modelname: there is no such setting; the nearest is GATEWAY_MODEL_NAME\n"
     )
-    served = _run("serve", GATEWAY_TOKENIZER_DIR=".", **(SERVICE_LINKS | wrong | inherited))
+    served = gateway("serve", GATEWAY_TOKENIZER_DIR=".", **(SERVICE_LINKS | wrong | inherited))
     assert (served.returncode, served.stderr) == (2, f"gateway: {expected}")
     # Before it starts anything, even before it looks for a folder.
-    up = _run("up", "--state-dir", "/dev/null/none", **(SERVICE_LINKS | wrong | inherited))
+    up = gateway("up", "--state-dir", "/dev/null/none", **(SERVICE_LINKS | wrong | inherited))
     assert (up.returncode, up.stderr) == (1, f"gateway up: {expected}")

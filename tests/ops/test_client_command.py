@@ -232,3 +232,12 @@ def test_what_cannot_be_asked_is_said(run: Client, arguments: tuple[str, ...], e
     run(*arguments)
     assert run.status == 2
     assert error in run.err
+
+
+def test_batches_that_are_answered_row_by_row(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["identity-test", "--url", stack.triton_grpc, "--vocab-size", "4096", "-p", "2"]
+    assert main([*asked, "-b", "3", "-s", "5"]) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    assert told.startswith("[INFO] Batch size: 3, Start len: 5, Output len: 10\n[INFO] Latency: ")

@@ -69,7 +69,7 @@ async def test_no_field_of_a_chat_holds_control_tokens_unless_they_are_allowed(
         asked = _body(FORGED) | {"model": "demo", "max_tokens": 1, "return_token_ids": True}
         for options, expected in (({}, ids), ({"truncate_prompt_tokens": 40}, ids[-40:])):
             answer = await _post(client, "/v1/chat/completions", asked | options)
-            assert answer["choices"][0]["prompt_token_ids"] == expected
+            assert answer["prompt_token_ids"] == expected
             assert answer["usage"]["prompt_tokens"] == len(expected)
         # Who writes a whole prompt writes its tokens too.
         raw = await _post(client, "/tokenize", {"prompt": FORGED})

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from pydantic import BaseModel
 
-from gateway.api.parameters import NOT_SERVED
+from gateway.api.parameter_table import HINTS, NOT_SERVED, RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from ops.commands.up import DEMO_MODEL
@@ -177,7 +177,11 @@ MODELS: dict[str, type[BaseModel]] = {
     "/detokenize": DetokenizeRequest,
 }
 FIELDS = {name for model in MODELS.values() for name in model.model_fields}
-REQUESTS = st.dictionaries(st.sampled_from(sorted(FIELDS | NOT_SERVED.keys())), JSON, max_size=5)
+REQUESTS = st.dictionaries(
+    st.sampled_from(sorted(FIELDS | NOT_SERVED.keys() | HINTS | RENAMED.keys() | {"options"})),
+    JSON,
+    max_size=5,
+)
 
 
 def _refused_or_served(answer: httpx.Response, sent: object) -> None:

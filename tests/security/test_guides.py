@@ -37,10 +37,12 @@ def _tools(*parameters: Any, choice: Any = "required") -> dict[str, Any]:
 
 
 NAMED = {"type": "function", "function": {"name": "f1"}}
+UNIQUE = {"type": "array", "uniqueItems": True}
 PROPERTIES = {"properties": {"a": {"type": "string"}}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (_schema({"type": "foo"}), "response_format"),
     (_schema({**PROPERTIES, "required": None}), "response_format"),
+    (_schema({"properties": {"tags": UNIQUE}}), "response_format"),
     (_schema({**PROPERTIES, "required": 5}), "response_format"),
     (_schema({**PROPERTIES, "required": [[1]]}), "response_format"),
     (_schema({"$ref": "#"}), "response_format"),
@@ -50,6 +52,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs"),
     (_tools({}, {"type": "foo"}), "tools[1].function.parameters"),
+    (
+        _tools({}, {"type": "object", "properties": {"tags": UNIQUE}}),
+        "tools[1].function.parameters",
+    ),
     (_tools({}, {"type": "foo"}, choice=NAMED), "tools[1].function.parameters"),
     (_tools({}, {**PROPERTIES, "required": None}), "tools[1].function.parameters"),
 ]
@@ -121,9 +127,16 @@ async def test_what_cannot_be_compiled_does_not_reach_the_engine(client: httpx.A
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, param), (fields, error)
             assert error["message"].startswith(f"{param}: cannot be enforced: "), error
+            if "uniqueItems" in str(fields):
+                assert error["message"].endswith(
+                    ": $.properties.tags: uniqueItems is not supported."
+                )
         assert "choices" in await other.next_event()
-    good = _schema({"type": "object", **PROPERTIES, "required": ["a"]})
-    assert (await _chat(client, "checked", good)).status_code == 200
+    # Joined, since an engine would look at one of them.
+    parts = [{"properties": {name: {"const": 1}}, "required": [name]} for name in ("a", "b")]
+    answer = await _chat(client, "checked", {**_schema({"allOf": parts}), "max_tokens": 40})
+    assert answer.status_code == 200
+    assert json.loads(answer.json()["choices"][0]["message"]["content"]) == {"a": 1, "b": 1}
 
 
 @pytest.mark.token_mode_only("the guides are the engine's in every mode")

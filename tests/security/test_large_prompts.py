@@ -91,7 +91,7 @@ def test_memory_of_large_bodies_is_bounded_and_comes_back(stack: Stack, tmp_path
                 time.sleep(0.01)
             assert client.post("/v1/completions", json=body()).status_code == 200
         # The last ones may still be looked at.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while memory().rss > before + 50 * MEGABYTE and time.monotonic() < deadline:
             time.sleep(0.1)
         assert memory().rss <= before + 50 * MEGABYTE
@@ -181,7 +181,7 @@ async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
         await asyncio.gather(*flood, return_exceptions=True)
         answer = await client.post("/tokenize", **request | {"headers": SMALL})
         assert answer.status_code == 200
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while service.bodies.in_flight:
                 await asyncio.sleep(0.01)
         assert seen.count(("begun", "flood")) < 10
@@ -199,7 +199,7 @@ async def test_one_too_many_is_refused_before_its_body_is_read(tmp_path: Path, p
         head = post(path, b"", f"authorization: Bearer {KEYS['small']}".encode())
         reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         writer.write(head.replace(b"length: 0", b"length: 8000000"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             answer = await reader.readuntil(b"\r\n")
         assert answer.startswith(b"HTTP/1.1 429 ")
         writer.close()

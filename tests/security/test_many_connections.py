@@ -202,7 +202,7 @@ async def test_few_bodies_of_a_tenant_wait_for_room(tmp_path: Path) -> None:
         await here.until(lambda: here.service.bodies.waiting == most)
         for _ in range(more):
             reader, writer = await here.connect(large)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_AFTER_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             writer.close()

@@ -52,16 +52,31 @@ async def _slow_headers(port: int) -> tuple[float, bytes]:
     return time.monotonic() - started, said
 
 
-async def test_headers_that_never_end_keep_nobody_waiting(gateway: GatewayProcess) -> None:
-    slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
-    await asyncio.sleep(0.5)
-    served = 0
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=10) as client:
-        while not any(task.done() for task in slow):
-            answer = await client.post("/v1/completions", json=body())
+async def test_headers_that_never_end_keep_nobody_waiting(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    async with (
+        serving(FakeTriton(tokens=[65], fault=None, step=0)) as endpoint,
+        running(tmp_path, endpoint, header_timeout=600) as (client, _, server),
+    ):
+        port = client.base_url.port
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        for _, writer in slow:
+            writer.write(START + HOST)
+        async with asyncio.timeout(HANGS_AFTER_S):
+            while len(server.server_state.connections) < MANY:
+                await asyncio.sleep(0.01)
+        for _ in range(3):
+            answer = await client.post("/v1/completions", json={"model": "m", "prompt": "x"})
             assert answer.status_code == 200
-            served += 1
-    assert served >= 3
+        assert not any(reader.at_eof() for reader, _ in slow)
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_headers_that_never_end_are_cut(gateway: GatewayProcess) -> None:
+    slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=HANGS_AFTER_S) as client:
+        assert (await client.post("/v1/completions", json=body())).status_code == 200
     for seconds, said in await asyncio.wait_for(asyncio.gather(*slow), HANGS_AFTER_S):
         [answer] = answers(said)
         assert answer.status == 408
@@ -101,16 +116,23 @@ def test_a_body_that_trickles_after_its_answer_is_cut(gateway: GatewayProcess) -
         assert received(connection) == b""  # closed, and no second answer
 
 
-def test_a_large_body_may_take_its_time(gateway: GatewayProcess) -> None:
+async def test_a_large_body_may_take_its_time(tmp_path: Path) -> None:
+    """The client is in the gateway's process, so that neither is kept waiting by the other's."""
+    save_tokenizer(tmp_path)
     content = json.dumps({"tokens": [1] * 150_000}).encode()
     request = post("/detokenize", content, b"connection: close")
     pieces = [request[n : n + 90_000] for n in range(0, len(request), 90_000)]
     assert len(pieces) * 1.0 > BODY_S + 1
-    with connected(gateway.url) as connection:
+    async with (
+        serving(FakeTriton(tokens=[], fault=None, step=0)) as endpoint,
+        running(tmp_path, endpoint, body_timeout=BODY_S) as (client, _, _),
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
         for piece in pieces:
-            connection.sendall(piece)
-            time.sleep(1.0)
-        [answer] = answers(received(connection))
+            writer.write(piece)
+            await asyncio.sleep(1.0)
+        [answer] = answers(await reader.read())
+        writer.close()
     assert answer.status == 200
 
 

@@ -60,7 +60,7 @@ def test_attributes_come_before_keys(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
     template = "{% for k, v in tools[0].items() %}{{ k }}={{ v }};{% endfor %}{{ tools[0].other }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    rendered = Prompts.load(tmp_path).render([], [{"items": 1, "name": "n"}])
+    rendered = Prompts.load(tmp_path).chat.render([], [{"items": 1, "name": "n"}])
     assert rendered == "items=1;name=n;"
 
 
@@ -73,13 +73,13 @@ def test_no_text_of_a_request_is_compiled(prompts: Prompts, text: str) -> None:
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": text}}]
     quoted = json.dumps(text, ensure_ascii=False)
-    assert prompts.render(messages, tools, {"own": text}) == (
+    assert prompts.chat.render(messages, tools, {"own": text}) == (
         f"[{text}|{text}|{text}][assistant||"
         f"|{text}={{{quoted}: {quoted}}}]"
         f'<{{"type": "function", "function": {{"name": "f", "description": {quoted}}}}}>{text}>'
     )
     # Names of variables too, though these are none that a template could name.
-    assert prompts.render([], None, {text: "x"}).endswith(">")
+    assert prompts.chat.render([], None, {text: "x"}).endswith(">")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_no_text_of_a_request_is_compiled(prompts: Prompts, text: str) -> None:
 )
 def test_what_a_template_counts_on_cannot_be_replaced(prompts: Prompts, name: str) -> None:
     with pytest.raises(InvalidRequest, match=name) as caught:
-        prompts.render([{"role": "user", "content": "x"}], None, {name: []})
+        prompts.chat.render([{"role": "user", "content": "x"}], None, {name: []})
     assert caught.value.param == f"chat_template_kwargs.{name}"
 
 

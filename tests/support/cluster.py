@@ -77,6 +77,11 @@ class TritonReplica:
     def is_ready(self) -> bool:
         return answers_ok(f"http://{LOCALHOST}:{self._ports.triton_http}/v2/health/ready")
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself, after `start`."""
+        return self._child.is_started and self._child.exit_status() is not None
+
     def kill(self) -> None:
         """At once, with the processes of its models."""
         self._child.reap(0.0)
@@ -96,9 +101,9 @@ class TritonReplica:
         if self._child.is_started:
             os.killpg(self._child.pid, signal.SIGCONT)
 
-    def active(self) -> float:
-        """Requests in its engine."""
-        return self.server.metric("nv_trt_llm_request_metrics", request_type="active")
+    def answered(self) -> float:
+        """Requests that it has answered since it was started last."""
+        return self.server.metric("nv_inference_request_success", model="tensorrt_llm")
 
 
 class Tritons:
@@ -111,7 +116,7 @@ class Tritons:
     def __getitem__(self, index: int) -> TritonReplica:
         return self.replicas[index]
 
-    def wait_idle(self, within_s: float = 15.0) -> None:
+    def wait_idle(self, within_s: float = 60.0) -> None:
         """Until no engine has a request."""
         for replica in self.replicas:
             replica.server.wait_active(0, within_s)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 
 def make_environment(folder: Path, requirements: Path) -> Path:
-    """Its interpreter. Packages of this environment that fit are seen there, and not installed."""
+    """Its interpreter.
+
+    uv takes a tenth of pip's CPU time; where pip alone is told of a registry, pip installs.
+    """
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-    [packages] = folder.glob("lib/python*/site-packages")
-    (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(folder), "--disable-pip-version-check"]
-    _run(*pip, "install", "--no-compile", "--requirement", str(requirements))
-    return folder / "bin" / "python"
+    python = folder / "bin" / "python"
+    wanted = ["--requirement", str(requirements)]
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
+    if subprocess.run([*uv, *wanted], capture_output=True, check=False).returncode:
+        pip = [sys.executable, "-m", "pip", "--python", str(folder), "--disable-pip-version-check"]
+        _run(*pip, "install", "--no-compile", *wanted)
+    return python
 
 
 def _run(*command: str) -> None:

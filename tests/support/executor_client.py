@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,17 @@ LORA_MODULES = (
     "mlp_4h_to_h",
     "mlp_gate",
 )
+
+
+def stats_until_idle(executor: trtllm.Executor) -> list[trtllm.IterationStats]:
+    """What was not read yet, up to the record of an executor that has nothing to do any more."""
+    stats: list[trtllm.IterationStats] = []
+    deadline = time.monotonic() + 60
+    while not stats or stats[-1].num_active_requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+        stats += executor.get_latest_iteration_stats()
+    return stats
 
 
 def gather(executor: trtllm.Executor, ids: Sequence[int]) -> list[Output]:

@@ -40,6 +40,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.error = "Maximum queue size of 1 has been reached, please try again later"
         self.pause_s = 0.0
         """Before each token."""
+        self.reads = asyncio.Event()
+        """Whether it reads requests; what comes before stays in the connection's windows."""
+        self.reads.set()
         self.deaf = False
         """Whether it answers requests, but not whether it serves its model."""
         self.stopped: list[str] = []
@@ -65,6 +68,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def ModelStreamInfer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Any
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        await self.reads.wait()
         async for request in requests:
             if any(tensor.name == "stop" for tensor in request.inputs):
                 self.stopped.append(request.id)
@@ -110,7 +114,8 @@ def _response(
 @contextlib.asynccontextmanager
 async def serving(servicer: FakeTriton, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serves while the context is open; yields the endpoint, a free port by default."""
-    server = grpc.aio.server()
+    # Else its windows grow, and take a megabyte that nobody reads.
+    server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(endpoint)
     await server.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,8 @@ import yaml
 from gateway.config.tenants import key_hash
 from ops.commands.up import DEMO_MODEL
 from ops.local_stack.ports import PortClaims
+from tests.support.cluster import Tritons
+from tests.support.forked_gateway import ForkedGateway
 from tests.support.local_stack import Stack
 
 READY_WITHIN_S = 180  # two seconds are normal
@@ -25,8 +27,17 @@ READY_WITHIN_S = 180  # two seconds are normal
 class GatewayProcess:
     """Use in a `with`; it is ready inside and has ended after."""
 
-    def __init__(self, folder: Path, stack: Stack, **settings: object) -> None:
-        """`folder` gets its log and adapters; `settings` become GATEWAY_ variables."""
+    def __init__(
+        self,
+        folder: Path,
+        stack: Stack | Tritons,
+        environment: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        """`folder` gets its log and adapters; `settings` become GATEWAY_ variables.
+
+        `environment` has other variables for it.
+        """
         folder.mkdir(exist_ok=True)
         self.log = folder / "gateway.log"
         with PortClaims() as claims:
@@ -42,12 +53,11 @@ class GatewayProcess:
             **settings,
         }
         inherited = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
-        self._env = inherited | {f"GATEWAY_{k.upper()}": str(v) for k, v in fields.items()}
+        self._env = inherited | dict(environment or {})
+        self._env |= {f"GATEWAY_{k.upper()}": str(v) for k, v in fields.items()}
 
     def __enter__(self) -> GatewayProcess:
-        command = [sys.executable, "-m", "gateway"]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, env=self._env, stdout=log, stderr=log)
+        self.process = ForkedGateway(self._env, self.log)
         try:
             self._wait_ready()
         except BaseException:  # nobody calls __exit__ after this
@@ -65,7 +75,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -76,7 +86,7 @@ class GatewayProcess:
         """What it has logged."""
         return self.log.read_text(encoding="utf-8")
 
-    def wait_for(self, text: str, times: int = 1, within_s: float = 15.0) -> None:
+    def wait_for(self, text: str, times: int = 1, within_s: float = 60.0) -> None:
         """Until `text` is that often in the log."""
         deadline = time.monotonic() + within_s
         while self.text.count(text) < times:

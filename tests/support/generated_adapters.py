@@ -21,7 +21,7 @@ from tests.support.lora_files import pair, write_peft
 from triton_repo.cpu_executor import bindings as trtllm
 
 PROMPT = "The capital of France is"
-TOKENS = 8
+TOKENS = 4
 CLEAR_MARGIN = 0.01
 
 

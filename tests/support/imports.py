@@ -94,10 +94,12 @@ class Sources:
                 yield Import(file, node.lineno, module, self._resolved(module, name))
 
     def _resolved(self, module: str, name: str) -> str:
-        # Triton loads a model's files by path, with its folder first in `sys.path`.
-        beside = f"{module.rpartition('.')[0]}.{_top(name)}"
-        if module.startswith("triton_repo.") and ".1." in module and beside in self.files:
-            return beside
+        # Triton loads a model's files by path, with its folder first in `sys.path`. That of the GPT
+        # repository is rendered beside the other core model's.
+        if module.startswith("triton_repo.") and ".1." in module:
+            for folder in (module.rpartition(".")[0], "triton_repo.tensorrt_llm.1"):
+                if (beside := f"{folder}.{_top(name)}") in self.files:
+                    return beside
         if _top(name) in PACKAGES:
             while name not in self.files and "." in name:
                 name = name.rpartition(".")[0]

@@ -12,7 +12,7 @@ import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.config.settings import Settings
-from gateway.http.server import Server
+from gateway.http.server import Server, bind
 from gateway.server import Gateway
 
 _READY_WITHIN_S = 60.0
@@ -45,7 +45,7 @@ async def running(
     settings = Settings(port=0, triton_grpc=endpoint, **fields)
     gateway = Gateway(settings)
     server = Server(gateway, settings)
-    task = asyncio.create_task(server.serve())
+    task = asyncio.create_task(server.serve(bind(settings)))
     try:
         while not server.started:
             assert not task.done(), "the gateway ended at its start"
@@ -54,7 +54,7 @@ async def running(
             async with asyncio.timeout(_READY_WITHIN_S):
                 await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             yield client, gateway.service, server
     finally:
         server.should_exit = True

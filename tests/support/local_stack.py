@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,8 +25,18 @@ SHARED_MEMORY = Path("/dev/shm")
 class Up:
     """One `gateway up`; killed at the end of its `with` if it still runs."""
 
-    def __init__(self, folder: Path, *arguments: str, **settings: str) -> None:
-        """`folder` gets the state folder and the command's output; `settings` are GATEWAY_ ones."""
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        load_models: Sequence[str] = ("tensorrt_llm",),
+        **settings: str,
+    ) -> None:
+        """`folder` gets the state folder and the command's output; `settings` are GATEWAY_ ones.
+
+        The processes of the text models import transformers, 2 s of CPU time each: only where
+        they are asked for are they loaded (`load_models=()` is all).
+        """
         self.state_dir = folder / "state"
         self.adapter_root = folder / "adapter-root"
         self.adapter_root.mkdir()
@@ -35,10 +46,14 @@ class Up:
             "max_adapter_bytes": str(8 * 1024 * 1024),
         } | settings
         environment = {f"GATEWAY_{name.upper()}": value for name, value in settings.items()}
-        command = [sys.executable, "-m", "ops", "up", "--state-dir", str(self.state_dir)]
+        only = [word for name in load_models for word in ("--load-model", name)]
+        command = [sys.executable, "-m", "ops", "up", "--state-dir", str(self.state_dir), *only]
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [*command, *arguments], stdout=stdout, stderr=stderr, env=os.environ | environment
+                [*command, *arguments],
+                stdout=stdout,
+                stderr=stderr,
+                env=os.environ | environment,
             )
         self._processes: set[psutil.Process] = set()
         self._shm_prefix = ""
@@ -84,6 +99,7 @@ class Up:
                 if prefix := re.search(r"shm-region-prefix-name=(\w+)", arguments):
                     self._shm_prefix = prefix[1]
                     return found
+            assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
             assert time.monotonic() < deadline, "Triton does not run"
             time.sleep(0.02)
 

@@ -20,7 +20,7 @@ class Answer:
 
 @contextmanager
 def connected(
-    url: str, *, timeout_s: float = 20, receive_buffer: int = 0
+    url: str, *, timeout_s: float = 60, receive_buffer: int = 0
 ) -> Iterator[socket.socket]:
     """A connection to the server of `url`; `receive_buffer` in bytes, 0 for the system's own."""
     parts = urlsplit(url)

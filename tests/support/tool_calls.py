@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from hypothesis import strategies as st
 
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
-from gateway.parsers.tools.forced import NamedToolParser, RequiredToolParser
+from gateway.parsers.tools.forced import ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import ToolParser
 
 # Every form, and what reads the two kinds of forced calls.
 MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
-    "required": RequiredToolParser,
-    "named": lambda: NamedToolParser("f"),
+    "required": ForcedToolParser,
+    "named": lambda: ForcedToolParser("f"),
 }
 
 
@@ -60,9 +61,14 @@ def calls_of(events: list[Event]) -> list[tuple[str, str]]:
     return calls
 
 
-def cut(text: str, data: st.DataObject) -> Iterator[str]:
-    """`text` in pieces of any lengths."""
-    while text:
-        size = data.draw(st.integers(1, len(text)))
-        yield text[:size]
-        text = text[size:]
+piece_sizes = st.lists(st.integers(1, 12) | st.integers(1, 200), min_size=1, max_size=6)
+
+
+def cut(text: str, sizes: list[int]) -> Iterator[str]:
+    """`text` in pieces of these sizes, over and over."""
+    start = 0
+    for size in itertools.cycle(sizes):
+        if start >= len(text):
+            return
+        yield text[start : start + size]
+        start += size

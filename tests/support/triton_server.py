@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import queue
+import shutil
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,9 +23,12 @@ from ops.local_stack.process import Child
 from ops.local_stack.servers import Ports, answers_ok, triton_child
 from ops.local_stack.shared_memory import region_prefix, remove_regions
 from triton_repo.parameters import Value
+from triton_repo.releases import DEFAULT
 from triton_repo.render import render
 
 MODEL = Path(__file__).parents[2] / "demo" / "model"
+# Of `long_model`: an answer up to it takes longer than any machine gives a process no turn.
+LONG_SEQ_LEN = 32_768
 READY_WITHIN = 240.0
 ANSWER_WITHIN = 120.0
 
@@ -249,13 +253,33 @@ def repository_parameters(folder: Path, **more: Value) -> dict[str, Value]:
     }
 
 
+def long_model(folder: Path) -> Path:
+    """The demo's model, copied into `folder`, for longer answers than it was trained for."""
+    model = folder / "model"
+    shutil.copytree(MODEL, model)
+    config = json.loads((model / "config.json").read_text())
+    config["max_position_embeddings"] = LONG_SEQ_LEN
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+def render_core(folder: Path, **parameters: Value) -> None:
+    """A repository in `folder` whose core model is all: it loads in a third of the CPU time."""
+    repository = folder / "repository"
+    render(repository, repository_parameters(folder, **parameters))
+    for model in repository.iterdir():
+        if model.name != "tensorrt_llm":
+            shutil.rmtree(model)
+
+
 @contextlib.contextmanager
-def running(folder: Path, **parameters: Value) -> Iterator[Server]:
-    """tritonserver on all five models, as the local stack starts it.
+def running(folder: Path, *, release: str = DEFAULT, **parameters: Value) -> Iterator[Server]:
+    """tritonserver on all five models of a release, as the local stack starts it.
 
     `folder` has the engine in `engine`; a model in `repository` that is not ours stays.
     """
-    render(folder / "repository", repository_parameters(folder, **parameters))
+    values = repository_parameters(folder, **parameters)
+    render(folder / "repository", values, release=release)
     with serving(folder) as server:
         yield server
 

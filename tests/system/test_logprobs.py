@@ -121,6 +121,11 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
     assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert logprobs.token_logprobs[0] is None
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
+    # The token is among them, whether or not it is one of the two likeliest.
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] is None
+    rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    assert all(len(top) in (2, 3) and top[token] == value for token, value, top in list(rows)[1:])
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert choice.text.startswith(token, offset) or token.startswith("<|")
     if max_tokens == 0:
@@ -139,10 +144,72 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, max_tokens:
     assert made is not None
     assert given.tokens is not None
     assert made.tokens is not None
+    assert made.token_logprobs is not None
+    assert made.top_logprobs == [{made.tokens[0]: made.token_logprobs[0]}]
+    assert made.tokens is not None
     position = len(given.tokens) - 1 - given.tokens[::-1].index(made.tokens[0])
     assert given.token_logprobs is not None
     assert made.token_logprobs is not None
     assert given.token_logprobs[position] == pytest.approx(made.token_logprobs[0], abs=1e-3)
+
+
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
+def test_prompt_logprobs_are_those_of_an_echo(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "1, 2, 3, 4"]
+    asked: dict[str, Any] = {"model": "demo", "prompt": prompts, "n": 2, "max_tokens": 1}
+    wanted: dict[str, Any] = {"prompt_logprobs": 3, "return_token_ids": True}
+    answer: Any = client.completions.create(
+        echo=True, logprobs=1, extra_body=wanted | {"return_tokens_as_token_ids": True}, **asked
+    )
+    assert len(answer.choices) == 4
+    for choice in answer.choices:
+        first, *told = choice.prompt_logprobs
+        ids = choice.prompt_token_ids
+        assert first is None
+        assert choice.logprobs.tokens == [f"token_id:{i}" for i in ids + choice.token_ids]
+        for token_id, entry, value, top in zip(
+            ids[1:],
+            told,
+            choice.logprobs.token_logprobs[1:],
+            choice.logprobs.top_logprobs[1:],
+            strict=False,
+        ):
+            own = entry[str(token_id)]
+            assert next(iter(entry)) == str(token_id)
+            assert own["logprob"] == value
+            # The token itself, and the three likeliest: it may be among these.
+            ranks = {told["rank"] for told in entry.values()}
+            assert ranks == {1, 2, 3, own["rank"]}
+            assert len(top) in (1, 2)
+            best = sorted(entry.values(), key=lambda told: told["rank"])
+            assert [told["logprob"] for told in best] == sorted(
+                (told["logprob"] for told in entry.values()), reverse=True
+            )
+        text = "".join(
+            entry[str(i)]["decoded_token"] for i, entry in zip(ids[1:], told, strict=True)
+        )
+        assert choice.text.partition(text)[1] == text
+    scored: Any = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=0, extra_body={"prompt_logprobs": 3}
+    )
+    assert scored.choices[0].prompt_logprobs == answer.choices[0].prompt_logprobs
+    assert (scored.choices[0].text, scored.choices[0].finish_reason) == ("", "length")
+
+
+@pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
+def test_those_of_a_chat_stand_beside_its_choices(client: openai.OpenAI) -> None:
+    wanted = {"prompt_logprobs": 0, "return_tokens_as_token_ids": True, "return_token_ids": True}
+    answer: Any = client.chat.completions.create(n=2, max_tokens=3, extra_body=wanted, **CHAT)
+    first, *told = answer.prompt_logprobs
+    assert first is None
+    assert [list(entry) for entry in told] == [[str(i)] for i in answer.prompt_token_ids[1:]]
+    for choice in answer.choices:
+        tokens = [entry.token for entry in choice.logprobs.content]
+        assert tokens == [f"token_id:{i}" for i in choice.token_ids]
+        assert not hasattr(choice, "prompt_logprobs")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(stream=True, extra_body={"prompt_logprobs": 1}, **CHAT)
+    assert caught.value.param == "prompt_logprobs"
 
 
 @pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 KEY = "sk-acme-key"
 HANGS_AFTER_S = 120
 PATIENCE_S = 240
-CLIENTS = 6  # which leave a small machine time to start a gateway
+CLIENTS = 4  # which leave a small machine time to start a gateway
 PROMPT = "The capital of France is"
 ANSWER = " Paris."
 LONG = body(prompt="Z", max_tokens=300, ignore_eos=True, stream=True)
@@ -53,14 +53,14 @@ class Load:
         headers = {"authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(base_url=self._url, headers=headers, timeout=60) as client:
             while not self._done.is_set():
-                if number % 3:
+                if number:
                     answer = await client.post("/v1/completions", json=body(prompt=PROMPT) | SHORT)
                     assert answer.status_code == 200, answer.text
                     assert answer.json()["choices"][0]["text"] == ANSWER
                     self.answers["whole"] += 1
                 else:
                     self.answers["stream"] += await _stream(client)
-                await asyncio.sleep(chance.uniform(0.1, 0.8))
+                await asyncio.sleep(chance.uniform(0.3, 0.9))
 
 
 SHORT = {"max_tokens": 8, "stop": "\n"}
@@ -89,7 +89,8 @@ async def _stream(
 
 async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) -> None:
     """One gateway of one process, one of two workers."""
-    settings = {"drain_seconds": 3, "redis_url": stack.redis}
+    # Longer than clients, and what balances them, may be without a turn on a busy machine.
+    settings = {"drain_seconds": 8, "redis_url": stack.redis}
     with ExitStack() as started:
         gateways = [
             started.enter_context(GatewayProcess(tmp_path / str(n), stack, workers=n, **settings))
@@ -98,9 +99,9 @@ async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) 
         balancer = Balancer([gateway.port for gateway in gateways])
         async with balancer.running() as url, Load(url) as load:
             for gateway in gateways:
-                await _answers(load, 15)
+                await _answers(load, 10)
                 await asyncio.to_thread(_restart, gateway)
-            await _answers(load, 15)
+            await _answers(load, 10)
         assert load.answers["stream"] > 0
         assert min(balancer.taken.values()) > 1
 
@@ -148,7 +149,7 @@ async def test_configurations_are_read_under_load_without_a_failure(
 async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
     stack: Stack, tmp_path: Path
 ) -> None:
-    with GatewayProcess(tmp_path / "g", stack, drain_seconds=3) as gateway:
+    with GatewayProcess(tmp_path / "g", stack, drain_seconds=PATIENCE_S) as gateway:
         async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
             assert "connection" not in (await client.get("/health/ready")).headers
             begun = asyncio.Event()
@@ -161,6 +162,7 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
             assert answer.status_code == 200
             assert answer.headers["connection"] == "close"
             assert await stream == 1
+        gateway.process.send_signal(signal.SIGTERM)  # enough
         assert gateway.process.wait(HANGS_AFTER_S) in {0, -signal.SIGTERM}
         with pytest.raises(httpx.ConnectError):
             httpx.get(gateway.url + "/health/live")

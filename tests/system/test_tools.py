@@ -142,6 +142,20 @@ def test_required_and_named_choices_are_enforced(client: openai.OpenAI, stream: 
         assert json.loads(call["function"]["arguments"])["city"] in {"Oslo", "Lima"}
 
 
+def test_a_named_call_has_the_arguments_that_the_model_has_learned(client: openai.OpenAI) -> None:
+    named: Any = {"type": "function", "function": {"name": "get_weather"}}
+    cities = ["Paris", "Rome", "Berlin", "Madrid", "London", "Tokyo", "Vienna", "Oslo"]
+    found = []
+    for city in cities:
+        question = {"role": "user", "content": f"What is the weather in {city}?"}
+        answer = client.chat.completions.create(
+            messages=[question], tool_choice=named, **OPTIONS
+        ).choices[0]
+        [call] = answer.message.tool_calls or []
+        found.append(json.loads(call.function.arguments)["city"])
+    assert found == cities
+
+
 FORCED: list[Any] = ["required", {"type": "function", "function": {"name": "get_time"}}]
 
 

@@ -71,7 +71,7 @@ def test_presets_stand_where_nothing_is_given_and_the_rest_stays() -> None:
 
 
 def test_keys_that_the_file_does_not_have() -> None:
-    assert unknown_keys('${a} "b"', {"a": "1", "b": "2", "c": "3"}) == ["c"]
+    assert unknown_keys('${a} "b"\n  # c', {"a": "1", "b": "2", "c": "3"}) == ["c"]
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

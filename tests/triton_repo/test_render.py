@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from triton_repo.parameters import BLS, CORE, ENSEMBLE, MODELS, PARAMETERS, Value
+from triton_repo.parameters import BLS, CORE, ENSEMBLE, MODELS, Value, parameters_of
+from triton_repo.releases import DEFAULT, RELEASES, template_of
 from triton_repo.render import TEMPLATES, RenderError, render
 
 MANDATORY: dict[str, Value] = {
@@ -49,12 +50,14 @@ def problem(folder: Path, parameters: dict[str, Value]) -> str:
     return str(raised.value)
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("model", MODELS)
-def test_the_table_and_the_templates_have_the_same_parameters(model: str) -> None:
+def test_the_table_and_the_templates_have_the_same_parameters(model: str, release: str) -> None:
     template = (TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8")
-    assert set(re.findall(r"\$\{(\w+)\}", template)) == {
-        entry.name for entry in PARAMETERS if model in entry.models
-    }
+    names = set(re.findall(r"\$\{(\w+)\}", template_of(release, template)))
+    if "lora_weights" in template:
+        names.add("lora_weights_data_type")
+    assert names == {entry.name for entry in parameters_of(release) if model in entry.models}
 
 
 def test_a_rendered_repository_has_what_triton_needs(tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_values_arrive_and_what_is_not_given_is_empty(tmp_path: Path) -> None:
 def test_rendering_again_replaces_and_a_subset_needs_only_its_own(tmp_path: Path) -> None:
     own = {
         entry.name: MANDATORY[entry.name]
-        for entry in PARAMETERS
+        for entry in parameters_of(DEFAULT)
         if entry.mandatory and CORE in entry.models
     }
     # Without guided decoding, the core model needs no tokenizer.

@@ -1,10 +1,15 @@
-"""The text models of a real tritonserver: ensemble, BLS, preprocessing and postprocessing."""
+"""The text models of a real tritonserver: ensemble, BLS, preprocessing and postprocessing.
+
+Those with decoupled mode are of release 0.19. Those without are of 0.17, and their core model finds
+the executor under TensorRT-LLM's import names.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +32,9 @@ from tests.support.triton_server import (
     text_inputs,
 )
 from triton_repo.cpu_executor import engine
-from triton_repo.parameters import BLS, PARAMETERS, POSTPROCESSING, PREPROCESSING
+from triton_repo.cpu_executor.install import install
+from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING, Value, parameters_of
+from triton_repo.releases import V0_19
 from triton_repo.render import render
 
 PROMPT = "What is the capital of France?"
@@ -39,17 +46,19 @@ EMPTY_WORDS = {"bad_words": "", "stop_words": ""}
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("text")
-    engine.build(MODEL, folder / "engine", max_beam_width=2)
+    engine.build(MODEL, folder / "engine", max_beam_width=2, max_draft_len=3)
     add_accumulating_bls(folder)
-    with running(folder, max_beam_width=2, guided_decoding_backend="xgrammar") as server:
+    options: dict[str, Value] = {"max_beam_width": 2, "guided_decoding_backend": "xgrammar"}
+    with running(folder, release=V0_19, **options) as server:
         yield server
 
 
 def add_accumulating_bls(folder: Path) -> None:
     """A second BLS that differs in one parameter, under a name of its own."""
     values = repository_parameters(folder, accumulate_tokens=True)
-    own = {entry.name for entry in PARAMETERS if BLS in entry.models}
-    render(folder, {name: value for name, value in values.items() if name in own}, models=[BLS])
+    own = {entry.name for entry in parameters_of(V0_19) if BLS in entry.models}
+    given = {name: value for name, value in values.items() if name in own}
+    render(folder, given, models=[BLS], release=V0_19)
     target = folder / "repository" / "accumulating_bls"
     shutil.copytree(folder / BLS, target)
     config = (target / "config.pbtxt").read_text(encoding="utf-8")
@@ -60,7 +69,14 @@ def add_accumulating_bls(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def unary_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("unary")
-    engine.build(MODEL, folder / "engine")
+    engine.build(
+        MODEL,
+        folder / "engine",
+        gather_generation_logits=True,
+        lora_target_modules=["attn_q"],
+        max_lora_rank=1,
+    )
+    install(folder / "repository" / "tensorrt_llm" / "1")
     with running(folder, decoupled_mode=False, exclude_input_in_output=True) as server:
         yield server
 
@@ -120,6 +136,79 @@ def test_text_and_its_other_outputs_have_the_declared_shapes(triton: Server, mod
     assert data["text_output"].shape == (2,)
     assert data["cum_log_probs"].shape == (1, 2)
     assert data["output_log_probs"].shape[:2] == (1, 2)
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_return_perf_metrics_brings_what_it_says(triton: Server, model: str) -> None:
+    names = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns")
+    times = [*names, "last_token_time_ns"]
+    drafts = ["acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"]
+    outputs = ["text_output", "kv_cache_alloc_new_blocks", *times, *drafts]
+    before = time.monotonic_ns()
+    data = triton.ask(text_inputs(PROMPT, 8, return_perf_metrics=True), model, outputs=outputs)[0]
+    after = time.monotonic_ns()
+    assert data.outputs.keys() == set(outputs)
+    found = [data.outputs[name] for name in times]
+    assert {(array.dtype.name, array.shape) for array in found} == {("int64", (1, 1))}
+    # One clock for the machine; the executor's has microseconds.
+    moments = [before - 1000, *(array.item() for array in found), after]
+    assert moments == sorted(moments)
+    assert moments[3] < moments[4]
+    assert [data.outputs[name].item() for name in drafts] == [0, 0, 0]
+    assert data.outputs["kv_cache_alloc_new_blocks"].item() == 1
+    (without,) = [
+        r for r in triton.ask(text_inputs(PROMPT, 2), model, outputs=outputs) if r.outputs
+    ]
+    assert without.outputs.keys() == {"text_output"}
+
+
+def test_draft_tokens_are_verified(triton: Server, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode(PROMPT).ids
+    plain = new_ids(triton.ask(core_inputs(prompt, 5, streaming=True)))
+    drafts = np.array([[*plain[:2], plain[2] ^ 1]], np.int32)
+    inputs = core_inputs(prompt, 5, streaming=True, return_perf_metrics=True)
+    replies = triton.ask(inputs | {"draft_input_ids": drafts})
+    assert new_ids(replies) == plain
+    assert [reply.outputs["sequence_length"].item() for reply in replies] == [3, 1, 1]
+    last = replies[-1].outputs
+    assert last["total_draft_tokens"].item() == 3
+    assert last["total_accepted_draft_tokens"].item() == 2
+    assert last["acceptance_rate"].item() == np.float32(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (
+            {"draft_input_ids": np.full((1, 4), 5, np.int32)},
+            "Draft tokens length (4) exceeds maximum draft tokens length (3).",
+        ),
+        (
+            {"prompt_embedding_table": np.zeros((1, 1, 8), np.float16)},
+            "Input token extra ids must be provided when enabling kv cache reuse with prompt table",
+        ),
+        ({"mrope_position_deltas": np.array([[1]], np.int64)}, "must be given together"),
+        ({"lookahead_window_size": np.array([[4]], np.int32)}, "must be given together"),
+        (
+            {
+                "mrope_rotary_cos_sin": np.zeros((1, 8), np.float32),
+                "mrope_position_deltas": np.array([[1]], np.int64),
+            },
+            "mrope_config is not supported by the CPU executor",
+        ),
+        (
+            {
+                f"lookahead_{name}": np.array([[4]], np.int32)
+                for name in ("window_size", "ngram_size", "verification_set_size")
+            },
+            "lookahead_config is not supported by the CPU executor",
+        ),
+    ],
+)
+def test_what_the_engine_has_not_is_refused_by_name(
+    triton: Server, more: dict[str, Any], text: str
+) -> None:
+    assert text in error_of(triton.ask(core_inputs([5, 6, 7], 5) | more))
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
@@ -314,6 +403,23 @@ def test_unary_calls_work_without_decoupled_mode(unary_triton: Server) -> None:
         text.tolist()
         == unary_triton.unary("tensorrt_llm_bls", text_inputs(PROMPT, 5))["text_output"].tolist()
     )
+
+
+def test_tensors_pass_under_tensorrt_llms_import_names(
+    unary_triton: Server, tokenizer: Tokenizer
+) -> None:
+    inputs = core_inputs([5, 6, 7], 2, return_generation_logits=True)
+    outputs = unary_triton.unary("tensorrt_llm", inputs)
+    logits = outputs["generation_logits"]
+    assert logits.shape == (1, 1, 2, tokenizer.get_vocab_size())
+    assert logits[0, 0].argmax(axis=-1).tolist() == outputs["output_ids"][0, 0].tolist()
+    adapter = {
+        "lora_task_id": np.array([[7]], np.uint64),
+        "lora_weights": np.ones((1, 1, 3), np.float16),
+        "lora_config": np.array([[[1, 0, 1]]], np.int32),
+    }
+    error = error_of(unary_triton.ask(core_inputs([5, 6, 7], 2) | adapter))
+    assert "lora_weights has to few values for attn_q" in error
 
 
 def test_a_guide_needs_the_backend_parameter(unary_triton: Server) -> None:

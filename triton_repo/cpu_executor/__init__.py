@@ -7,6 +7,7 @@ model `tensorrt_llm` on a host without TensorRT-LLM. What it needs is the extra 
 ``bindings`` holds the public names, those of ``tensorrt_llm.bindings.executor``; ``engine`` makes
 and reads engine folders. A request goes through ``mailbox`` (queue) to ``loop`` (fetched, checked
 by ``admission``, ``active`` until its final response), where ``scheduler`` gives it KV cache
-blocks and tokens of an iteration, ``llama`` runs them, and ``decoder`` chooses what comes next
-(``sampling``, ``beam``). ``synthetic`` is the other engine, scripted tokens for load tests.
+blocks and tokens of an iteration, ``llama`` or ``gpt`` runs them (what both share is in
+``causal_lm``), and ``decoder`` chooses what comes next (``sampling``, ``beam``). ``synthetic`` is
+the other engine, scripted tokens for load tests.
 """

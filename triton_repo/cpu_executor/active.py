@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.cpu_executor.enums import FinishReason
+from triton_repo.cpu_executor.enums import FinishReason, RequestStage
 from triton_repo.cpu_executor.guide import Guide
 from triton_repo.cpu_executor.lora import CachedAdapter
 from triton_repo.cpu_executor.mailbox import Queued
-from triton_repo.cpu_executor.result import RequestPerfMetrics, Response, Result
+from triton_repo.cpu_executor.result import (
+    KvCacheMetrics,
+    RequestPerfMetrics,
+    Response,
+    Result,
+    SpeculativeDecodingMetrics,
+)
 from triton_repo.cpu_executor.sequence import NOT_FINISHED, Beams, Sequence
+from triton_repo.cpu_executor.stats import RequestStats
+from triton_repo.cpu_executor.torch_tensors import as_torch
 from triton_repo.cpu_executor.words import StopWords
 
 
@@ -26,7 +35,13 @@ class ActiveRequest:
     ``max_seq_len``.
     """
 
-    def __init__(self, entry: Queued, max_tokens: int) -> None:
+    def __init__(
+        self,
+        entry: Queued,
+        max_tokens: int,
+        draft: Seq[int] = (),
+        prompt_table: NDArray[np.float32] | None = None,
+    ) -> None:
         request = entry.request
         sampling, output = request.sampling_config, request.output_config
         self.id = entry.id
@@ -37,6 +52,8 @@ class ActiveRequest:
         self.output = output
         self.prompt = request.input_token_ids
         self.max_tokens = max_tokens
+        self.draft = list(draft)
+        self.prompt_table = prompt_table
         self.end_id = -1 if request.end_id is None else request.end_id
         self.end_ids = frozenset([self.end_id] if self.end_id >= 0 else [])
         self.beam_width = sampling.beam_width
@@ -46,7 +63,10 @@ class ActiveRequest:
         count = self.beam_width if self.beam_width > 1 else entry.sequences
         self.sequences = [Sequence(i) for i in range(count)]
         self.context_logits: NDArray[np.float32] | None = None
-        self.metrics = RequestPerfMetrics() if output.return_perf_metrics else None
+        self.blocks = KvCacheMetrics()
+        self.metrics: RequestPerfMetrics | None = None
+        if output.return_perf_metrics:
+            self.metrics = RequestPerfMetrics(kv_cache_metrics=self.blocks)
         if self.metrics is not None:
             self.metrics.timing_metrics.arrival_time = timedelta(seconds=self.arrival)
         self.beams: Beams | None = None
@@ -57,6 +77,10 @@ class ActiveRequest:
         self.first_scheduled: float | None = None
         lora = request.lora_config
         self.task_id = None if lora is None else lora.task_id
+        # What keys and values of a prompt depend on, beside its ids.
+        tuning = request.prompt_tuning_config
+        extra_ids = None if tuning is None else tuning.input_token_extra_ids
+        self.reuse_key = self.task_id if extra_ids is None else (self.task_id, extra_ids)
         self._unreported = count
 
     @property
@@ -130,6 +154,8 @@ class ActiveRequest:
             new = len(sequence.tokens) > sequence.reported_tokens
             if sequence.reported_end or not (ended or (new and self.streaming)):
                 continue
+            if not ended and self.draft and self._verifies(sequence):
+                continue
             if ended:
                 sequence.reported_end = True
                 self._unreported -= 1
@@ -152,22 +178,45 @@ class ActiveRequest:
         result = self._result(self.sequences[:shown], ended)
         return [Response(self.id, result, self.client_id)]
 
+    def _verifies(self, sequence: Sequence) -> bool:
+        """Whether the step that verifies the draft tokens goes on.
+
+        It ends with the first token that is not the draft's. A step here makes one token, so what
+        TensorRT-LLM accepts in one step is held back until it is together.
+        """
+        count = len(sequence.tokens)
+        return count <= len(self.draft) and sequence.tokens == self.draft[:count]
+
+    def _accepted(self, sequence: Sequence) -> int:
+        """How many draft tokens the sequence begins with."""
+        pairs = enumerate(zip(self.draft, sequence.tokens, strict=False))
+        shared = min(len(self.draft), len(sequence.tokens))
+        return next((i for i, (drafted, chosen) in pairs if drafted != chosen), shared)
+
     def _result(self, sequences: list[Sequence], ended: bool) -> Result:
+        accepted = self._accepted(sequences[0]) if self.draft else 0
         result = Result(
             is_final=self._unreported == 0,
             is_sequence_final=ended,
             output_token_ids=[self._ids(s) for s in sequences],
             finish_reasons=[s.finish for s in sequences],
-            decoding_iter=max(len(s.tokens) for s in sequences),
-            context_logits=self.context_logits,
+            decoding_iter=max(len(s.tokens) for s in sequences) - accepted,
+            context_logits=None if self.context_logits is None else as_torch(self.context_logits),
         )
         if self.output.return_log_probs:
             result.cum_log_probs = [s.cum_log_prob for s in sequences]
             result.log_probs = [list(s.log_probs) for s in sequences]
         if self.output.return_generation_logits:
-            result.generation_logits = self._generation_logits(sequences)
+            logits = self._generation_logits(sequences)
+            result.generation_logits = None if logits is None else as_torch(logits)
         if self.metrics is not None:
             result.request_perf_metrics = copy.deepcopy(self.metrics)
+            if self.draft:
+                result.request_perf_metrics.speculative_decoding = SpeculativeDecodingMetrics(
+                    acceptance_rate=accepted / len(self.draft),
+                    total_accepted_draft_tokens=accepted,
+                    total_draft_tokens=len(self.draft),
+                )
         return result
 
     def _ids(self, sequence: Sequence) -> list[int]:
@@ -194,6 +243,34 @@ class ActiveRequest:
             if sequence.logits:
                 row[: len(sequence.logits)] = sequence.logits
         return buffer
+
+    def stats(self) -> RequestStats:
+        """What the last iteration left of the request."""
+        longest = max(self.sequences, key=lambda s: len(s.tokens))
+        count, cache = len(longest.tokens), longest.cache
+        ended = not self.unfinished()
+        if ended:
+            stage = RequestStage.GENERATION_COMPLETE
+        elif count:
+            stage = RequestStage.GENERATION_IN_PROGRESS
+        else:
+            stage = RequestStage.CONTEXT_IN_PROGRESS if self.is_started else RequestStage.QUEUED
+        done = len(self.prompt) if count or cache is None else cache.length
+        return RequestStats(
+            id=self.id,
+            stage=stage,
+            context_prefill_position=0 if stage is RequestStage.QUEUED else done,
+            num_generated_tokens=count,
+            avg_num_decoded_tokens_per_iter=count / max(1, count - self._accepted(longest)),
+            # An ended sequence has given its cache back.
+            scheduled=self.is_started or ended,
+            paused=count > 0 and not self.is_started and not ended,
+            alloc_total_blocks_per_request=self.blocks.num_total_allocated_blocks,
+            alloc_new_blocks_per_request=self.blocks.num_new_allocated_blocks,
+            reused_blocks_per_request=self.blocks.num_reused_blocks,
+            missed_blocks_per_request=self.blocks.num_missed_blocks,
+            kv_cache_hit_rate_per_request=self.blocks.kv_cache_hit_rate,
+        )
 
     def note_token(self, iteration: int) -> None:
         """Record the time of a step that made a token."""

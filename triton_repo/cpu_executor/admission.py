@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.checks import PREFIX
 from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine_dtype import has_engine_dtype, to_float32
 from triton_repo.cpu_executor.enums import RequestType
 from triton_repo.cpu_executor.mailbox import Queued
 from triton_repo.cpu_executor.request import Request
 
 FETCH_ERROR = "Encountered an error when fetching new request: "
+# What TensorRT-LLM notices in a step only, and ends all requests for; here it ends its own alone.
+STEP_ERROR = "Encountered an error in forwardAsync function: "
 
 # Fields that only other model kinds or decoding modes use.
 _UNSUPPORTED = (
     "position_ids",
-    "external_draft_tokens_config",
-    "prompt_tuning_config",
     "mrope_config",
     "lookahead_config",
     "eagle_config",
@@ -45,6 +49,7 @@ class Limits:
     max_batch_size: int
     max_blocks: int
     tokens_per_block: int
+    block_reuse: bool = False
     # MAX_UTILIZATION without context chunking: a paused streaming request may not come back.
     unchunked_max_utilization: bool = False
 
@@ -58,8 +63,11 @@ def admit(entry: Queued, config: EngineConfig, limits: Limits) -> ActiveRequest:
     request = entry.request
     _check_supported(request)
     _check_ranges(request, config, limits)
-    room = limits.max_seq_len - len(request.input_token_ids)
-    active = ActiveRequest(entry, min(request.max_tokens, room))
+    draft = _draft_tokens(request, config, limits)
+    prompt_table = _prompt_table(request, config, limits)
+    # Room for a step's draft tokens is left also where a request has none.
+    room = limits.max_seq_len - len(request.input_token_ids) - (len(draft) or config.max_draft_len)
+    active = ActiveRequest(entry, min(request.max_tokens, room), draft, prompt_table)
     _check_room(active, limits)
     return active
 
@@ -102,13 +110,67 @@ def _check_ranges(request: Request, config: EngineConfig, limits: Limits) -> Non
     bias = request.embedding_bias
     if bias is not None and len(bias) != config.vocab_size:
         raise RefusedError(
-            f"Encountered an error in forwardAsync function: {PREFIX}The embedding bias shape is "
+            f"{STEP_ERROR}{PREFIX}The embedding bias shape is "
             "not as expected. Expected last dimension to be same as vocab size: "
             f"{config.vocab_size}."
         )
     # These two pass the constructor and fail upstream's second check.
     if sampling.top_p_min == 0 or sampling.no_repeat_ngram_size == 0:
         raise refuse("Incorrect sampling config")
+
+
+def _draft_tokens(request: Request, config: EngineConfig, limits: Limits) -> list[int]:
+    """The draft tokens to verify: as many as the engine takes behind this prompt."""
+    given = request.external_draft_tokens_config
+    if given is None:
+        return []
+    if len(given.tokens) > config.max_draft_len:
+        raise refuse(
+            f"Draft tokens length ({len(given.tokens)}) exceeds maximum draft tokens length "
+            f"({config.max_draft_len})."
+        )
+    if given.logits is not None or given.fast_logits:
+        raise refuse("draft logits are not supported by the CPU executor")
+    if request.sampling_config.beam_width > 1:
+        raise refuse("draft tokens with beam search are not supported by the CPU executor")
+    tokens: list[int] = given.tokens[: max(0, limits.max_input_len - len(request.input_token_ids))]
+    return tokens
+
+
+def _prompt_table(
+    request: Request, config: EngineConfig, limits: Limits
+) -> NDArray[np.float32] | None:
+    """The embeddings of the prompt's ids behind the vocabulary."""
+    given = request.prompt_tuning_config
+    if given is None:
+        return None
+    if limits.block_reuse:
+        extra = given.input_token_extra_ids
+        if not extra:
+            raise refuse(
+                "Input token extra ids must be provided when enabling kv cache reuse with prompt "
+                "table"
+            )
+        if len(extra) != len(request.input_token_ids):
+            raise refuse(
+                f"inputTokenExtraIds vector size ({len(extra)}) must be the same as input token "
+                f"vector size ({len(request.input_token_ids)})."
+            )
+    rows, hidden = given.embedding_table.shape
+    largest = config.max_prompt_embedding_table_size // config.max_batch_size
+    if rows > largest:
+        raise RefusedError(
+            f"{STEP_ERROR}Prompt vocab size{rows} is larger "
+            f"than max prompt vocab size of {largest}. Max prompt vocab size is computed from "
+            "max_prompt_embedding_table_size / max_batch_size. "
+        )
+    if not has_engine_dtype(config, given.embedding_table):
+        raise RefusedError(
+            f"{STEP_ERROR}Request embedding table data type doesn't match model weight data type."
+        )
+    if hidden != config.hidden_size:
+        raise refuse(f"the prompt table is {hidden} wide, the model {config.hidden_size}")
+    return to_float32(config, given.embedding_table)
 
 
 def _check_room(active: ActiveRequest, limits: Limits) -> None:

@@ -51,6 +51,8 @@ from triton_repo.cpu_executor.stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
+    RequestStats,
+    RequestStatsPerIteration,
     StaticBatchingStats,
 )
 
@@ -91,6 +93,8 @@ __all__ = [
     "Request",
     "RequestPerfMetrics",
     "RequestStage",
+    "RequestStats",
+    "RequestStatsPerIteration",
     "RequestType",
     "Response",
     "Result",

@@ -1,8 +1,8 @@
 """Argument conversion and checks in the manner of TensorRT-LLM's Python bindings.
 
-The real classes are C++ behind pybind11: integers accept anything with ``__index__``, floats
-accept integers, booleans accept any truth value including ``None``, and durations are
-``datetime.timedelta`` or float seconds. A failed check is a ``RuntimeError`` whose text begins
+The real classes are C++ behind pybind11: integers accept anything with ``__index__`` and an array
+of one, floats accept integers, booleans accept any truth value including ``None``, and durations
+are ``datetime.timedelta`` or float seconds. A failed check is a ``RuntimeError`` whose text begins
 with ``[TensorRT-LLM][ERROR] Assertion failed:``; a wrong type is a ``TypeError``.
 """
 
@@ -28,7 +28,9 @@ def check(condition: bool, text: str) -> None:
 
 
 def as_int(value: Any) -> int:
-    """An int from anything with ``__index__`` (never from a float)."""
+    """An int from anything with ``__index__`` or an array of one such (never from a float)."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
     return operator.index(value)
 
 

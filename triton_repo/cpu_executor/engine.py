@@ -1,7 +1,7 @@
 """Engine folders: ``config.json`` in the form of a TensorRT-LLM engine plus the weights.
 
-``build`` makes one from a Hugging Face Llama folder; ``load_config`` reads one. A Hugging Face
-folder itself is accepted as an engine with default limits.
+``build`` makes one from a Hugging Face folder of a Llama or a GPT-2; ``load_config`` reads one. A
+Hugging Face folder itself is accepted as an engine with default limits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from triton_repo.cpu_executor import weights
+from triton_repo.cpu_executor.pretrained import GPT, LLAMA, pretrained_config
 
 SYNTHETIC = "SyntheticForCausalLM"
-ARCHITECTURES = ("LlamaForCausalLM", SYNTHETIC)
+ARCHITECTURES = (LLAMA, GPT, SYNTHETIC)
 LLAMA_LORA_MODULES = (
     "attn_q",
     "attn_k",
@@ -26,6 +27,7 @@ LLAMA_LORA_MODULES = (
     "mlp_4h_to_h",
     "mlp_gate",
 )
+_LORA_MODULES: dict[str, tuple[str, ...]] = {LLAMA: LLAMA_LORA_MODULES, GPT: ()}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class EngineConfig:
     use_paged_context_fmha: bool
     lora_target_modules: tuple[str, ...]
     max_lora_rank: int
+    max_draft_len: int
+    max_prompt_embedding_table_size: int
     synthetic: dict[str, Any]
 
 
@@ -74,19 +78,23 @@ def build(
     use_paged_context_fmha: bool = True,
     lora_target_modules: Sequence[str] = (),
     max_lora_rank: int = 64,
+    max_draft_len: int = 0,
+    max_prompt_embedding_table_size: int = 0,
 ) -> Path:
-    """Make an engine folder of a Hugging Face Llama folder (the CPU twin of ``trtllm-build``).
+    """Make an engine folder of a Hugging Face folder (the CPU twin of ``trtllm-build``).
 
     ``dtype`` is the dtype that LoRA tensors must have; the math is float32 in any case. Lengths
     are in tokens; ``max_seq_len`` (prompt and output) defaults to the model's context and
     ``max_input_len`` to ``max_seq_len``. An empty ``lora_target_modules`` builds without LoRA.
+    ``max_prompt_embedding_table_size`` counts the rows of the prompt tables of a full batch.
     Raises ``ValueError`` naming what the CPU executor cannot run.
     """
     source, target = Path(hf_dir), Path(engine_dir)
-    pretrained = _pretrained_config(json.loads((source / "config.json").read_text()), dtype)
-    unknown = sorted(set(lora_target_modules) - set(LLAMA_LORA_MODULES))
+    pretrained = pretrained_config(json.loads((source / "config.json").read_text()), dtype)
+    allowed = _LORA_MODULES[pretrained["architecture"]]
+    unknown = sorted(set(lora_target_modules) - set(allowed))
     if unknown:
-        raise ValueError(f"lora_target_modules: found {unknown}, allowed {LLAMA_LORA_MODULES}")
+        raise ValueError(f"lora_target_modules: found {unknown}, allowed {allowed}")
     seq_len = max_seq_len or pretrained["max_position_embeddings"]
     if seq_len > pretrained["max_position_embeddings"]:
         limit = pretrained["max_position_embeddings"]
@@ -100,8 +108,8 @@ def build(
             "max_seq_len": seq_len,
             "max_num_tokens": max_num_tokens,
             "max_beam_width": max_beam_width,
-            "max_prompt_embedding_table_size": 0,
-            "max_draft_len": 0,
+            "max_prompt_embedding_table_size": max_prompt_embedding_table_size,
+            "max_draft_len": max_draft_len,
             "gather_context_logits": gather_context_logits,
             "gather_generation_logits": gather_generation_logits,
             "kv_cache_type": "PAGED",
@@ -127,12 +135,18 @@ def build(
     return target
 
 
+def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
+    """What adapters may change in an engine of this Hugging Face folder: nothing of a GPT-2."""
+    hf = json.loads((Path(hf_dir) / "config.json").read_text())
+    return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]
+
+
 def load_config(engine_dir: str | Path) -> EngineConfig:
     """Read an engine folder's (or a Hugging Face folder's) ``config.json``."""
     folder = Path(engine_dir)
     raw = json.loads((folder / "config.json").read_text())
     if "pretrained_config" not in raw:
-        raw = {"pretrained_config": _pretrained_config(raw, "float16"), "build_config": {}}
+        raw = {"pretrained_config": pretrained_config(raw, "float16"), "build_config": {}}
     model, limits = raw["pretrained_config"], raw["build_config"]
     architecture = model["architecture"]
     if architecture not in ARCHITECTURES:
@@ -168,43 +182,7 @@ def load_config(engine_dir: str | Path) -> EngineConfig:
         use_paged_context_fmha=bool(plugin.get("use_paged_context_fmha", True)),
         lora_target_modules=tuple(lora.get("lora_target_modules", ())),
         max_lora_rank=lora.get("max_lora_rank", 64),
+        max_draft_len=limits.get("max_draft_len", 0),
+        max_prompt_embedding_table_size=limits.get("max_prompt_embedding_table_size", 0),
         synthetic=raw.get("synthetic", {}),
     )
-
-
-def _pretrained_config(hf: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """TensorRT-LLM's ``pretrained_config`` of a Hugging Face Llama ``config.json``."""
-    architectures = hf.get("architectures")
-    if architectures != ["LlamaForCausalLM"]:
-        raise ValueError(f"architectures: found {architectures}, allowed ['LlamaForCausalLM']")
-    if hf.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act: found {hf['hidden_act']}, allowed silu")
-    # transformers 5 keeps both rotary settings in rope_parameters.
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise ValueError(f"rope_type: found {rope_type}, allowed default, linear, llama3")
-    heads = hf["num_attention_heads"]
-    return {
-        "architecture": "LlamaForCausalLM",
-        "dtype": dtype,
-        "logits_dtype": "float32",
-        "vocab_size": hf["vocab_size"],
-        "num_hidden_layers": hf["num_hidden_layers"],
-        "hidden_size": hf["hidden_size"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": hf.get("num_key_value_heads") or heads,
-        "head_size": hf.get("head_dim") or hf["hidden_size"] // heads,
-        "intermediate_size": hf["intermediate_size"],
-        "max_position_embeddings": hf.get("max_position_embeddings", 2048),
-        "hidden_act": "silu",
-        "norm_epsilon": hf.get("rms_norm_eps", 1e-6),
-        "position_embedding_type": "rope_gpt_neox",
-        "rotary_base": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
-        "rotary_scaling": None if rope_type == "default" else {**rope, "rope_type": rope_type},
-        "attn_bias": bool(hf.get("attention_bias", False)),
-        "mlp_bias": bool(hf.get("mlp_bias", False)),
-        "share_embedding_table": bool(hf.get("tie_word_embeddings", False)),
-        "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
-        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
-    }

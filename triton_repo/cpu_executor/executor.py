@@ -14,14 +14,16 @@ from triton_repo.cpu_executor.checks import as_duration, as_int, check
 from triton_repo.cpu_executor.engine import SYNTHETIC, EngineConfig, load_config
 from triton_repo.cpu_executor.enums import CommunicationMode, ModelType
 from triton_repo.cpu_executor.executor_config import ExecutorConfig
+from triton_repo.cpu_executor.gpt import Gpt
 from triton_repo.cpu_executor.inflight import InflightLoop
 from triton_repo.cpu_executor.llama import Llama
 from triton_repo.cpu_executor.loop import RequestLoop
 from triton_repo.cpu_executor.mailbox import Mailbox
+from triton_repo.cpu_executor.pretrained import GPT
 from triton_repo.cpu_executor.ranks import own_rank
 from triton_repo.cpu_executor.request import Request
 from triton_repo.cpu_executor.result import Response
-from triton_repo.cpu_executor.stats import IterationStats
+from triton_repo.cpu_executor.stats import IterationStats, RequestStatsPerIteration
 from triton_repo.cpu_executor.synthetic import SyntheticLoop
 
 
@@ -49,7 +51,9 @@ class Executor:
             "the CPU executor runs DECODER_ONLY models only",
         )
         self._mailbox = Mailbox(
-            executor_config.max_queue_size, executor_config.iter_stats_max_iterations
+            executor_config.max_queue_size,
+            executor_config.iter_stats_max_iterations,
+            executor_config.request_stats_max_iterations,
         )
         folder = Path(model_path)
         config = load_config(folder)
@@ -108,9 +112,9 @@ class Executor:
         """All statistics since the last call."""
         return self._mailbox.drain_stats()
 
-    def get_latest_request_stats(self) -> list[object]:
-        """Always empty: their default limit is zero, and the CPU executor refuses another."""
-        return []
+    def get_latest_request_stats(self) -> list[RequestStatsPerIteration]:
+        """All since the last call, of ``request_stats_max_iterations`` at most (default: 0)."""
+        return self._mailbox.drain_request_stats()
 
     def can_enqueue_requests(self) -> bool:
         return self._mailbox.is_open
@@ -146,9 +150,9 @@ def _refuse_unsupported(settings: ExecutorConfig, config: EngineConfig) -> None:
         "lookahead_decoding_config": decoding is not None
         and decoding.lookahead_decoding_config is not None,
         "logits_post_processor_config": settings.logits_post_processor_config is not None,
+        "lora_prefetch_dir": settings.peft_cache_config.lora_prefetch_dir is not None,
         "spec_dec_config": settings.spec_dec_config is not None,
         "debug_config": settings.debug_config is not None,
-        "request_stats_max_iterations": settings.request_stats_max_iterations > 0,
         "orchestrator mode": parallel is not None
         and parallel.communication_mode == CommunicationMode.ORCHESTRATOR,
         "max_attention_window below max_seq_len": any(w < config.max_seq_len for w in windows),
@@ -168,7 +172,8 @@ def _make_loop(
 ) -> RequestLoop:
     if config.architecture == SYNTHETIC:
         return SyntheticLoop(config, settings, mailbox)
-    return InflightLoop(Llama(config, folder), config, settings, mailbox)
+    model = Gpt if config.architecture == GPT else Llama
+    return InflightLoop(model(config, folder), config, settings, mailbox)
 
 
 def _wait_for_ever() -> None:

@@ -128,6 +128,7 @@ class PeftCacheConfig:
     max_pages_per_block_device = ReadOnly(as_int)
     device_cache_percent = ReadOnly(optional(as_float), _fraction)
     host_cache_size = ReadOnly(optional(as_int))
+    lora_prefetch_dir = ReadOnly(optional(as_str))
 
     def __init__(
         self,
@@ -142,6 +143,7 @@ class PeftCacheConfig:
         max_pages_per_block_device: int = 8,
         device_cache_percent: float | None = None,
         host_cache_size: int | None = None,
+        lora_prefetch_dir: str | None = None,
     ) -> None:
         self.num_host_module_layer = num_host_module_layer
         self.num_device_module_layer = num_device_module_layer
@@ -154,6 +156,7 @@ class PeftCacheConfig:
         self.max_pages_per_block_device = max_pages_per_block_device
         self.device_cache_percent = device_cache_percent
         self.host_cache_size = host_cache_size
+        self.lora_prefetch_dir = lora_prefetch_dir
 
 
 class OrchestratorConfig:

@@ -1,4 +1,4 @@
-"""In-flight batching of a Llama: one iteration is one forward pass over all scheduled tokens."""
+"""In-flight batching: one iteration is one forward pass over all scheduled tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.admission import Limits
+from triton_repo.cpu_executor.causal_lm import CausalLM, Chunk
 from triton_repo.cpu_executor.decoder import Decoder
 from triton_repo.cpu_executor.engine import EngineConfig
 from triton_repo.cpu_executor.enums import BatchingType, CapacitySchedulerPolicy, FinishReason
@@ -19,7 +20,6 @@ from triton_repo.cpu_executor.kv_cache import (
     block_bytes,
     default_max_tokens,
 )
-from triton_repo.cpu_executor.llama import Chunk, Llama
 from triton_repo.cpu_executor.loop import Progress, RequestLoop
 from triton_repo.cpu_executor.lora import LoraCache
 from triton_repo.cpu_executor.mailbox import Mailbox
@@ -32,10 +32,10 @@ PREPARATION_POLL_SECONDS = 0.002
 
 
 class InflightLoop(RequestLoop):
-    """Runs a Llama for the requests of a mailbox."""
+    """Runs a model for the requests of a mailbox."""
 
     def __init__(
-        self, model: Llama, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox
+        self, model: CausalLM, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox
     ) -> None:
         kv_cache = settings.kv_cache_config
         size = config.tokens_per_block
@@ -57,6 +57,7 @@ class InflightLoop(RequestLoop):
             ),
             max_blocks=self._pool.max_blocks,
             tokens_per_block=size,
+            block_reuse=reuse,
             unchunked_max_utilization=(
                 policy == CapacitySchedulerPolicy.MAX_UTILIZATION
                 and not settings.enable_chunked_context
@@ -123,9 +124,8 @@ class InflightLoop(RequestLoop):
             reused = 0
             # The logits of reused tokens would be missing.
             if not request.output.return_context_logits:
-                reused = self._pool.load(sequence.cache, context, request.task_id)
-            metrics = None if request.metrics is None else request.metrics.kv_cache_metrics
-            self._pool.count(len(context), reused, metrics)
+                reused = self._pool.load(sequence.cache, context, request.reuse_key)
+            self._pool.count(len(context), reused, request.blocks)
 
     def _step(self, works: list[Work]) -> None:
         chunks = [self._chunk(work) for work in works]
@@ -160,6 +160,7 @@ class InflightLoop(RequestLoop):
             work.tokens,
             len(work.tokens) if wants_all else int(work.last),
             None if adapter is None else adapter.adapter,
+            work.request.prompt_table,
         )
 
     def _after_prompt(self, work: Work, logits: NDArray[np.float32]) -> None:
@@ -188,7 +189,7 @@ class InflightLoop(RequestLoop):
         self._pool.store(
             sequence.cache,
             request.prompt + sequence.tokens,
-            request.task_id,
+            request.reuse_key,
             len(request.prompt),
             request.request.kv_cache_retention_config,
         )

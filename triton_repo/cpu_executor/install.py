@@ -1,42 +1,92 @@
-"""Offer the CPU executor under the import names of TensorRT-LLM.
+"""Puts the CPU executor into a folder under the import names of TensorRT-LLM.
 
-Then upstream's own ``model.py`` runs on it: ``import tensorrt_llm.bindings.executor`` and
-``import tensorrt_llm.logger`` find these modules. A real installation is never shadowed.
+    python -m triton_repo.cpu_executor.install FOLDER
+
+Upstream's own ``model.py`` in that folder, or any program with it on PYTHONPATH, then finds
+``tensorrt_llm.bindings.executor``, ``tensorrt_llm.logger`` and ``tensorrt_llm.llmapi.tokenizer``,
+and a ``torch`` with what ``torch_tensors`` names if there is none. A real installation is never
+shadowed.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
 import logging
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from triton_repo.cpu_executor import bindings
-from triton_repo.cpu_executor.tokenizer_info import xgrammar_tokenizer_info
+TENSORRT_LLM = "tensorrt_llm"
+TORCH = "torch"
+_INIT = '''"""{name} of triton_repo.cpu_executor; see `python -m {module} --help`."""
+
+import sys
+
+from {module} import {function}
+
+{function}(sys.modules[__name__])
+'''
+_MODULE = "triton_repo.cpu_executor.install"
 
 
-def install() -> bool:
-    """Register the modules in ``sys.modules``; False if TensorRT-LLM is there already."""
-    if "tensorrt_llm" in sys.modules or importlib.util.find_spec("tensorrt_llm") is not None:
-        return False
-    log = logging.getLogger("tensorrt_llm")
+def fill_tensorrt_llm(package: ModuleType) -> None:
+    """Make `tensorrt_llm` of an empty package, with the modules that upstream imports of it."""
+    from triton_repo.cpu_executor import bindings  # noqa: PLC0415
+    from triton_repo.cpu_executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
+
+    log = logging.getLogger(TENSORRT_LLM)
     levels = ("debug", "info", "warning", "error", "critical")
-    logger = _module("tensorrt_llm.logger", **{name: getattr(log, name) for name in levels})
-    tokenizer = _module(
-        "tensorrt_llm.llmapi.tokenizer", _xgrammar_tokenizer_info=xgrammar_tokenizer_info
-    )
-    llmapi = _module("tensorrt_llm.llmapi", tokenizer=tokenizer)
-    package = _module("tensorrt_llm.bindings", executor=bindings)
-    sys.modules["tensorrt_llm.bindings.executor"] = bindings
-    _module(
-        "tensorrt_llm",
+    sys.modules[f"{TENSORRT_LLM}.bindings.executor"] = bindings
+    package.__dict__.update(
         __version__=bindings.__version__,
-        logger=logger,
-        bindings=package,
-        llmapi=llmapi,
+        logger=_module(f"{TENSORRT_LLM}.logger", **{name: getattr(log, name) for name in levels}),
+        bindings=_module(f"{TENSORRT_LLM}.bindings", executor=bindings),
+        llmapi=_module(
+            f"{TENSORRT_LLM}.llmapi",
+            tokenizer=_module(
+                f"{TENSORRT_LLM}.llmapi.tokenizer",
+                _xgrammar_tokenizer_info=xgrammar_tokenizer_info,
+            ),
+        ),
     )
-    return True
+
+
+def fill_torch(package: ModuleType) -> None:
+    """Make `torch` of an empty package, with what upstream's ``model.py`` uses of it."""
+    from triton_repo.cpu_executor import torch_tensors  # noqa: PLC0415
+
+    dlpack = _module(f"{TORCH}.utils.dlpack", from_dlpack=torch_tensors.from_dlpack)
+    utils = _module(f"{TORCH}.utils", dlpack=dlpack)
+    package.__dict__.update(torch_tensors.TORCH, utils=utils)
+
+
+_FILLERS: dict[str, Callable[[ModuleType], None]] = {
+    TENSORRT_LLM: fill_tensorrt_llm,
+    TORCH: fill_torch,
+}
+
+
+def install(folder: Path) -> list[Path]:
+    """Write the packages into `folder`, which is made; returns what was written.
+
+    Raises FileExistsError where this Python has a TensorRT-LLM of its own.
+    """
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder.resolve()]
+    found = PathFinder.find_spec(TENSORRT_LLM, elsewhere)
+    if found is not None:
+        raise FileExistsError(f"TensorRT-LLM is installed here: {found.origin}")
+    written = []
+    for name, fill in _FILLERS.items():
+        if PathFinder.find_spec(name, elsewhere) is None:
+            package = folder / name
+            package.mkdir(parents=True, exist_ok=True)
+            text = _INIT.format(name=name, module=_MODULE, function=fill.__name__)
+            (package / "__init__.py").write_text(text, encoding="utf-8")
+            written.append(package)
+    return written
 
 
 def _module(name: str, **attributes: Any) -> ModuleType:
@@ -46,3 +96,24 @@ def _module(name: str, **attributes: Any) -> ModuleType:
     vars(module).update(attributes)
     sys.modules[name] = module
     return module
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; 1 where nothing was written."""
+    parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="for PYTHONPATH, or that of a model.py"
+    )
+    try:
+        written = install(parser.parse_args(arguments).folder)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for package in written:
+        print(f"wrote {package}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

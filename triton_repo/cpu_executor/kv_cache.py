@@ -94,7 +94,7 @@ class BlockPool:
 
     Stored blocks live in the part of the budget that running requests do not use, and are
     evicted by priority, then least recently used. A block's name is the digest of all tokens up
-    to its end and of the LoRA task, since keys and values depend on all of them.
+    to its end and of the request's key, since keys and values depend on all of them.
 
     They lie in two arrays that are as large as the budget and are never given back, as on a device:
     blocks that come and go one by one would leave the process with holes that nothing else fits.
@@ -127,7 +127,7 @@ class BlockPool:
         self.used = blocks
         self._evict_to(max(0, self.max_blocks - blocks))
 
-    def load(self, cache: SequenceCache, tokens: Sequence[int], task: int | None) -> int:
+    def load(self, cache: SequenceCache, tokens: Sequence[int], key: object) -> int:
         """Fill an empty cache with stored blocks of a prompt; returns how many were reused.
 
         The last prompt token is never reused, since its logits are needed.
@@ -135,7 +135,7 @@ class BlockPool:
         reused = 0
         if self._keys is not None and self._values is not None:
             usable = (len(tokens) - 1) // self.tokens_per_block
-            names = self.names(tokens[: usable * self.tokens_per_block], task)
+            names = self.names(tokens[: usable * self.tokens_per_block], key)
             while reused < len(names) and names[reused] in self._stored:
                 slot = self._stored[names[reused]].slot
                 cache.keys[reused] = self._keys[slot]
@@ -146,23 +146,22 @@ class BlockPool:
             cache.length = reused * self.tokens_per_block
         return reused
 
-    def count(self, prompt_tokens: int, reused: int, metrics: KvCacheMetrics | None) -> None:
+    def count(self, prompt_tokens: int, reused: int, metrics: KvCacheMetrics) -> None:
         """Add one prompt's allocation to the totals and to the request's metrics."""
         total = self.blocks(prompt_tokens)
         for target in (self._totals, metrics):
-            if target is not None:
-                target.num_total_allocated_blocks += total
-                target.num_new_allocated_blocks += total - reused
-                target.num_reused_blocks += reused
-                target.num_missed_blocks += total - reused
-                looked_up = target.num_reused_blocks + target.num_missed_blocks
-                target.kv_cache_hit_rate = target.num_reused_blocks / looked_up
+            target.num_total_allocated_blocks += total
+            target.num_new_allocated_blocks += total - reused
+            target.num_reused_blocks += reused
+            target.num_missed_blocks += total - reused
+            looked_up = target.num_reused_blocks + target.num_missed_blocks
+            target.kv_cache_hit_rate = target.num_reused_blocks / looked_up
 
     def store(
         self,
         cache: SequenceCache,
         tokens: Sequence[int],
-        task: int | None,
+        key: object,
         prompt_tokens: int,
         retention: KvCacheRetentionConfig | None,
     ) -> None:
@@ -170,7 +169,7 @@ class BlockPool:
         if not self.reuse:
             return
         full = min(len(tokens), cache.length) // self.tokens_per_block
-        names = self.names(tokens[: full * self.tokens_per_block], task)
+        names = self.names(tokens[: full * self.tokens_per_block], key)
         # The start of a chain is touched last, so that its end is evicted first.
         for name in reversed(names):
             if name in self._stored:
@@ -193,9 +192,9 @@ class BlockPool:
                 heapq.heappush(self._expiries, (expires, names[i]))
             self._touch(names[i])
 
-    def names(self, tokens: Sequence[int], task: int | None) -> list[bytes]:
-        """The name of every full block of ``tokens``."""
-        digest = hashlib.blake2b(repr(task).encode(), digest_size=16)
+    def names(self, tokens: Sequence[int], key: object) -> list[bytes]:
+        """The name of every full block of ``tokens``; see ``ActiveRequest.reuse_key``."""
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=16)
         names = []
         for start in range(0, len(tokens), self.tokens_per_block):
             digest.update(array("q", tokens[start : start + self.tokens_per_block]).tobytes())

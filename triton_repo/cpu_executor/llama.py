@@ -1,4 +1,4 @@
-"""The Llama forward pass over one packed batch: RMSNorm, RoPE, GQA attention, SwiGLU; float32.
+"""The Llama layers over one packed batch: RMSNorm, RoPE, GQA attention, SwiGLU; float32.
 
 Formulas as in transformers' ``LlamaForCausalLM``. Two things are folded into the weights when
 loading: the attention scale ``1/sqrt(head_size)`` into the query projection, and a permutation
@@ -7,7 +7,6 @@ that puts the two halves of a rotary pair side by side, so that RoPE is one comp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from triton_repo.cpu_executor.attention import DecodeAttention, PrefillAttention
+from triton_repo.cpu_executor.causal_lm import CausalLM, PackedBatch, take
 from triton_repo.cpu_executor.engine import EngineConfig
-from triton_repo.cpu_executor.kv_cache import SequenceCache
-from triton_repo.cpu_executor.linear import Linear, padded_rows
-from triton_repo.cpu_executor.lora import Adapter, LoraBatch
-from triton_repo.cpu_executor.weights import files, load_float32
+from triton_repo.cpu_executor.linear import Linear
+from triton_repo.cpu_executor.weights import load_float32
 
 Array = NDArray[np.float32]
 
@@ -36,38 +33,25 @@ class Layer:
     down: Linear
 
 
-@dataclass
-class Chunk:
-    """Tokens to run for one sequence; one token is a decode step, more are part of a prompt."""
-
-    cache: SequenceCache
-    tokens: Sequence[int]
-    logits: int = 1
-    """For how many of the last tokens logits are wanted."""
-    adapter: Adapter | None = None
-
-
-class Llama:
-    """A loaded checkpoint. ``forward`` is not thread-safe for one cache."""
+class Llama(CausalLM):
+    """A ``LlamaForCausalLM`` checkpoint."""
 
     def __init__(self, config: EngineConfig, folder: str | Path) -> None:
-        self.config = config
+        super().__init__(config, Path(folder))
         tensors = load_float32(Path(folder))
         self._rotary_order = rotary_order(config)
-        self._query_scale = np.float32(1 / math.sqrt(config.head_size))
-        self._embedding = _take(tensors, "model.embed_tokens.weight")
-        self._norm = _take(tensors, "model.norm.weight")
+        self._embedding = take(tensors, "model.embed_tokens.weight")
+        self._norm = take(tensors, "model.norm.weight")
         # Tied checkpoints have no lm_head of their own.
         self._head = Linear(tensors.pop("lm_head.weight", self._embedding))
         self._layers = [self._layer(tensors, i) for i in range(config.num_hidden_layers)]
         self._rotations = rotations(config)
-        self.parameter_bytes = sum(path.stat().st_size for path in files(Path(folder)))
 
     def _layer(self, tensors: dict[str, Array], index: int) -> Layer:
         prefix = f"model.layers.{index}."
 
         def join(names: Sequence[str], fold: bool = False) -> Linear:
-            matrices = [_take(tensors, f"{prefix}{name}.weight") for name in names]
+            matrices = [take(tensors, f"{prefix}{name}.weight") for name in names]
             biases = [tensors.pop(f"{prefix}{name}.bias", None) for name in names]
             if fold:
                 matrices = self.fold_qkv(matrices)
@@ -79,17 +63,17 @@ class Llama:
 
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         return Layer(
-            input_norm=_take(tensors, prefix + "input_layernorm.weight"),
+            input_norm=take(tensors, prefix + "input_layernorm.weight"),
             qkv=join(attention, fold=True),
             output=join(("self_attn.o_proj",)),
-            post_norm=_take(tensors, prefix + "post_attention_layernorm.weight"),
+            post_norm=take(tensors, prefix + "post_attention_layernorm.weight"),
             gate_up=join(("mlp.gate_proj", "mlp.up_proj")),
             down=join(("mlp.down_proj",)),
         )
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
-        """Scale and permute the output rows of [q, k, v] matrices or biases (None stays)."""
-        query, key, value = parts
+        """Scale the query, and permute the output rows of query and key."""
+        query, key, value = super().fold_qkv(parts)
         size = self.config.head_size
 
         def permute(rows: Any) -> Any:
@@ -97,59 +81,33 @@ class Llama:
             return heads[:, self._rotary_order].reshape(rows.shape)
 
         return [
-            None if query is None else permute(query) * self._query_scale,
+            None if query is None else permute(query),
             None if key is None else permute(key),
             value,
         ]
 
     # In swiglu, exp overflows to inf for very negative gates, and x / inf is the right 0.
     @np.errstate(over="ignore")
-    def forward(self, chunks: Sequence[Chunk]) -> Array:
-        """Run all chunks as one batch and append their keys and values to the caches.
-
-        Returns float32 logits ``[n, vocab]``: the rows that the chunks want, in order. Chunks of
-        one token must come first.
-        """
+    def _layers_of(self, batch: PackedBatch) -> Array:
         config = self.config
         heads, kv_heads, size = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_size,
         )
-        decoding = [c.cache for c in chunks if len(c.tokens) == 1]
-        attentions: list[DecodeAttention | PrefillAttention] = []
-        if decoding:
-            attentions.append(DecodeAttention(decoding, heads))
-        attentions += [
-            PrefillAttention(c.cache, len(c.tokens), heads) for c in chunks[len(decoding) :]
-        ]
-        counts = [len(c.tokens) for c in chunks]
-        rows = sum(counts)
-        tokens = np.zeros(padded_rows(rows), np.int64)
-        tokens[:rows] = [t for c in chunks for t in c.tokens]
-        positions = np.zeros(len(tokens), np.int64)
-        positions[:rows] = np.concatenate(
-            [np.arange(c.cache.length, c.cache.length + len(c.tokens)) for c in chunks]
-        )
-        rotation = self._rotations[positions][:, None, :]
-        lora = _lora_batch(chunks, counts)
-        mixed: Array = np.zeros((len(tokens), heads * size), np.float32)
-        # Ids are not range-checked upstream either; out of range must not end the loop.
-        x = self._embedding[np.clip(tokens, 0, config.vocab_size - 1)]
+        rows, lora = len(batch.positions), batch.lora
+        rotation = self._rotations[batch.positions][:, None, :]
+        x = batch.embed(self._embedding)
         for index, layer in enumerate(self._layers):
             normed = rms_norm(x, layer.input_norm, config.norm_epsilon)
             qkv = layer.qkv(normed)
             lora.add(index, "qkv", normed, qkv)
-            rotary = qkv[:, : (heads + kv_heads) * size].reshape(len(tokens), -1, size)
+            rotary = qkv[:, : (heads + kv_heads) * size].reshape(rows, -1, size)
             rotated = (rotary.view(np.complex64) * rotation).view(np.float32)
-            query = rotated[:, :heads].reshape(len(tokens), -1)
+            query = rotated[:, :heads].reshape(rows, -1)
             key = rotated[:, heads:]
-            value = qkv[:, (heads + kv_heads) * size :].reshape(len(tokens), kv_heads, size)
-            start = 0
-            for attend in attentions:
-                end = start + attend.rows
-                mixed[start:end] = attend(index, query[start:end], key[start:end], value[start:end])
-                start = end
+            value = qkv[:, (heads + kv_heads) * size :].reshape(rows, kv_heads, size)
+            mixed = batch.attend(index, query, key, value)
             x += layer.output(mixed)
             lora.add(index, "output", mixed, x)
             normed = rms_norm(x, layer.post_norm, config.norm_epsilon)
@@ -158,31 +116,10 @@ class Llama:
             inner = swiglu(gate_up)
             x += layer.down(inner)
             lora.add(index, "down", inner, x)
-        for chunk in chunks:
-            chunk.cache.length += len(chunk.tokens)
-        return self._logits(x, chunks, counts)
+        return x
 
-    def _logits(self, x: Array, chunks: Sequence[Chunk], counts: Sequence[int]) -> Array:
-        wanted: list[int] = []
-        end = 0
-        for chunk, count in zip(chunks, counts, strict=True):
-            end += count
-            wanted.extend(range(end - chunk.logits, end))
-        selected = np.zeros((padded_rows(len(wanted)), x.shape[1]), np.float32)
-        selected[: len(wanted)] = x[wanted]
-        logits = self._head(rms_norm(selected, self._norm, self.config.norm_epsilon))
-        return logits[: len(wanted)]
-
-
-def _lora_batch(chunks: Sequence[Chunk], counts: Sequence[int]) -> LoraBatch:
-    groups: dict[int, tuple[Adapter, list[int]]] = {}
-    start = 0
-    for chunk, count in zip(chunks, counts, strict=True):
-        if chunk.adapter is not None:
-            rows = groups.setdefault(id(chunk.adapter), (chunk.adapter, []))[1]
-            rows.extend(range(start, start + count))
-        start += count
-    return LoraBatch([(adapter, np.array(rows)) for adapter, rows in groups.values()])
+    def _final_norm(self, x: Array) -> Array:
+        return rms_norm(x, self._norm, self.config.norm_epsilon)
 
 
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
@@ -234,9 +171,3 @@ def rotations(config: EngineConfig) -> NDArray[np.complex64]:
     angle = np.outer(np.arange(config.max_seq_len, dtype=np.float64), frequency)
     turns: NDArray[np.complex64] = np.exp(1j * angle).astype(np.complex64)
     return turns
-
-
-def _take(tensors: dict[str, Array], name: str) -> Array:
-    if name not in tensors:
-        raise ValueError(f"model.safetensors: tensor {name} is missing")
-    return tensors.pop(name)

@@ -25,6 +25,7 @@ from triton_repo.cpu_executor.stats import (
     InflightBatchingStats,
     IterationStats,
     KvCacheStats,
+    RequestStatsPerIteration,
     StaticBatchingStats,
     timestamp,
 )
@@ -112,6 +113,9 @@ class RequestLoop(ABC):
             text = f"Encountered an error in forwardAsync function: {error}"
             responses += [r.fail(text) for r in self._active if not r.is_done]
         stats.num_active_requests = len(self._active)
+        requests = None
+        if self._mailbox.keeps_request_stats:
+            requests = RequestStatsPerIteration(self._iteration, [r.stats() for r in self._active])
         done = [r for r in self._active if r.is_done]
         if done:
             self._active = [r for r in self._active if not r.is_done]
@@ -119,7 +123,7 @@ class RequestLoop(ABC):
         stats.num_completed_requests = len(done)
         if progress is not None:
             stats.iter_latency_ms = (time.monotonic() - started) * 1000
-            self._mailbox.publish(responses, self._described(stats, progress))
+            self._mailbox.publish(responses, self._described(stats, progress), requests)
             self._iteration += 1
         else:
             self._mailbox.publish(responses)

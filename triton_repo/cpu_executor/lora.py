@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from triton_repo.cpu_executor.checks import PREFIX
 from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.engine_dtype import has_engine_dtype, to_float32
 from triton_repo.cpu_executor.executor_config import PeftCacheConfig
 from triton_repo.cpu_executor.linear import Linear, padded_rows
 from triton_repo.cpu_executor.request_config import LoraConfig
-from triton_repo.cpu_executor.weights import bfloat16_to_float32
 
 Array = NDArray[np.float32]
 GIB = 1 << 30
@@ -90,14 +90,8 @@ def validate(config: EngineConfig, weights: NDArray[Any], rows: NDArray[Any]) ->
         if not condition:
             raise LoraError(PREFIX + text)
 
-    allowed = {
-        "float16": ("float16",),
-        "float32": ("float32",),
-        # numpy has no bfloat16; its bits come as uint16 or as two raw bytes.
-        "bfloat16": ("uint16", "|V2"),
-    }[config.dtype]
     expect(
-        weights.dtype in [np.dtype(name) for name in allowed],
+        has_engine_dtype(config, weights),
         "Expected lora weights to be the same data type as base model",
     )
     expect(rows.dtype == np.int32, "Expected lora config tensor to have type kINT32")
@@ -134,10 +128,7 @@ def prepare(
         module, layer, rank = row[:3]
         size_in, size_out = module_sizes(config, module)
         used = line[: element_count(config, module, rank)]
-        if config.dtype == "bfloat16":
-            values = bfloat16_to_float32(used.view(np.uint16))
-        else:
-            values = used.astype(np.float32)
+        values = to_float32(config, used)
         parts[layer, module] = (
             values[: rank * size_in].reshape(rank, size_in),
             values[rank * size_in :].reshape(size_out, rank),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from triton_repo.cpu_executor.checks import PREFIX, check
 from triton_repo.cpu_executor.request import Request
 from triton_repo.cpu_executor.result import Response
-from triton_repo.cpu_executor.stats import IterationStats
+from triton_repo.cpu_executor.stats import IterationStats, RequestStatsPerIteration
 
 
 class Queued:
@@ -40,7 +40,9 @@ def sequence_count(request: Request) -> int:
 class Mailbox:
     """Queue in, responses and statistics out."""
 
-    def __init__(self, max_queue_size: int | None, max_iterations: int) -> None:
+    def __init__(
+        self, max_queue_size: int | None, max_iterations: int, max_request_iterations: int = 0
+    ) -> None:
         lock = threading.Lock()
         self._work = threading.Condition(lock)
         self._news = threading.Condition(lock)
@@ -55,6 +57,8 @@ class Mailbox:
         self._cancelled: set[int] = set()
         self._ready: dict[int, list[Response]] = {}
         self._stats: deque[IterationStats] = deque(maxlen=max_iterations)
+        self.keeps_request_stats = max_request_iterations > 0
+        self._request_stats: deque[RequestStatsPerIteration] = deque(maxlen=max_request_iterations)
         self._closing = False
         self._closed = False
 
@@ -141,6 +145,13 @@ class Mailbox:
             self._stats.clear()
         return stats
 
+    def drain_request_stats(self) -> list[RequestStatsPerIteration]:
+        with self._news:
+            self._check_open()
+            stats = list(self._request_stats)
+            self._request_stats.clear()
+        return stats
+
     @property
     def is_open(self) -> bool:
         return not self._closing
@@ -186,7 +197,12 @@ class Mailbox:
         """Ids with a pending cancel; only the loop may ask, and it must not keep the set."""
         return self._cancelled
 
-    def publish(self, responses: Iterable[Response], stats: IterationStats | None = None) -> None:
+    def publish(
+        self,
+        responses: Iterable[Response],
+        stats: IterationStats | None = None,
+        requests: RequestStatsPerIteration | None = None,
+    ) -> None:
         """Make responses (and the step's statistics) visible to the callers, in order."""
         with self._news:
             for response in responses:
@@ -196,6 +212,8 @@ class Mailbox:
                     self._cancelled.discard(response.request_id)
             if stats is not None:
                 self._stats.append(stats)
+            if requests is not None:
+                self._request_stats.append(requests)
             if self._ready:
                 self._news.notify_all()
 

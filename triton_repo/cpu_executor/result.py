@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from triton_repo.cpu_executor.checks import check
 from triton_repo.cpu_executor.enums import FinishReason
 
@@ -38,7 +35,7 @@ class TimingMetrics:
 
 @dataclass
 class SpeculativeDecodingMetrics:
-    """Always zero: the CPU executor has no draft tokens."""
+    """Of the draft tokens that came with a request, how many were accepted; zero without any."""
 
     acceptance_rate: float = 0.0
     total_accepted_draft_tokens: int = 0
@@ -62,16 +59,17 @@ class Result:
     """One piece of output of one sequence.
 
     output_token_ids: beams x tokens. log_probs: beams x all generated tokens so far.
-    context_logits: float32 ``[prompt, vocab]``. generation_logits: float32
-    ``[beams, max_tokens, vocab]``, or ``[new tokens, 1, vocab]`` when streaming.
+    Logits are torch tensors as ``torch_tensors`` says: context_logits float32
+    ``[prompt, vocab]``, generation_logits float32 ``[beams, max_tokens, vocab]``, or
+    ``[new tokens, 1, vocab]`` when streaming.
     """
 
     is_final: bool = False
     output_token_ids: list[list[int]] = field(default_factory=list)
     cum_log_probs: list[float] | None = None
     log_probs: list[list[float]] | None = None
-    context_logits: NDArray[np.float32] | None = None
-    generation_logits: NDArray[np.float32] | None = None
+    context_logits: Any = None
+    generation_logits: Any = None
     encoder_output: Any = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     decoding_iter: int = 0

@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from triton_repo.cpu_executor.enums import RequestStage
+
 
 @dataclass
 class KvCacheStats:
@@ -67,6 +69,37 @@ class IterationStats:
 
     def to_json_str(self) -> str:
         return json.dumps(asdict(self))
+
+
+@dataclass
+class RequestStats:
+    """One active request after one iteration; samples and beams of a request are counted as one.
+
+    Tokens are of its longest sequence, blocks of its prompt.
+    """
+
+    id: int
+    stage: RequestStage
+    context_prefill_position: int
+    num_generated_tokens: int
+    avg_num_decoded_tokens_per_iter: float
+    scheduled: bool
+    paused: bool
+    dis_serving_stats: None = None
+    alloc_total_blocks_per_request: int = 0
+    alloc_new_blocks_per_request: int = 0
+    reused_blocks_per_request: int = 0
+    missed_blocks_per_request: int = 0
+    kv_cache_hit_rate_per_request: float = 0.0
+
+    def to_json_str(self) -> str:
+        return json.dumps(asdict(self) | {"stage": self.stage.name})
+
+
+@dataclass
+class RequestStatsPerIteration:
+    iter: int
+    request_stats: list[RequestStats]
 
 
 def timestamp() -> str:

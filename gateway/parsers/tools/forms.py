@@ -1,43 +1,177 @@
-"""The forms of tool calls by name, and which one a chat template teaches its model."""
+"""The forms of tool calls by name, and which one a chat template teaches its model.
+
+The names are those of vLLM's parsers. A form is a parser's class, or the description of one.
+`openai`, harmony, is more than calls: `parsers/harmony` reads it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from gateway.parsers.tools.hermes import HermesToolParser
 from gateway.parsers.tools.llama import LlamaToolParser
 from gateway.parsers.tools.mistral import MistralToolParser
 from gateway.parsers.tools.parser import ToolParser
 from gateway.parsers.tools.pythonic import PythonicToolParser
+from gateway.parsers.tools.tagged import Name, Parameters, TaggedForm
 
-Form = Literal["hermes", "llama3_json", "mistral", "pythonic"]
+Form = Literal[
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "granite",
+    "hermes",
+    "kimi_k2",
+    "llama3_json",
+    "minimax",
+    "minimax_m2",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+]
 
-# The names are those of vLLM's parsers.
-PARSERS: Mapping[Form, type[ToolParser]] = MappingProxyType(
+# <tool_call>
+# {"name": "get_weather", "arguments": {"city": "Paris"}}
+# </tool_call>
+# NousResearch/Hermes-Function-Calling; the templates of Qwen2.5, Qwen3, Granite 4.
+_HERMES = TaggedForm(("<tool_call>",), ("</tool_call>",))
+
+# <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+# The templates of Granite 3.0 to 3.3, of which one writes <tool_call>.
+_GRANITE = TaggedForm(("<|tool_call|>", "<tool_call>"), ("</tool_call>",))
+
+# <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|/tool_call|>
+# functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]
+# The model card of Phi-4-mini; vLLM's template for it has the second.
+_PHI4_MINI = TaggedForm(("<|tool_call|>", "functools"), ("<|/tool_call|>",))
+
+# <tool_calls>
+# {"name": "get_weather", "arguments": {"city": "Paris"}}
+# {"name": "get_time", "arguments": {}}
+# </tool_calls>
+# The template of MiniMax-M1. Those of Jamba and Hunyuan-A13B have a list between these tags.
+_MINIMAX = TaggedForm(("<tool_calls>",), ("</tool_calls>",))
+
+# <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+# ```json
+# {"city": "Paris"}
+# ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+# The templates of DeepSeek-V3 and R1.
+_DEEPSEEK_OPENINGS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_DEEPSEEK_CLOSINGS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_V3 = TaggedForm(
+    _DEEPSEEK_OPENINGS,
+    ("```", *_DEEPSEEK_CLOSINGS),
+    Name("<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "```json"),
+)
+
+# <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}
+# <｜tool▁call▁end｜><｜tool▁calls▁end｜>, without the line break.
+# The template of DeepSeek-V3.1.
+_DEEPSEEK_V31 = TaggedForm(
+    _DEEPSEEK_OPENINGS,
+    _DEEPSEEK_CLOSINGS,
+    Name("<｜tool▁call▁begin｜>", after="<｜tool▁sep｜>"),
+)
+
+# <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>
+# {"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>
+# The templates of Kimi-K2, in which the id holds the name and counts a conversation's calls.
+_KIMI_K2 = TaggedForm(
+    ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    Name(
+        "<|tool_call_begin|>",
+        after="<|tool_call_argument_begin|>",
+        pattern=re.compile(r"(?:functions\.)?(.+?)(?::\d+)?"),
+    ),
+)
+
+# <tool_call>
+# <function=get_weather>
+# <parameter=city>
+# Paris
+# </parameter>
+# </function>
+# </tool_call>
+# The template of Qwen3-Coder.
+_QWEN3_CODER = TaggedForm(
+    ("<tool_call>", "<function="),
+    ("</function>", "</tool_call>"),
+    Name("<function=", after=">"),
+    Parameters(("<parameter=", ">"), ("", "</parameter>"), lines=True),
+)
+
+# <tool_call>get_weather
+# <arg_key>city</arg_key>
+# <arg_value>Paris</arg_value>
+# </tool_call>
+# The templates of GLM-4.5 to 4.7, of which the last writes no line breaks.
+_GLM45 = TaggedForm(
+    ("<tool_call>",),
+    ("</tool_call>",),
+    Name("<tool_call>"),
+    Parameters(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
+)
+
+# <minimax:tool_call>
+# <invoke name="get_weather">
+# <parameter name="city">Paris</parameter>
+# </invoke>
+# </minimax:tool_call>
+# The template of MiniMax-M2.
+_MINIMAX_M2 = TaggedForm(
+    ("<minimax:tool_call>", '<invoke name="'),
+    ("</invoke>", "</minimax:tool_call>"),
+    Name('<invoke name="', after='">'),
+    Parameters(('<parameter name="', '">'), ("", "</parameter>")),
+)
+
+PARSERS: Mapping[Form, type[ToolParser] | TaggedForm] = MappingProxyType(
     {
-        "hermes": HermesToolParser,
+        "deepseek_v3": _DEEPSEEK_V3,
+        "deepseek_v31": _DEEPSEEK_V31,
+        "glm45": _GLM45,
+        "granite": _GRANITE,
+        "hermes": _HERMES,
+        "kimi_k2": _KIMI_K2,
         "llama3_json": LlamaToolParser,
+        "minimax": _MINIMAX,
+        "minimax_m2": _MINIMAX_M2,
         "mistral": MistralToolParser,
+        "phi4_mini_json": _PHI4_MINI,
         "pythonic": PythonicToolParser,
+        "qwen3_coder": _QWEN3_CODER,
     }
+)
+
+# What a template that teaches a form says, all of it; the first form that fits is the one. Other
+# forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as JSON.
+_WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (
+    ("openai", ("<|channel|>", "<|message|>")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("minimax_m2", ("<minimax:tool_call>",)),
+    ("minimax", ("<tool_calls>", '"arguments"')),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("glm45", ("<tool_call>", "<arg_key>")),
+    ("hermes", ("<tool_call>", '"arguments"')),
+    ("phi4_mini_json", ("functools[",)),
+    ("phi4_mini_json", ("<|tool|>",)),
+    ("granite", ("<|tool_call|>",)),
+    ("pythonic", ("[func_name1(",)),
+    ("llama3_json", ('{"name": function name, "parameters":',)),
 )
 
 
 def guess(chat_template: str) -> Form | None:
-    """The form that a chat template asks its model for, or None if it is none of ours.
-
-    `<tool_call>` alone says little: Qwen3-Coder and GLM-4.5 have XML within it.
-    """
-    if "[TOOL_CALLS]" in chat_template:
-        return "mistral"
-    if "<tool_call>" in chat_template:
-        foreign = "<function=" in chat_template or "<arg_key>" in chat_template
-        return "hermes" if '"arguments"' in chat_template and not foreign else None
-    # Both speak of `{"name": ...}` somewhere, as they show the functions as JSON.
-    if "[func_name1(" in chat_template:
-        return "pythonic"
-    if '{"name": function name, "parameters":' in chat_template:
-        return "llama3_json"
-    return None
+    """The form that a chat template asks its model for, or None if it is none of ours."""
+    return next(
+        (form for form, words in _WORDS if all(word in chat_template for word in words)), None
+    )

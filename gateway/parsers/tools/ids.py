@@ -22,10 +22,35 @@ def new_id(form: Form) -> str:
     return text if form == "mistral" else f"call_{text}"
 
 
-def template_id(form: Form, call_id: str) -> str:
-    """The id as the form's template takes it; equal ids stay equal, so calls and answers match."""
-    if form != "mistral" or _is_mistral(call_id):
-        return call_id
+class TemplateIds:
+    """The ids of one conversation's calls as the form's template takes them.
+
+    Ids that are equal stay so, so calls and answers match. Kimi's model was taught that a call's id
+    holds its function and how many calls came before it in the conversation (the model card of
+    Kimi-K2, on tool calls), and its template gives it no other name of either: ids are made anew
+    from that, wherever clients have theirs from.
+    """
+
+    def __init__(self, form: Form | None) -> None:
+        self.form = form
+        self._numbered: dict[str, str] = {}
+        self._calls = 0
+
+    def of_call(self, call_id: str, function: str) -> str:
+        """The id of the conversation's next call."""
+        if self.form == "kimi_k2":
+            self._numbered[call_id] = f"functions.{function}:{self._calls}"
+            self._calls += 1
+        return self.of_answer(call_id)
+
+    def of_answer(self, call_id: str) -> str:
+        """The id of the call that is answered."""
+        if self.form == "mistral" and not _is_mistral(call_id):
+            return _mistral(call_id)
+        return self._numbered.get(call_id, call_id)
+
+
+def _mistral(call_id: str) -> str:
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest())
     digits = []
     for _ in range(_MISTRAL_LENGTH):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 
-from gateway.parsers.tools.parser import NotACall, Step, ToolParser
+from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 # What models write into a call besides its arguments.
@@ -27,8 +27,8 @@ class JsonToolParser(ToolParser):
     skipped and arguments that are missing are `{}`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, functions: Functions | None = None) -> None:
+        super().__init__(functions)
         self._early: str | None = None
 
     def _object(self, char: str) -> Step:

@@ -176,14 +176,14 @@ def _quoted(quote: str, sink: Sink, raw: bool) -> Step:
             char = yield
             continue
         if closing:
-            sink(_escaped(closing))
+            sink(escaped(closing))
             closing = ""
         if char == "\\" and not raw:
             char = yield from _escape(sink)
             continue
-        sink(_escaped(char))
+        sink(escaped(char))
         if char == "\\":
-            sink(_escaped((yield)))
+            sink(escaped((yield)))
         char = yield
 
 
@@ -191,7 +191,7 @@ def _escape(sink: Sink) -> Step:
     """What follows a backslash. An escape that Python does not know stays as it is."""
     kind = yield
     if kind not in _CODES:
-        sink(_escaped(_ESCAPES.get(kind, "\\" + kind)))
+        sink(escaped(_ESCAPES.get(kind, "\\" + kind)))
         return (yield)
     most, base = _CODES[kind]
     digits = kind if base == 8 else ""
@@ -200,7 +200,7 @@ def _escape(sink: Sink) -> Step:
         digits += char
         char = yield
     code = int(digits, base) if base == 8 or len(digits) == most else sys.maxunicode + 1
-    sink(_escaped(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
+    sink(escaped(chr(code) if code <= sys.maxunicode else f"\\{kind}{digits}"))
     return char
 
 
@@ -210,7 +210,7 @@ def _space(char: str) -> Step:
     return char
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text as it stands within a JSON string; half a surrogate pair stays an escape."""
     if text.isalnum():
         return text
@@ -227,4 +227,4 @@ def _literal(source: str) -> str:
             return json.dumps(ast.literal_eval(source), allow_nan=False)
         except (ValueError, SyntaxError):
             pass
-    return f'"{_escaped(source)}"'
+    return f'"{escaped(source)}"'

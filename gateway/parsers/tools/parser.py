@@ -8,12 +8,14 @@ have not consumed and return the next one (`Step`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from typing import ClassVar
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar
 
 from gateway.parsers.tools.events import Event, Events
 
 Step = Generator[None, str, str]
+# The functions that a request offers: `parameters`, a JSON schema or None, by name.
+Functions = Mapping[str, Mapping[str, Any] | None]
 
 
 class NotACall(Exception):
@@ -31,14 +33,15 @@ class ToolParser(ABC):
     between calls, is dropped; text that looked like a call and is none comes out unchanged.
 
     `markers` are the tokens that the form is recognized by and that tokenizers may list as
-    special: detokenizing must not skip them.
+    special: detokenizing must not skip them. `functions` are for the forms in which a value's type
+    is known from its schema alone.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     # Tags around a call leave no doubt that it is one as soon as its name is known.
     tagged: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Functions | None = None) -> None:
         self._events = Events()
         # While undecided, everything read is kept: it is content if no call comes of it.
         self._undecided = False

@@ -90,11 +90,12 @@ class KeyCopies:
         return latest(self._disk.uses(), shared)
 
     def put_uses(self, new: Uses) -> None:
+        """To Redis first: others read it there, also while this disk keeps nothing."""
+        if self._shared is not None:
+            self._shared.put_uses(new)
         with self._disk.locked():
             known = latest(self._disk.uses(), new)
             self._disk.put_uses({key: when for key, when in known.items() if key in self.records})
-        if self._shared is not None:
-            self._shared.put_uses(new)
 
     def _join(self, shared: SharedKeys | None, *new: KeyRecord) -> None:
         """What is known here, on disk and in `shared`, and `new`: all of it in all of them.

@@ -9,15 +9,13 @@ A file is replaced in one step, once its content is on the disk.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from gateway.tenancy.keys.record import Records, Uses, dump_all, read_all, read_uses
-from lora_store.disk import write_durably
+from lora_store.disk import locked, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +32,9 @@ class KeyDisk:
         self._uses = folder / "used.json"
         self._lock = folder / "lock"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Excludes other processes and threads."""
-        with self._lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+        return locked(self._lock)
 
     def stamp(self) -> Stamp:
         try:

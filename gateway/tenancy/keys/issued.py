@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -102,8 +101,10 @@ class IssuedKeys:
 
     async def _put_uses(self) -> None:
         if uses := self._access.take_uses():
-            with suppress(KeysUnavailable):
+            try:
                 await self._run(partial(self._copies.put_uses, uses))
+            except KeysUnavailable:
+                self._access.uses = latest(uses, self._access.uses)  # the next time
 
     async def _run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

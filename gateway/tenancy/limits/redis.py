@@ -44,6 +44,8 @@ _SAY_LATE_EVERY_S = 60.0
 
 # Of the errors without a class of their own, those that say nothing of the key.
 _OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+# Of a script, a Redis before 7 says so behind words of its own.
+_WITHOUT_ROOM = "-OOM "
 
 _Answer = asyncio.Future["Decision | None"]
 
@@ -292,7 +294,8 @@ class SharedLimits:
     def _answer(self, call: Call, result: Any) -> list[int] | None:
         if isinstance(result, Exception):
             of_the_key = type(result) in (ResponseError, TryAgainError)
-            if not of_the_key or str(result).startswith(_OF_THE_SERVER):
+            text = str(result)
+            if not of_the_key or text.startswith(_OF_THE_SERVER) or _WITHOUT_ROOM in text:
                 raise result
             self._refusals.add(call.key, result)
             return None

@@ -34,6 +34,9 @@ class StreamControl(Protocol):
     def leave(self, stream_id: int) -> None:
         """As `reset`, unless the server ends the stream within a grace."""
 
+    async def sent(self, stream_id: int) -> None:
+        """Returns when the stream's request is written, or given up."""
+
     def credit(self, stream_id: int, increment: int) -> None:
         """Lets the server send so many bytes more on the stream."""
 
@@ -79,6 +82,9 @@ class Call(Generic[T]):
         self._held = 0
         self._needed = _PREFIX_BYTES
 
+    async def sent(self) -> None:
+        await self._control.sent(self.stream_id)
+
     async def read(self) -> T | None:
         while not self._messages:
             if self._ended():
@@ -97,6 +103,11 @@ class Call(Generic[T]):
                 return False
             if await self._wait(take):
                 return True
+
+    @property
+    def window(self) -> int:
+        """Bytes that the server may still send before more are read."""
+        return self._window
 
     def cancel(self) -> None:
         if self._given_up():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hpack import Decoder
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 # What all streams together may send ahead of us. It is given back on arrival: how much one slow
 # reader can leave lying is up to the window of its own stream.
 _CONNECTION_WINDOW = 2**25
+# What a stream may still send that nobody reads: tokens that were on their way, or some logits.
+LEFT_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
@@ -38,6 +41,18 @@ _OF_RST: dict[int, Status] = {
 }
 _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
+
+
+@dataclass(slots=True)
+class _Left:
+    """A stream that nobody reads, until the server ends it or `timer` does.
+
+    `window` is what the server may send, `allowance` what it may be let besides, in bytes.
+    """
+
+    timer: asyncio.TimerHandle
+    window: int
+    allowance: int = LEFT_BYTES
 
 
 class Connection(Wire):
@@ -52,8 +67,7 @@ class Connection(Wire):
         self._calls: dict[int, Call[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
         self._receiving: dict[int, Call[Any]] = {}
-        # Streams that nobody reads, until the server ends them or this timer does.
-        self._left: dict[int, asyncio.TimerHandle] = {}
+        self._left: dict[int, _Left] = {}
         self.arrived: list[Call[Any]] = []
         self._next_id = 1
         self._max_calls = frames.STREAM_ID
@@ -110,20 +124,33 @@ class Connection(Wire):
     def leave(self, stream_id: int) -> None:
         if len(self._left) >= MAX_LEFT or self._uploads.drop(stream_id):
             self.reset(stream_id, Code.CANCEL)
-        elif self._calls.pop(stream_id, None) is not None:
+        elif (call := self._calls.pop(stream_id, None)) is not None:
             self._receiving.pop(stream_id, None)
-            # What still comes is dropped, and its window is not renewed.
-            self._left[stream_id] = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
+            timer = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
+            left = self._left[stream_id] = _Left(timer, call.window)
+            self._drop(stream_id, left, 0)
+
+    def _drop(self, stream_id: int, left: _Left, size: int) -> None:
+        """Lets the server send on what nobody reads: behind a full window it could not end."""
+        left.window -= size
+        increment = min(WINDOW - left.window, left.allowance)
+        if left.window < WINDOW // 2 and increment > 0:
+            left.window += increment
+            left.allowance -= increment
+            self.credit(stream_id, increment)
 
     def _reset_left(self, stream_id: int) -> None:
         self._transport.write(frames.rst_stream(stream_id, Code.CANCEL))
         self._left_ended(stream_id)
 
     def _left_ended(self, stream_id: int) -> None:
-        timer = self._left.pop(stream_id, None)
-        if timer is not None:
-            timer.cancel()
+        left = self._left.pop(stream_id, None)
+        if left is not None:
+            left.timer.cancel()
             self._call_ended()
+
+    async def sent(self, stream_id: int) -> None:
+        await self._uploads.ended(stream_id)
 
     def credit(self, stream_id: int, increment: int) -> None:
         if not self.closed:
@@ -147,8 +174,8 @@ class Connection(Wire):
 
     def _end_calls(self, why: str) -> None:
         self._receiving.clear()
-        for timer in self._left.values():
-            timer.cancel()
+        for left in self._left.values():
+            left.timer.cancel()
         self._left.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -239,6 +266,8 @@ class Connection(Wire):
         if call is None:
             if flags & frames.END_STREAM:
                 self._left_ended(stream_id)
+            elif (left := self._left.get(stream_id)) is not None:
+                self._drop(stream_id, left, len(payload))
             return
         if stream_id not in self._receiving:
             self._break(call, "DATA before the headers")

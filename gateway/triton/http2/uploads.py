@@ -6,6 +6,7 @@ by frame, and each keeps to two windows, its own and the connection's (RFC 9113,
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable
 
@@ -25,7 +26,7 @@ _TURN_BYTES = 2**16
 
 
 class _Upload:
-    __slots__ = ("left", "pieces", "stream_id", "window")
+    __slots__ = ("ended", "left", "pieces", "stream_id", "window")
 
     def __init__(self, stream_id: int, message: Iterable[bytes | memoryview], window: int) -> None:
         self.stream_id = stream_id
@@ -33,6 +34,7 @@ class _Upload:
         self.pieces = deque(memoryview(piece).cast("B") for piece in message if len(piece))
         self.left = sum(len(piece) for piece in self.pieces)
         self.window = window
+        self.ended = asyncio.Event()
 
     def take(self, size: int) -> list[memoryview]:
         """The next `size` bytes, uncopied."""
@@ -80,13 +82,20 @@ class Uploads:
         upload = self._open.pop(stream_id, None)
         if upload is None:
             return False
+        upload.ended.set()
         if upload in self._ready:
             self._ready.remove(upload)
         return True
 
     def clear(self) -> None:
-        self._open.clear()
-        self._ready.clear()
+        for stream_id in list(self._open):
+            self.drop(stream_id)
+
+    async def ended(self, stream_id: int) -> None:
+        """Returns when the last frame was given out, or the upload dropped."""
+        upload = self._open.get(stream_id)
+        if upload is not None:
+            await upload.ended.wait()
 
     def widen(self, stream_id: int, increment: int) -> bool:
         """A WINDOW_UPDATE of one stream; False when its window overflows."""
@@ -124,7 +133,7 @@ class Uploads:
             self.window -= size
             limit -= size
             if not upload.left:
-                del self._open[upload.stream_id]
+                self.drop(upload.stream_id)
             elif upload.window > 0:
                 self._ready.append(upload)
         return out

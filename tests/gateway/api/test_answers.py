@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from gateway.api.answers import Answer
-from gateway.api.chunks import Kind
+from gateway.api.chunks import Kind, UsageFrames
 from gateway.api.sse import COMMENT, DONE
 from gateway.deltas import TextDelta
 from gateway.generation import ANYBODY, Batch
@@ -49,9 +49,9 @@ class _Written:
         pass
 
 
-def _written(kind: Kind, texts: list[list[str]], usage: bool, comments: bool) -> bytes:
+def _written(kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: bool) -> bytes:
     body = _Written()
-    sink = Answer(kind, 'm"\n', _batch(len(texts))).stream(body, include_usage=usage)
+    sink = Answer(kind, 'm"\n', _batch(len(texts))).stream(body, usage)
     for turn in range(max(map(len, texts), default=0)):
         for index, own in enumerate(texts):
             if turn < len(own):
@@ -85,16 +85,27 @@ def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], A
 @given(
     st.sampled_from(["chat", "completion"]),
     st.lists(st.lists(pieces, max_size=6), min_size=1, max_size=3),
-    st.booleans(),
+    st.sampled_from(["none", "last", "each"]),
     st.booleans(),
 )
 def test_any_text_survives_the_stream(
-    kind: Kind, texts: list[list[str]], usage: bool, comments: bool
+    kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: bool
 ) -> None:
     raw = _written(kind, texts, usage, comments)
     read, finishes, counted = _read(kind, raw, len(texts))
     assert read == ["".join(own) for own in texts]
     assert finishes == ["stop"] * len(texts)
-    assert (counted is not None) is usage
-    if usage:
+    assert (counted is None) is (usage == "none")
+    if usage != "none":
         assert counted["completion_tokens"] == sum(map(len, texts))
+
+
+def test_usage_so_far_is_in_each_frame() -> None:
+    """Of all choices together; a text that looks like a frame's end is text."""
+    text = ',"usage":null}\n\n'
+    raw = _written("chat", [["a", text], ["b"]], "each", comments=False)
+    chunks = [json.loads(event.data) for event in SSEDecoder().iter_bytes(iter([raw[:-14]]))]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1]) == f"ab{text}"
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == [1, 1, 2, 2, 3, 3, 3, 3]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {1}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.support.cpu import costs_less_than
@@ -65,9 +68,38 @@ def test_a_body_that_is_said_not_to_be_json(stack: Stack, path: str, content_typ
     assert content_type.partition(";")[0] in error["message"]
 
 
-def test_a_compressed_body(stack: Stack) -> None:
-    error = _error(_post(stack, TEXT, GOOD[TEXT], content_encoding="gzip"), 415)
-    assert "gzip" in error["message"]
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("coding", ["gzip", "GZip", "x-gzip"])
+def test_a_body_in_gzip(stack: Stack, path: str, coding: str) -> None:
+    packed = gzip.compress(GOOD[path])
+    assert _post(stack, path, packed, content_encoding=coding).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        GOOD[TEXT],
+        b"",
+        gzip.compress(GOOD[TEXT])[:-1],
+        gzip.compress(GOOD[TEXT]) + b"{}",
+        gzip.compress(b"") + gzip.compress(GOOD[TEXT]),
+        zlib.compress(GOOD[TEXT]),
+    ],
+    ids=["plain", "empty", "cut", "goes on", "two", "deflate"],
+)
+def test_what_is_not_one_gzip_stream(stack: Stack, packed: bytes) -> None:
+    error = _error(_post(stack, TEXT, packed, content_encoding="gzip"), 400)
+    assert error["message"].startswith("content-encoding: ")
+
+
+def test_a_bomb_is_not_unpacked(stack: Stack) -> None:
+    """Eight megabytes are allowed, so no more are made of 64 KB that would be 64 MB."""
+    bomb = gzip.compress(b" " * (8 * MEGABYTES))
+    process = psutil.Process(stack.pids["gateway"])
+    with costs_less_than(CPU_SECONDS, stack.pids["gateway"]):
+        before = process.memory_info().rss
+        _error(_post(stack, TEXT, bomb, content_encoding="gzip"), 413)
+        assert process.memory_info().rss < before + 2 * MEGABYTES
     assert _post(stack, TEXT, GOOD[TEXT], content_encoding="identity").status_code == 200
 
 
@@ -155,7 +187,9 @@ def _message(content: bytes) -> bytes:
         _message(b"{}," * 2_700_000 + b"{}"),
         _message(b'{"role": "user"},' * 49_000 + b'{"role": "user"}'),
         _message(b'{"role": "user", "content": [' + b"1," * 4_000_000 + b"1]}"),
-        _message(b'{"role": "user", ' + b",".join(b'"%d": 1' % n for n in range(4000)) + b"}"),
+        _message(
+            b'{"role": "user", "name": 1, ' + b",".join(b'"%d": 1' % n for n in range(4000)) + b"}"
+        ),
         _message(
             b'{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "f", '
             b'"arguments": "' + b"[" * 990 + b"]" * 990 + b'"}}]}'

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
@@ -32,22 +33,43 @@ def _counted(service: object, status: int) -> float:
 async def test_a_stream_that_ends_in_an_error_frame(
     folder: Path, fault: Fault | None, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault=fault, step=2)
     async with (
         serving(servicer) as endpoint,
-        running(folder, endpoint, request_timeout=6 if fault == "stall" else 60) as (
-            client,
-            service,
-            _,
-        ),
+        running(folder, endpoint) as (client, service, _),
     ):
+        asked = client.post(URL, json=STREAM, timeout=None)
         with caplog.at_level(logging.INFO, "gateway.requests"):
-            answer = await client.post(URL, json=STREAM)
+            stalls = lambda: fault == "stall" and servicer.reached > 0  # noqa: E731
+            answer = await clock.leap_once(stalls, asked)
         assert answer.status_code == 200
         assert ('"error"' in answer.text) is (fault is not None)
         assert _counted(service, status) == 1
         assert _counted(service, 200) == (status == 200)
     assert f"POST {URL} {status} " in caplog.text
+
+
+@pytest.mark.parametrize(("asked_s", "counted"), [(0.5, 499), (3600, 504)])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_deadline_of_the_clients_own_pages_nobody(
+    folder: Path, asked_s: float, counted: int, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The alert reads 5xx; client and log are told 504. Beyond the gateway's own it is none."""
+    servicer = FakeTriton(tokens=ids_of(folder, TEXT), fault="stall", step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, request_timeout=2) as (client, service, _),
+    ):
+        with caplog.at_level(logging.INFO, "gateway.requests"):
+            answer = await client.post(
+                URL, json=STREAM | {"stream": stream}, headers={"x-request-timeout": str(asked_s)}
+            )
+        assert stream or answer.status_code == 504
+        assert '"code":"timeout"' in answer.text
+        assert _counted(service, counted) == 1
+        assert _counted(service, 504 if counted == 499 else 499) == 0
+    assert f"POST {URL} 504 " in caplog.text
 
 
 async def test_a_client_that_leaves_its_stream(folder: Path) -> None:

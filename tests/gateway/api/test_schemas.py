@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.api import messages, schemas
-from gateway.api.parameters import HARMLESS, NOT_SERVED, parse
+from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
+from gateway.api.parameters import parse
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.parsers.tools.ids import TemplateIds
+from gateway.tokenization.chat_format import compile_template
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
-    return parse(ChatCompletionRequest, json.dumps(CHAT | fields).encode())
+    return parse(ChatCompletionRequest, json.dumps(CHAT | fields).encode()).request
 
 
 def test_defaults_are_openais() -> None:
@@ -56,7 +59,7 @@ def test_harmless_parameters_are_accepted(name: str) -> None:
     chat(**{name: {"any": "thing"}})
 
 
-@pytest.mark.parametrize("name", sorted(NOT_SERVED))
+@pytest.mark.parametrize("name", sorted(NOT_SERVED.keys() - ChatCompletionRequest.model_fields))
 def test_parameters_that_are_not_served_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         chat(**{name: {"asks": "for something"}})
@@ -134,7 +137,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=10,
 )
-names = st.sampled_from([*GenerationRequest.model_fields, "messages", "prompt", *NOT_SERVED])
+names = st.sampled_from(
+    [*GenerationRequest.model_fields, "messages", "prompt", *NOT_SERVED, *RENAMED, *HINTS]
+)
 
 
 @given(st.dictionaries(names | st.text(max_size=10), json_values, max_size=6))
@@ -155,7 +160,38 @@ def test_the_part_that_is_not_text_is_named() -> None:
 def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": '}}
     [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
-    assert message.for_template(None)["tool_calls"][0]["function"]["arguments"] == '{"x": '
+    assert (
+        message.for_template(TemplateIds(None))["tool_calls"][0]["function"]["arguments"]
+        == '{"x": '
+    )
+
+
+def test_arguments_are_an_object_to_templates_and_json_where_they_are_added_to_text() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": '{"x": ["é", true]}'}}
+    [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    template = compile_template(
+        "{% set a = m.tool_calls[0].function.arguments %}"
+        "{{ 'A' + a + 'B' }} {{ a }} {{ a | tojson }}"
+        "{% for key, value in a.items() %} {{ key }} {{ value | length }}{% endfor %}"
+        "{{ a is mapping }}{{ a is string }}"
+    )
+    said = '{"x": ["é", true]}'
+    assert template.render(m=message.for_template(TemplateIds(None))) == (
+        f"A{said}B {said} {said} x 2TrueFalse"
+    )
+
+
+def test_deepseeks_first_templates_are_told_that_there_is_no_content() -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": "{}"}}
+    said = [
+        {"role": "assistant", "content": content, "tool_calls": [call]} for content in (None, "So")
+    ]
+    [silent, spoken] = chat(messages=said).messages
+    ids = TemplateIds("deepseek_v3")
+    assert silent.for_template(ids)["content"] is None
+    assert spoken.for_template(ids)["content"] == "So"
+    # Others would write the word None.
+    assert silent.for_template(TemplateIds("glm45"))["content"] == ""
 
 
 def test_messages_for_the_template() -> None:
@@ -179,7 +215,7 @@ def test_messages_for_the_template() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ]
     )
-    developer, assistant, tool = [m.for_template(None) for m in request.messages]
+    developer, assistant, tool = [m.for_template(TemplateIds(None)) for m in request.messages]
     assert developer == {"role": "system", "content": "ab"}
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert tool == {"role": "tool", "content": "2", "tool_call_id": "c1"}

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from adapters.adapter import Converted
+from adapters.errors import UnsupportedEngine
 from gateway.catalog.adapters import Adapters
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Lora
+from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
-from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.generations import generation
 from tests.support.lora_files import content
@@ -26,10 +29,12 @@ CAPABILITIES = ModelCapabilities(
     model="tensorrt_llm",
     inputs={},
     outputs=frozenset(),
+    names_outputs=True,
     text=None,
     decoupled=True,
     restates_prompt=True,
     stop=None,
+    passes_cancellation=False,
     max_batch_size=None,
     max_seq_len=64,
     max_input_len=None,
@@ -49,7 +54,8 @@ CAPABILITIES = ModelCapabilities(
 
 def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
-    return Adapters(Settings(**(fields | settings)), lambda: CAPABILITIES)
+    prompts = Prompts(Tokenizer(models.BPE()), {}, [])
+    return Adapters(Settings(**(fields | settings)), prompts, lambda: CAPABILITIES)
 
 
 @pytest.fixture
@@ -61,24 +67,32 @@ def redis_url() -> Iterator[str]:
 async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_url: str) -> None:
     shared = {"redis_url": redis_url}
     async with _adapters(tmp_path, "one", **shared) as one:
-        await one._add("zh", "one", content(1), "test")
+        await one._add("zh", "one", content(1), "test", None)
         assert one.resolve("zh")[1].digest == content(1).digest
         async with _adapters(tmp_path, "org/two", **shared) as two:
             assert two.records == []
             with pytest.raises(ModelNotFound):
                 two.resolve("zh")
             # The same name on another base is another adapter.
-            await two._add("zh", "org/two", content(2), "test")
+            await two._add("zh", "org/two", content(2), "test", None)
             assert two.resolve("zh")[1].digest == content(2).digest
         assert one.resolve("zh")[1].digest == content(1).digest
 
 
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
     async with _adapters(tmp_path, "one") as adapters:
-        await adapters._add("zh", "one", content(1), "test")
+        await adapters._add("zh", "one", content(1), "test", None)
         adapters._capabilities = lambda: replace(CAPABILITIES, lora_dtype="bfloat16")
         with pytest.raises(EngineError, match="add the adapter again"):
             adapters.resolve("zh")
+
+
+async def test_a_model_that_loses_adapters_is_named(tmp_path: Path) -> None:
+    text = TextModel(loses_lora=True)
+    async with _adapters(tmp_path, "one") as adapters:
+        adapters._capabilities = lambda: replace(CAPABILITIES, text=text, lora_dtype=None)
+        with pytest.raises(UnsupportedEngine, match="found a BLS model before v0"):
+            await adapters.add("zh", "one", tmp_path, source="test", within=None)
 
 
 async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
@@ -89,7 +103,7 @@ async def test_an_engine_folder_out_of_sight_breaks_neither_adding_nor_metrics(
         ' "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12}'
     )
     async with _adapters(tmp_path, "one") as adapters:
-        await adapters._add("zh", "one", content(1), "test")
+        await adapters._add("zh", "one", content(1), "test", None)
         assert adapters.cache_fit() is None
         assert adapters.warnings() == []
 
@@ -110,7 +124,7 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
     async def weights() -> Converted:
         return content(1)
 
-    asked = generation(lora=Lora("zh", 7, weights))
+    asked = generation(lora=Lora("zh", 7, 2**20, weights))
     async with serving(servicer) as endpoint:
         engine = Engine(
             endpoint,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
 import os
 import signal
+import termios
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -48,51 +51,100 @@ def regex(text: str, tenant: str = "a", **more: Any) -> Options:
     return Options(seed=0, params=params, guide_param="structured_outputs", caller=caller)
 
 
+async def _stopped() -> psutil.Process:
+    """The compiler, which does nothing until it is resumed."""
+    compiler = await _compiler()
+    compiler.suspend()
+    deadline = time.monotonic() + WITHIN_S
+    while compiler.status() != psutil.STATUS_STOPPED:  # until then it may still read
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    return compiler
+
+
+async def _given(compiler: psutil.Process) -> None:
+    """Until the next guide lies before a compiler that is stopped."""
+    stdin = os.open(f"/proc/{compiler.pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while fcntl.ioctl(stdin, termios.FIONREAD, bytes(4)) == bytes(4):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+    finally:
+        os.close(stdin)
+
+
 async def refused(guides: GuideCheck, options: Options) -> str:
     with pytest.raises(InvalidRequest) as raised:
-        await guides.check(options, "xgrammar")
+        await guides.checked(options, "xgrammar")
     assert raised.value.param == "structured_outputs"
     return raised.value.message
 
 
 async def test_without_a_guide_there_is_no_process(guides: GuideCheck) -> None:
-    await guides.check(Options(seed=0), "xgrammar")
-    await guides.check(regex("(", guides="unchecked"), "xgrammar")
+    await guides.checked(Options(seed=0), "xgrammar")
+    await guides.checked(regex("(", guides="unchecked"), "xgrammar")
     with pytest.raises(UnsupportedParameter, match="this key may not use guided decoding"):
-        await guides.check(regex("a", guides="none"), "xgrammar")
+        await guides.checked(regex("a", guides="none"), "xgrammar")
     assert _compilers() == []
 
 
 async def test_each_guide_is_compiled_once(guides: GuideCheck) -> None:
-    await guides.check(regex("a+"), "xgrammar")
+    await guides.checked(regex("a+"), "xgrammar")
     said = await refused(guides, regex("("))
     assert said.startswith("structured_outputs: cannot be enforced: ")
     # Stopped, it could answer nothing that is not known.
-    (await _compiler()).suspend()
-    await guides.check(regex("a+", tenant="b"), "xgrammar")
+    await _stopped()
+    await guides.checked(regex("a+", tenant="b"), "xgrammar")
     assert await refused(guides, regex("(", tenant="b")) == said
-    new = asyncio.create_task(guides.check(regex("b+"), "xgrammar"))
+    new = asyncio.create_task(guides.checked(regex("b+"), "xgrammar"))
     done, _ = await asyncio.wait([new], timeout=0.2)
     assert not done
     (await _compiler()).resume()
     await new
 
 
+def schema(value: Any, **more: Any) -> Options:
+    params = GenerationParams(guide=Guide("json_schema", json.dumps(value)))
+    return Options(seed=0, params=params, caller=Caller(tenant="a", **more))
+
+
+async def test_the_engine_is_given_what_it_enforces_of_a_schema(
+    guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds = [{"type": "integer"}, {"minimum": 3}]
+    written = Guide("json_schema", '{"type":"integer","minimum":3}')
+    for _ in range(2):  # compiled, and known
+        found = await guides.checked(schema({"allOf": bounds}), "xgrammar")
+        assert found.params.guide == written
+    given = schema({"allOf": bounds}, guides="unchecked")
+    assert await guides.checked(given, "xgrammar") is given
+    # Of texts no more is kept than so much: the first one has to be compiled again.
+    monkeypatch.setattr("gateway.guiding.check._KEPT_CHARS", len(written.text))
+    await guides.checked(schema({"type": "integer", "title": "y"}), "xgrammar")
+    await _stopped()
+    again = asyncio.create_task(guides.checked(schema({"allOf": bounds}), "xgrammar"))
+    done, _ = await asyncio.wait([again], timeout=0.2)
+    assert not done
+    (await _compiler()).resume()
+    assert (await again).params.guide == written
+
+
 @pytest.mark.parametrize("died", [signal.SIGXCPU, signal.SIGSEGV, signal.SIGABRT])
 async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
     guides: GuideCheck, died: signal.Signals
 ) -> None:
-    await guides.check(regex("a"), "xgrammar")
-    (await _compiler()).suspend()
+    await guides.checked(regex("a"), "xgrammar")
+    compiler = await _stopped()
     asked = asyncio.create_task(refused(guides, regex("bad")))
     behind = asyncio.create_task(refused(guides, regex("bad", tenant="b")))
-    await asyncio.sleep(0.05)
-    os.kill((await _compiler()).pid, died)
-    os.kill((await _compiler()).pid, signal.SIGCONT)
+    await _given(compiler)
+    compiler.send_signal(died)
+    compiler.resume()
     said = await asked
     assert await behind == said  # though its own compiler would have lived
     assert "too much time or memory" in said
-    await guides.check(regex("good"), "xgrammar")  # by another process
+    await guides.checked(regex("good"), "xgrammar")  # by another process
     assert await refused(guides, regex("bad")) == said
 
 
@@ -100,17 +152,16 @@ async def test_a_guide_that_ends_its_compiler_is_refused_for_good(
 async def test_a_compiler_that_others_end_says_nothing_of_its_guide(
     guides: GuideCheck, died: signal.Signals
 ) -> None:
-    await guides.check(regex("a"), "xgrammar")
-    compiler = await _compiler()
-    compiler.suspend()
-    asked = asyncio.create_task(guides.check(regex("good"), "xgrammar"))
-    await asyncio.sleep(0.05)
+    await guides.checked(regex("a"), "xgrammar")
+    compiler = await _stopped()
+    asked = asyncio.create_task(guides.checked(regex("good"), "xgrammar"))
+    await _given(compiler)
     compiler.send_signal(died)
     with suppress(psutil.NoSuchProcess):  # nothing stops SIGKILL
         compiler.resume()
     with pytest.raises(Overloaded, match="try again"):
         await asked
-    await guides.check(regex("good"), "xgrammar")
+    await guides.checked(regex("good"), "xgrammar")
 
 
 async def test_a_compiler_is_told_no_secrets_of_the_gateway(
@@ -118,29 +169,29 @@ async def test_a_compiler_is_told_no_secrets_of_the_gateway(
 ) -> None:
     """It works on what strangers wrote."""
     monkeypatch.setenv("GATEWAY_ADMIN_KEY", "a secret")
-    await guides.check(regex("a"), "xgrammar")
+    await guides.checked(regex("a"), "xgrammar")
     assert set((await _compiler()).environ()) <= {"PYTHONPATH", "LC_CTYPE"}
 
 
 async def test_a_compiler_that_has_grown_large_ends(
     guides: GuideCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await guides.check(regex("a"), "xgrammar")
+    await guides.checked(regex("a"), "xgrammar")
     kept = await _compiler()
-    await guides.check(regex("b"), "xgrammar")
+    await guides.checked(regex("b"), "xgrammar")
     assert await _compiler() == kept
     monkeypatch.setattr("gateway.guiding.process._MAX_BYTES", 1)
-    await guides.check(regex("c"), "xgrammar")
+    await guides.checked(regex("c"), "xgrammar")
     assert _compilers() == []
 
 
 async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideCheck) -> None:
-    await guides.check(regex("a"), "xgrammar")
-    (await _compiler()).suspend()
+    await guides.checked(regex("a"), "xgrammar")
+    await _stopped()
     ended: list[str] = []
 
     async def ask(text: str, tenant: str) -> None:
-        await guides.check(regex(text, tenant), "xgrammar")
+        await guides.checked(regex(text, tenant), "xgrammar")
         ended.append(text)
 
     many = [asyncio.create_task(ask(f"flood{n}", "flood")) for n in range(20)]
@@ -154,7 +205,7 @@ async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideC
     assert ended.index("one") <= 2
     assert "flood5" not in ended
     # What was left was not compiled either: it has to be, now.
-    (await _compiler()).suspend()
+    await _stopped()
     late = asyncio.create_task(ask("flood5", "flood"))
     done, _ = await asyncio.wait([late], timeout=0.2)
     assert not done
@@ -163,13 +214,13 @@ async def test_tenants_take_turns_and_who_has_left_is_passed_over(guides: GuideC
 
 
 async def test_no_more_than_so_much_waits(guides: GuideCheck) -> None:
-    await guides.check(regex("a"), "xgrammar")
-    (await _compiler()).suspend()
+    await guides.checked(regex("a"), "xgrammar")
+    await _stopped()
     large = [
-        asyncio.create_task(guides.check(regex(f"{n}" * 100_000), "xgrammar")) for n in range(9)
+        asyncio.create_task(guides.checked(regex(f"{n}" * 100_000), "xgrammar")) for n in range(9)
     ]
     more = [
-        asyncio.create_task(guides.check(regex(f"[{n}]" + "x" * 120_000), "xgrammar"))
+        asyncio.create_task(guides.checked(regex(f"[{n}]" + "x" * 120_000), "xgrammar"))
         for n in range(40)
     ]
     failed = await asyncio.wait_for(_first_failure(more), WITHIN_S)
@@ -180,7 +231,7 @@ async def test_no_more_than_so_much_waits(guides: GuideCheck) -> None:
     assert {type(result) for result in results} == {InvalidRequest, Overloaded}
 
 
-async def _first_failure(tasks: list[asyncio.Task[None]]) -> BaseException | None:
+async def _first_failure(tasks: list[asyncio.Task[Options]]) -> BaseException | None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     return done.pop().exception()
 
@@ -193,8 +244,8 @@ async def test_a_guide_of_several_names_the_part_that_is_wrong(guides: GuideChec
         guide_param="tool_choice",
         guide_parts=lambda: [(good, "tools[0]"), (bad, "tools[1]")],
     )
-    with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
-        await guides.check(options, "xgrammar")
+    with pytest.raises(InvalidRequest, match="type: found 'foo'") as raised:
+        await guides.checked(options, "xgrammar")
     assert raised.value.param == "tools[1]"
 
 
@@ -217,15 +268,15 @@ async def test_one_request_has_no_more_than_a_few_guides_compiled(
     guides: GuideCheck, many: int, named: str
 ) -> None:
     options, _ = _of_tools('{"anyOf": [{}, {"type": "foo"}]}', many)
-    with pytest.raises(InvalidRequest, match="Invalid type: foo") as raised:
-        await guides.check(options, "xgrammar")
+    with pytest.raises(InvalidRequest, match="type: found 'foo'") as raised:
+        await guides.checked(options, "xgrammar")
     assert raised.value.param == named
 
 
 async def test_where_all_parts_are_too_long_together_none_is_looked_at(guides: GuideCheck) -> None:
     options, asked = _of_tools('{"const": "' + "x" * MAX_CHARS + '"}', 2)
     with pytest.raises(InvalidRequest, match=f"allowed: {MAX_CHARS}") as raised:
-        await guides.check(options, "xgrammar")
+        await guides.checked(options, "xgrammar")
     assert raised.value.param == "tool_choice"
     assert not asked
     assert _compilers() == []

@@ -72,14 +72,19 @@ def test_a_worker_that_dies_is_replaced(gateway: GatewayProcess) -> None:
     _ask(gateway)
 
 
+def test_workers_are_forked_from_a_process_without_other_threads(gateway: GatewayProcess) -> None:
+    """What another thread held at that moment would be held in the worker for ever."""
+    assert psutil.Process(gateway.process.pid).num_threads() == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_its_parent(
-    stack: Stack, tmp_path: Path, number: signal.Signals
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    with _gateway(stack, tmp_path) as gateway:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with _gateway(stack, tmp_path / "g") as gateway:
         workers = _workers(gateway)
-        folder = Path(workers[0].environ()["GATEWAY_WORKER"].split(",", 4)[4])
-        assert folder.is_dir()
+        [folder] = tmp_path.glob("gateway-*")
         gateway.process.send_signal(number)
         code = gateway.process.wait(HANGS_AFTER_S)
         assert code == (0 if number is signal.SIGTERM else -number)
@@ -100,3 +105,28 @@ def test_workers_without_redis_are_refused(tmp_path: Path) -> None:
     )
     assert answer.returncode == 2
     assert "GATEWAY_REDIS_URL" in answer.stderr
+
+
+_REAPED_AS_THE_SIGNAL_COMES = """
+import os, signal, sys
+from pathlib import Path
+from gateway.http.workers import Workers
+
+real, parent = os.waitpid, os.getpid()
+
+def waitpid(pid, options):
+    found = real(pid, options)
+    if found[0]:
+        os.kill(parent, signal.SIGTERM)
+    return found
+
+os.waitpid = waitpid
+sys.exit(Workers(1, [], Path(sys.argv[1]), lambda worker: 0).run())
+"""
+
+
+def test_a_signal_while_a_workers_end_is_noted(tmp_path: Path) -> None:
+    """Its number is nobody's any more, and multiprocessing does not know that yet."""
+    command = [sys.executable, "-c", _REAPED_AS_THE_SIGNAL_COMES, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, timeout=HANGS_AFTER_S, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()

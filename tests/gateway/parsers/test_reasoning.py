@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.parsers.reasoning import MISTRAL_THINK, THINK, ReasoningSplitter, Tags, guess, is_open
+from gateway.parsers.reasoning import TAGS, THINK, ReasoningSplitter, Tags, guess, is_open
 from gateway.parsers.tools.events import Content, Reasoning
 
 Events = list[Reasoning | Content]
@@ -90,15 +92,36 @@ def test_everything_goes_out_as_soon_as_it_is_certain() -> None:
     assert splitter.finish() == []
 
 
-def test_tags_can_be_others() -> None:
-    assert _split(["[THINK]hm[/THINK]Yes."], tags=MISTRAL_THINK) == ("hm", "Yes.")
+def test_whitespace_alone_takes_time_that_is_linear() -> None:
+    splitter, blank = ReasoningSplitter(), " " * 80
+    start = time.process_time()
+    assert not any(splitter.split(blank) for _ in range(20_000))
+    cost = time.process_time() - start
+    # 0.02 s; each time from the beginning it was 10 s.
+    assert cost < 1
+    assert splitter.split("x") == [Content(blank * 20_000 + "x")]
+
+
+@pytest.mark.parametrize("tags", set(TAGS.values()))
+def test_tags_can_be_others(tags: Tags) -> None:
+    text = f"\n{tags.opening} hm {tags.closing}\nYes."
+    assert _split([text], tags=tags) == _split(list(text), tags=tags) == (" hm ", "\nYes.")
 
 
 @pytest.mark.parametrize(
     ("template", "tags"),
     [
         ("{%- if '</think>' in content %}", THINK),
-        ("{{- '[THINK]' + block['thinking'] + '[/THINK]' }}", MISTRAL_THINK),
+        ("{{- '[THINK]' + block['thinking'] + '[/THINK]' }}", TAGS["mistral"]),
+        ("{%- set think_end_token = '</seed:think>' -%}", TAGS["seed_oss"]),
+        (
+            "thoughts after 'Here is my thought process:' and write your response after"
+            " 'Here is my response:' for each user query.",
+            TAGS["granite"],
+        ),
+        ("{{ content.split('◁/think▷')[-1] }}", TAGS["kimi"]),
+        # Phi-4-reasoning tells the model of them in its system prompt.
+        ("the specified format: <think> {Thought section} </think> {Solution section}.", THINK),
         ("{{ message['content'] }}", None),
     ],
 )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.parsers.tools.forced import named_guide, required_guide
-from gateway.parsers.tools.forms import Form, guess
-from gateway.parsers.tools.ids import new_id, template_id
-
-FORMS: list[Form] = ["hermes", "llama3_json", "mistral", "pythonic"]
+from gateway.parsers.tools.forced import arguments_guide, calls_guide
+from gateway.parsers.tools.forms import PARSERS, Form, guess
+from gateway.parsers.tools.ids import TemplateIds, new_id
 
 
 @pytest.mark.parametrize(
@@ -53,11 +51,62 @@ FORMS: list[Form] = ["hermes", "llama3_json", "mistral", "pythonic"]
             " params_name2=params_value2...), func_name2(params)]",
             "pythonic",
         ),
-        # Qwen3-Coder and GLM-4.5: other forms within the same tags
-        ("{{- '<tool_call>\\n<function=' + name + '>' }} \"arguments\"", None),
-        ("{{ '<tool_call>' + name }}<arg_key>{{ k }}</arg_key> \"arguments\"", None),
-        # DeepSeek-V3
-        ("{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type']}}", None),
+        # Llama 4, as published
+        (
+            '{{- \'Respond in the format {"name": function name, "parameters": dictionary of\' }}'
+            "{{- '<|python_start|>' }}{{- message['content'] }}{{- '<|python_end|>' }}",
+            "llama3_json",
+        ),
+        # Llama 4 in vLLM's examples
+        (
+            "{{- 'Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]'"
+            " }}<|python_start|>",
+            "pythonic",
+        ),
+        # Granite 4
+        (
+            '{{- \'<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\' }}',
+            "hermes",
+        ),
+        # Granite 3
+        (
+            "respond only with <|tool_call|> followed by a JSON list of tools used. "
+            '"arguments" <|tool_response|>',
+            "granite",
+        ),
+        # Phi-4-mini: as published, with calls, and vLLM's
+        (
+            "{{ '<|' + message['role'] + '|>' + '<|tool|>' + tools + '<|/tool|>' }}",
+            "phi4_mini_json",
+        ),
+        (
+            "{{- '<|tool|>' + (tool | tojson) }}{{- '<|tool_call|>{\"arguments\": {}}' }}",
+            "phi4_mini_json",
+        ),
+        (
+            'JSON list formatted as functools[{"name": [function name], "arguments"',
+            "phi4_mini_json",
+        ),
+        # Qwen3-Coder, GLM-4.5: others within the same tags
+        ("{{- '<tool_call>\\n<function=' + name + '>' }} \"arguments\"", "qwen3_coder"),
+        ("{{ '<tool_call>' + name }}<arg_key>{{ k }}</arg_key> \"arguments\"", "glm45"),
+        # DeepSeek-V3 and R1, V3.1
+        (
+            "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '\\n' + '```json'}}",
+            "deepseek_v3",
+        ),
+        (
+            "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name']}}",
+            "deepseek_v31",
+        ),
+        # Kimi-K2
+        ("<|tool_calls_section_begin|><|tool_call_begin|>{{ tool_call['id'] }}", "kimi_k2"),
+        # MiniMax-M1 and M2
+        ('<tool_calls>\\n{"name": <tool-name>, "arguments": <args-json-object>}\\n...', "minimax"),
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        # Others still: Seed-OSS, LFM2
+        ("{{ '<seed:tool_call>\\n<function=' + name + '>' }}", None),
+        ("{{ '<|tool_call_start|>[' + name + '(' }}", None),
         # Without tools: Phi-3, Zephyr, ChatML
         ("{{'<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n'}}", None),
         ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
@@ -68,23 +117,43 @@ def test_the_form_is_guessed_from_the_template(fragment: str, form: Form | None)
     assert guess("{% for message in messages %}" + fragment + "{% endfor %}") == form
 
 
-@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_have_names_for_settings() -> None:
+    assert {*get_args(Form)} == {*PARSERS, "openai"}
+
+
+@pytest.mark.parametrize("form", PARSERS)
 def test_new_ids_fit_the_template(form: Form) -> None:
     ids = {new_id(form) for _ in range(200)}
     assert len(ids) == 200
     for call_id in ids:
-        assert template_id(form, call_id) == call_id
+        if form != "kimi_k2":
+            assert TemplateIds(form).of_call(call_id, "f") == call_id
         assert call_id.removeprefix("call_").isalnum()
         assert len(call_id) == (9 if form == "mistral" else 29)
 
 
 @given(st.lists(st.text(max_size=40), unique=True))
 def test_any_id_becomes_one_that_mistral_takes(call_ids: list[str]) -> None:
-    mapped = [template_id("mistral", call_id) for call_id in call_ids]
+    mistral, hermes = TemplateIds("mistral"), TemplateIds("hermes")
+    mapped = [mistral.of_call(call_id, "f") for call_id in call_ids]
     assert all(len(m) == 9 and m.isascii() and m.isalnum() for m in mapped)
     assert len(set(mapped)) == len(call_ids)
-    assert mapped == [template_id("mistral", call_id) for call_id in call_ids]
-    assert [template_id("hermes", call_id) for call_id in call_ids] == call_ids
+    assert mapped == [mistral.of_answer(call_id) for call_id in call_ids]
+    assert [hermes.of_call(call_id, "f") for call_id in call_ids] == call_ids
+
+
+def test_kimis_ids_name_the_function_and_count_the_conversations_calls() -> None:
+    ids = TemplateIds("kimi_k2")
+    assert ids.of_call("call_a", "f") == "functions.f:0"
+    assert ids.of_call("call_b", "g") == "functions.g:1"
+    assert [ids.of_answer(call_id) for call_id in ("call_b", "call_a")] == [
+        "functions.g:1",
+        "functions.f:0",
+    ]
+    # Some clients count anew in each turn.
+    assert ids.of_call("call_a", "f") == "functions.f:2"
+    assert ids.of_answer("call_a") == "functions.f:2"
+    assert ids.of_answer("nobody's") == "nobody's"
 
 
 # ---- Forced choices
@@ -122,9 +191,7 @@ def _resolve(document: Any, reference: str) -> Any:
 
 
 def test_the_guide_of_a_required_choice_holds_every_function() -> None:
-    guide = json.loads(
-        required_guide({"weather": WEATHER, "tree": TREE, "time": None}, parallel=True)
-    )
+    guide = json.loads(calls_guide({"weather": WEATHER, "tree": TREE, "time": None}, parallel=True))
     assert (guide["type"], guide["minItems"]) == ("array", 1)
     assert guide["maxItems"] == 8
     found = {}
@@ -149,7 +216,7 @@ def test_the_guide_of_a_required_choice_holds_every_function() -> None:
 
 
 def test_one_call_at_a_time() -> None:
-    guide = json.loads(required_guide({"f": None}, parallel=False))
+    guide = json.loads(calls_guide({"f": None}, parallel=False))
     assert (guide["minItems"], guide["maxItems"]) == (1, 1)
 
 
@@ -163,18 +230,18 @@ def test_one_call_at_a_time() -> None:
         ({"$ref": "#/$defs/T", "$defs": {"T": TREE}}, {"$ref": "#/$defs/T", "$defs": {"T": TREE}}),
     ],
 )
-def test_the_guide_of_a_named_choice_is_its_parameters(
+def test_the_guide_of_arguments_is_the_parameters(
     parameters: dict[str, Any] | None, guide: dict[str, Any]
 ) -> None:
-    assert json.loads(named_guide(parameters)) == guide
+    assert json.loads(arguments_guide(parameters)) == guide
 
 
 def test_schemas_that_cannot_be_moved_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"parameters of f refer to other\.json#/a") as refused:
-        required_guide({"f": {"properties": {"a": {"$ref": "other.json#/a"}}}}, parallel=True)
+        calls_guide({"f": {"properties": {"a": {"$ref": "other.json#/a"}}}}, parallel=True)
     assert refused.value.param == "tools"
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"items": deep}
     with pytest.raises(InvalidRequest, match="more than 100 levels"):
-        required_guide({"f": deep}, parallel=True)
+        calls_guide({"f": deep}, parallel=True)

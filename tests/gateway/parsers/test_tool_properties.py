@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.parsers.tools.events import CallArguments, CallStart
-from gateway.parsers.tools.forced import (
-    NamedToolParser,
-    RequiredToolParser,
-)
-from tests.support.tool_calls import MAKERS, calls_of, content_of, cut, folded, parsed
+from gateway.parsers.tools.events import CallStart
+from gateway.parsers.tools.forced import ForcedToolParser
+from gateway.parsers.tools.forms import PARSERS, Form
+from tests.support.tool_calls import MAKERS, calls_of, content_of, cut, folded, parsed, piece_sizes
 
 pytestmark = pytest.mark.slow
 
+# What is drawn costs more than all forms that read it, so each example is for all of them.
+many_examples = settings(max_examples=180)
+
 # ---- Cut anywhere
 
+TAGS = [marker for form in PARSERS.values() for marker in form.markers]
 FRAGMENTS = (
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
-    "<|python_start|>", "<|python_end|>", '{"name": "f", ', '"arguments": ', '"parameters": ',
+    *dict.fromkeys([*TAGS, *(tag[:-2] for tag in TAGS)]), "<function=f>", "<parameter=x>", "</",
+    '<invoke name="f">', '<parameter name="x">', "function", "```json", "```", "functools", "\n<",
+    "<tool_call>f\n", "functions.f:0", "True",
+    '{"name": "f", ', '"arguments": ', '"parameters": ',
     '{"a": "b"}', '{"name": "g", "arguments": {}}', "{", "}", "[", "]", "(", ")", '"', "'", "\\",
     "\\u00e9", "\\ud83d", "\\ude00", "null", "1.5", ",", ";", ":", "=", " ", "\n", "f(", "x=",
     "[f(x=", "'''", "f", "<", "中", "🦉",
@@ -31,31 +36,35 @@ FRAGMENTS = (
 wild_text = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=25).map("".join)
 
 
-@pytest.mark.parametrize("form", MAKERS)
-@given(text=wild_text, data=st.data())
-def test_the_result_does_not_depend_on_the_cuts(form: str, text: str, data: st.DataObject) -> None:
-    whole = parsed(MAKERS[form], text)
-    assert parsed(MAKERS[form], *cut(text, data)) == whole
-    # A forced call that was cut before its name is nothing to show.
-    if not calls_of(whole) and not (form == "required" and text.lstrip().startswith("[")):
-        assert content_of(whole) == text
+@many_examples
+@given(text=wild_text, sizes=piece_sizes)
+def test_the_result_does_not_depend_on_the_cuts(text: str, sizes: list[int]) -> None:
+    for form, maker in MAKERS.items():
+        whole = parsed(maker, text)
+        assert parsed(maker, *cut(text, sizes)) == whole, form
+        # A forced call that was cut before its name is nothing to show.
+        if not calls_of(whole) and not (
+            form in ("required", "named") and text.lstrip().startswith("[")
+        ):
+            assert content_of(whole) == text, form
 
 
-@pytest.mark.parametrize("form", MAKERS)
+@many_examples
 @given(text=wild_text, data=st.data())
-def test_what_is_out_is_never_taken_back(form: str, text: str, data: st.DataObject) -> None:
+def test_what_is_out_is_never_taken_back(text: str, data: st.DataObject) -> None:
     first = text[: data.draw(st.integers(0, len(text)))]
-    pushed = folded(MAKERS[form]().parse(first))
-    whole = parsed(MAKERS[form], text)
-    assert len(pushed) <= len(whole)
-    if pushed:
-        assert pushed[:-1] == whole[: len(pushed) - 1]
-        last, longer = pushed[-1], whole[len(pushed) - 1]
-        assert type(last) is type(longer)
-        if isinstance(last, CallStart) or isinstance(longer, CallStart):
-            assert last == longer
-        else:
-            assert longer.text.startswith(last.text)
+    for form, maker in MAKERS.items():
+        pushed = folded(maker().parse(first))
+        whole = parsed(maker, text)
+        assert len(pushed) <= len(whole), form
+        if pushed:
+            assert pushed[:-1] == whole[: len(pushed) - 1], form
+            last, longer = pushed[-1], whole[len(pushed) - 1]
+            assert type(last) is type(longer), form
+            if isinstance(last, CallStart) or isinstance(longer, CallStart):
+                assert last == longer, form
+            else:
+                assert longer.text.startswith(last.text), form
 
 
 # ---- What templates make of calls comes back
@@ -116,7 +125,49 @@ def _pythonic(calls: Calls, dump: Callable[[Any], str]) -> str:
     return f"[{', '.join(written)}]"
 
 
+def _granite(calls: Calls, dump: Callable[[Any], str]) -> str:
+    return "<|tool_call|>" + dump([{"name": n, "arguments": a} for n, a in calls])
+
+
+def _phi4_mini(calls: Calls, dump: Callable[[Any], str]) -> str:
+    return "functools" + dump([{"name": n, "arguments": a} for n, a in calls])
+
+
+def _minimax(calls: Calls, dump: Callable[[Any], str]) -> str:
+    lines = "\n".join(dump({"name": n, "arguments": a}) for n, a in calls)
+    return f"<tool_calls>\n{lines}\n</tool_calls>"
+
+
+def _deepseek_v3(calls: Calls, dump: Callable[[Any], str]) -> str:
+    written = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dump(a)}\n```<｜tool▁call▁end｜>"
+        for n, a in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v31(calls: Calls, dump: Callable[[Any], str]) -> str:
+    written = [
+        f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dump(a)}<｜tool▁call▁end｜>" for n, a in calls
+    ]
+    return "<｜tool▁calls▁begin｜>" + "".join(written) + "<｜tool▁calls▁end｜>"
+
+
+def _kimi_k2(calls: Calls, dump: Callable[[Any], str]) -> str:
+    written = [
+        f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{dump(a)}<|tool_call_end|>"
+        for i, (n, a) in enumerate(calls)
+    ]
+    return "<|tool_calls_section_begin|>" + "".join(written) + "<|tool_calls_section_end|>"
+
+
 WRITERS = {
+    _granite: "granite",
+    _phi4_mini: "phi4_mini_json",
+    _minimax: "minimax",
+    _deepseek_v3: "deepseek_v3",
+    _deepseek_v31: "deepseek_v31",
+    _kimi_k2: "kimi_k2",
     _hermes: "hermes",
     _hermes_arguments_first: "hermes",
     _hermes_arguments_as_string: "hermes",
@@ -134,32 +185,76 @@ DUMPS: list[Callable[[Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@given(calls=call_lists, dump=st.sampled_from(DUMPS), data=st.data())
+@many_examples
+@given(calls=call_lists, dump=st.sampled_from(DUMPS), sizes=piece_sizes)
 def test_calls_come_back_as_they_were_written(
-    writer: Callable[[Calls, Callable[[Any], str]], str],
-    calls: Calls,
-    dump: Callable[[Any], str],
-    data: st.DataObject,
+    calls: Calls, dump: Callable[[Any], str], sizes: list[int]
 ) -> None:
-    events = parsed(MAKERS[WRITERS[writer]], *cut(writer(calls, dump), data))
-    assert [(name, json.loads(arguments)) for name, arguments in calls_of(events)] == calls
-    assert content_of(events) == ""
+    for writer, form in WRITERS.items():
+        events = parsed(MAKERS[form], *cut(writer(calls, dump), sizes))
+        read = [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
+        assert read == calls, writer
+        assert content_of(events) == "", writer
 
 
-@given(calls=call_lists, data=st.data())
-def test_a_required_call_is_bare_json(calls: Calls, data: st.DataObject) -> None:
+def _qwen3_coder(name: str, arguments: dict[str, str]) -> str:
+    pairs = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(pairs)}</function>\n</tool_call>"
+
+
+def _glm45(name: str, arguments: dict[str, str]) -> str:
+    pairs = [
+        f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+        for key, value in arguments.items()
+    ]
+    return f"<tool_call>{name}{''.join(pairs)}\n</tool_call>"
+
+
+def _minimax_m2(name: str, arguments: dict[str, str]) -> str:
+    pairs = [f'<parameter name="{key}">{value}</parameter>\n' for key, value in arguments.items()]
+    call = f'<invoke name="{name}">\n{"".join(pairs)}</invoke>\n'
+    return f"<minimax:tool_call>\n{call}</minimax:tool_call>"
+
+
+TYPED_WRITERS: dict[Form, Callable[[str, dict[str, str]], str]] = {
+    "qwen3_coder": _qwen3_coder,
+    "glm45": _glm45,
+    "minimax_m2": _minimax_m2,
+}
+TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+
+
+@many_examples
+@given(
+    calls=st.dictionaries(
+        names, st.dictionaries(names, finite, max_size=3), min_size=1, max_size=3
+    ),
+    dump=st.sampled_from(DUMPS),
+    sizes=piece_sizes,
+)
+def test_values_have_the_types_of_their_schema(
+    calls: dict[str, dict[str, Any]], dump: Callable[[Any], str], sizes: list[int]
+) -> None:
+    functions = {}
+    texts = {}
+    for name, arguments in calls.items():
+        types = {key: TYPES.get(type(value), "object") for key, value in arguments.items()}
+        functions[name] = {"properties": {key: {"type": type_} for key, type_ in types.items()}}
+        texts[name] = {k: v if isinstance(v, str) else dump(v) for k, v in arguments.items()}
+    for form, writer in TYPED_WRITERS.items():
+        written = "\n".join(writer(name, arguments) for name, arguments in texts.items())
+        events = parsed(partial(PARSERS[form], functions), *cut(written, sizes))
+        read = {name: json.loads(arguments) for name, arguments in calls_of(events)}
+        assert read == calls, form
+        assert content_of(events) == "", form
+
+
+@given(calls=call_lists, sizes=piece_sizes)
+def test_a_required_call_is_bare_json(calls: Calls, sizes: list[int]) -> None:
     text = json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
-    events = parsed(RequiredToolParser, *cut(text + "\n", data))
+    events = parsed(ForcedToolParser, *cut(text + "\n", sizes))
     assert [(name, json.loads(arguments)) for name, arguments in calls_of(events)] == calls
     assert content_of(events) == ""
-
-
-@given(arguments=st.dictionaries(names, finite, max_size=3), data=st.data())
-def test_a_named_call_is_its_arguments(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = json.dumps(arguments)
-    events = parsed(lambda: NamedToolParser("f"), *cut(text + "\n", data))
-    assert events == [CallStart(0, "f"), CallArguments(0, text)]
 
 
 FORCED = '[{"name": "f", "arguments": {"a": [1]}}, {"arguments": {"b": 2}, "name": "g"}]'
@@ -181,17 +276,23 @@ FORCED = '[{"name": "f", "arguments": {"a": [1]}}, {"arguments": {"b": 2}, "name
     ],
 )
 def test_a_required_call_that_was_cut(end: str, calls: list[tuple[str, str]]) -> None:
-    events = parsed(RequiredToolParser, FORCED[: FORCED.index(end) + len(end)])
+    events = parsed(ForcedToolParser, FORCED[: FORCED.index(end) + len(end)])
     assert calls_of(events) == calls
     assert content_of(events) == ""
 
 
-@pytest.mark.parametrize("size", range(len(FORCED) + 1))
-def test_no_cut_shows_the_guides_json(size: int) -> None:
-    assert content_of(parsed(RequiredToolParser, FORCED[:size])) == ""
+NAMED = '[{"name": "f", "arguments": '
 
 
-@pytest.mark.parametrize("text", ["", " \n", "{", '{"a": [1'])
-def test_a_named_call_that_was_cut(text: str) -> None:
-    assert calls_of(parsed(MAKERS["named"], text)) == [("f", text.strip())]
-    assert content_of(parsed(MAKERS["named"], text)) == ""
+def test_no_cut_shows_the_guides_json() -> None:
+    for size in range(len(FORCED) + 1):
+        assert content_of(parsed(ForcedToolParser, FORCED[:size])) == "", size
+
+
+def test_a_named_call_that_was_cut() -> None:
+    """Its name is known before anything has come."""
+    cuts = [(NAMED[:size], "") for size in range(len(NAMED))]
+    for written, arguments in [*cuts, *((NAMED, begun) for begun in ("", "{", '{"a": [1'))]:
+        events = parsed(MAKERS["named"], " \n" + written + arguments)
+        assert calls_of(events) == [("f", arguments)]
+        assert content_of(events) == ""

@@ -21,6 +21,7 @@ from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -44,13 +45,15 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream: bool) -> None:
+    clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, request_timeout=1) as (client, service, _),
+        running(tokenizer_dir, endpoint) as (client, service, _),
     ):
         body = {"model": "m", "prompt": "x", "stream": stream, "n": 3}
-        response = await client.post("/v1/completions", json=body)
+        asked = client.post("/v1/completions", json=body, timeout=None)
+        response = await clock.leap_once(lambda: servicer.reached == 3, asked)
         assert '"code":"timeout"' in response.text
         assert response.status_code == (200 if stream else 504)
         assert metric_of(service, "gateway_generations_in_flight") == 0
@@ -173,7 +176,7 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
         assert response.status_code == (200 if stream else 503)
         assert '"code":"shutting_down"' in response.text
         assert response.text.endswith("data: [DONE]\n\n") is stream
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
         assert metric_of(service, "gateway_stops_total", reason="shutdown") == 1
@@ -214,7 +217,7 @@ async def test_a_mistake_in_the_background_ends_the_server(
 
         service.configuration.subscribe(fails)
         service.configuration.reload_now()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not server.should_exit:
                 await asyncio.sleep(0.01)
     assert server.exit_code == 1
@@ -268,16 +271,19 @@ async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: 
 
 
 async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
+    clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=0)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, keep_alive=0.1, request_timeout=1) as (client, _, _),
+        running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
     ):
         body = {"model": "m", "prompt": "x", "stream": True}
-        response = await client.post("/v1/completions", json=body)
+        async with client.stream("POST", "/v1/completions", json=body, timeout=None) as response:
+            clock.leap(3600)  # headers have come, with a keep-alive
+            text = (await response.aread()).decode()
         assert response.status_code == 200
-        assert '"code":"timeout"' in response.text
-        assert response.text.endswith("data: [DONE]\n\n")
+        assert '"code":"timeout"' in text
+        assert text.endswith("data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("origins", [[], ["https://app.example"]])

@@ -14,9 +14,12 @@ import redis
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.config.settings import Settings
 from gateway.errors import KeysUnavailable
+from gateway.tenancy.access import Access
 from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.disk import KeyDisk
+from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
 from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
 from tests.support.full_disk import full_disk
@@ -234,6 +237,31 @@ def test_the_last_use_is_the_latest_that_anybody_saw(
     assert set(two.uses()) == {key.id, "key_of_nobody"}
     at_shared_redis.set(USED, "not a hash")
     assert one.uses() == {key.id: 180}
+
+
+async def test_uses_that_redis_does_not_take_are_told_the_next_time(
+    copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis, tmp_path: Path
+) -> None:
+    access, key = Access(Settings(tokenizer_dir=tmp_path)), _record()
+    at_shared_redis.set(USED, "not a hash")
+    access.uses[key.id] = 120
+    for _ in range(2):
+        async with IssuedKeys(copies("one"), access):
+            pass  # they are told at its end
+    assert access.uses == {key.id: 120}
+    at_shared_redis.delete(USED)
+    async with IssuedKeys(copies("one"), access):
+        access.uses[key.id] = 180
+    assert access.uses == {}
+    assert copies("two").uses() == {key.id: 180}
+
+
+@pytest.mark.usefixtures("at_shared_redis")
+def test_uses_reach_redis_past_a_full_disk(copies: Callable[..., KeyCopies]) -> None:
+    one, key = copies("one"), _record()
+    with full_disk(1), pytest.raises(OSError, match="File too large"):
+        one.put_uses({key.id: 120})
+    assert copies("two").uses() == {key.id: 120}
 
 
 GOOD = json.loads(dump(_record()))

@@ -18,6 +18,8 @@ from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer
 
+GIVEN_UP = "Redis has not answered within"
+
 
 async def test_an_answer_that_trickles_is_not_waited_for(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture
@@ -55,13 +57,14 @@ async def test_an_answer_that_trickles_is_not_waited_for(
             async with asyncio.timeout(60):
                 while not limits.up:
                     await asyncio.sleep(0.05)
+            before = caplog.text.count(GIVEN_UP)
             trickles.set()
             *_, last = await asyncio.gather(*[limits.take(ask) for _ in range(30)])
             assert last is None
-            assert caplog.text.count("Redis has not answered within") == 1
+            assert caplog.text.count(GIVEN_UP) == before + 1
             trickles.clear()
             # What was counted for nobody is given back.
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (decision := await limits.take(ask)) is None or decision.refused is not None:
                     await asyncio.sleep(0.05)
         await asyncio.gather(*[task for task in serving if task is not None])

@@ -112,6 +112,21 @@ async def test_what_is_wrong_with_one_tenants_key_harms_no_other(
     assert ups == [True]
 
 
+async def test_a_redis_without_room_is_away_and_no_key_is_blamed(
+    redis_server: RedisServer, at_redis: Redis
+) -> None:
+    ups: list[bool] = []
+    blamed: list[bool] = []
+    async with SharedLimits(
+        redis_server.url, ups.append, on_refused=lambda: blamed.append(True), timeout_s=PATIENT_S
+    ) as limits:
+        at_redis.config_set("maxmemory", "1")
+        assert await limits.take(limit_request("t", requests=5)) is None
+        assert ups == [True, False]
+        at_redis.config_set("maxmemory", "0")
+    assert blamed == []
+
+
 WILD: dict[str, str | bytes] = {
     "r:99999999999": "1",  # the script would walk to that second
     "t:99999999999999999999": "1",

@@ -15,8 +15,16 @@ import httpx
 import pytest
 
 from tests.support.in_process import metric_of, running
-from tests.support.triton_server import MODEL, Server, repository_parameters, serving
+from tests.support.triton_server import (
+    LONG_SEQ_LEN,
+    MODEL,
+    Server,
+    long_model,
+    repository_parameters,
+    serving,
+)
 from triton_repo.cpu_executor import engine
+from triton_repo.parameters import Value
 from triton_repo.render import render
 
 pytestmark = pytest.mark.slow
@@ -122,14 +130,15 @@ parameters { key: "tokenizer_dir" value { string_value: "%s" } }
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("adapting")
     engine.build(
-        MODEL,
+        long_model(folder),
         folder / "engine",
         max_beam_width=2,
         gather_generation_logits=True,
         lora_target_modules=engine.LLAMA_LORA_MODULES,
     )
     repository = folder / "repository"
-    parameters = {"max_beam_width": 2, "enable_kv_cache_reuse": True}
+    parameters: dict[str, Value] = {"max_beam_width": 2, "enable_kv_cache_reuse": True}
+    parameters["max_tokens_in_paged_kv_cache"] = 2 * LONG_SEQ_LEN
     parameters["guided_decoding_backend"] = "xgrammar"
     render(repository, repository_parameters(folder, **parameters))
     for name, model in (CORES | UNARY | TEXT).items():
@@ -282,14 +291,13 @@ async def test_a_client_that_leaves_stops_the_engine(
 
     async def active(count: int) -> None:
         family = "nv_trt_llm_request_metrics"
-        await asyncio.to_thread(triton.wait_metric, count, family, 10.0, **labels)
+        await asyncio.to_thread(triton.wait_metric, count, family, **labels)
 
     async with gateway(triton, tmp_path, **settings_of(name)) as found:
-        body = {"prompt": "1, 2, 3,", "max_tokens": 1900, "ignore_eos": True}
+        body = {"prompt": "1, 2, 3,", "max_tokens": 30_000, "ignore_eos": True}
         request = asyncio.create_task(found.complete(**body))
         await active(1)
         request.cancel()
-        # To its own end it would take longer than the engine needs for a stop.
         await active(0)
         assert metric_of(found.service, "gateway_stops_total", reason="disconnect") == 1
 
@@ -336,26 +344,23 @@ async def test_what_cannot_be_driven_is_not_ready_and_says_why(
     assert refused.status_code == 503
 
 
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
+async def test_what_text_mode_refuses(triton: Server, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str | None]] = [
         ({"prompt": [1, 2]}, "prompt"),
         ({"logprobs": 1}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),
         ({"return_token_ids": True}, "return_token_ids"),
         ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"echo": True}, None),
         ({"min_tokens": 1}, None),
         ({"skip_special_tokens": True}, None),
-    ],
-)
-async def test_what_text_mode_refuses(
-    triton: Server, tmp_path: Path, body: dict[str, Any], param: str | None
-) -> None:
+    ]
     async with gateway(triton, tmp_path, triton_mode="text") as found:
-        assert await found.refused(**body) == param
+        for body, param in cases:
+            assert await found.refused(**body) == param, body
 
 
 @pytest.mark.parametrize("name", ["ensemble_main", "bls_main"])

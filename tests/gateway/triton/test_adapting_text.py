@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
 from gateway.generation import GenerationParams, Options, Sampling, TextPrompt
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.forced import ForcedCall
+from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel, read_capabilities
-from gateway.triton.names import CORE, TEXT, LogicalInput
+from gateway.triton.names import CORE, TEXT, LogicalInput, read_inputs
 from gateway.triton.selection import ModelSelection, Wanted, select_model
-from gateway.triton.tensors import token_delta
-from gateway.triton.text_tensors import TextReader
+from gateway.triton.tensors import generation_request, token_delta
+from gateway.triton.text_tensors import TextReader, text_request
 from tests.support.generations import generation
 
 
@@ -82,7 +84,7 @@ async def test_what_cannot_be_avoided_is_counted(prompts: Prompts) -> None:
 def test_words_in_place_of_ids(prompts: Prompts) -> None:
     options = Options(seed=1, params=GenerationParams(stop=("a", "b")), bad_words=("c",))
     text = text_prompt(prompts, "x", ids_of("<s>x", special=False), TextModel(), options)
-    assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c",), (), "x")
+    assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c", " c"), (), "x")
     held = Options(
         seed=1,
         params=GenerationParams(sampling=Sampling(min_tokens=3), stop=("a",)),
@@ -283,16 +285,16 @@ class Models:
         return self.configs[model]
 
 
-def lora_bls(*, reshape: bool, perf_metrics: bool) -> Any:
+def lora_bls(*, reshape: bool, guides: bool) -> Any:
     config = config_of(TEXT, backend="python")
-    for tensor in config.input:
+    for tensor in list(config.input):
         if tensor.name == "lora_weights":
             tensor.data_type = model_config_pb2.TYPE_FP16
         elif tensor.name == "lora_task_id" and reshape:
             tensor.reshape.shape.extend([])
             tensor.reshape.SetInParent()
-        elif tensor.name == "return_kv_cache_reuse_stats" and perf_metrics:
-            tensor.name = "return_perf_metrics"
+        elif tensor.name == "guided_decoding_guide" and not guides:
+            config.input.remove(tensor)
     return config
 
 
@@ -302,23 +304,108 @@ async def chosen(server: Models, **wanted: Any) -> ModelSelection:
 
 
 @pytest.mark.parametrize(
-    ("reshape", "perf_metrics", "takes"),
+    ("reshape", "guides", "takes"),
     [(True, False, False), (True, True, True), (False, False, True)],
 )
 async def test_a_bls_model_that_loses_adapters_is_known(
-    reshape: bool, perf_metrics: bool, takes: bool
+    reshape: bool, guides: bool, takes: bool
 ) -> None:
-    bls = lora_bls(reshape=reshape, perf_metrics=perf_metrics)
+    bls = lora_bls(reshape=reshape, guides=guides)
     choice = await chosen(Models(tensorrt_llm_bls=bls), mode="text")
     assert (choice.capabilities.lora_dtype is not None) is takes
+    assert choice.capabilities.text is not None
+    assert choice.capabilities.text.loses_lora is not takes
+
+
+async def test_beams_of_an_engine_behind_a_bls_model_that_accumulates() -> None:
+    bls, core = lora_bls(reshape=False, guides=False), config_of(CORE)
+    bls.parameters["accumulate_tokens"].string_value = "true"
+    core.parameters["max_beam_width"].string_value = "4"
+    capabilities = (
+        await chosen(Models(tensorrt_llm_bls=bls, tensorrt_llm=core), mode="text")
+    ).capabilities
+    check_supported(capabilities, Options(seed=1, beam_search=True), chat=False)
+    with pytest.raises(UnsupportedParameter) as caught:
+        check_supported(capabilities, Options(seed=1, beam_search=True, n=2), chat=False)
+    assert "2 beams asked for; this engine allows 4, but 'tensorrt_llm_bls' with" in str(
+        caught.value
+    )
 
 
 async def test_a_bls_model_without_its_core_is_taken_only_when_told() -> None:
-    server = Models(tensorrt_llm_bls=lora_bls(reshape=False, perf_metrics=False))
+    server = Models(tensorrt_llm_bls=lora_bls(reshape=False, guides=False))
     with pytest.raises(EngineUnavailable, match="but not its core model"):
         await chosen(server)
     choice = await chosen(server, mode="text")
     assert (choice.capabilities.model, choice.capabilities.stop) == ("tensorrt_llm_bls", None)
+
+
+@pytest.mark.parametrize("period", [None, "${cancellation_check_period_ms}", "100"])
+async def test_a_bls_model_that_does_not_look_for_its_callers_is_known(period: str | None) -> None:
+    bls = lora_bls(reshape=False, guides=False)
+    if period is not None:
+        bls.parameters["cancellation_check_period_ms"].string_value = period
+    choice = await chosen(Models(tensorrt_llm_bls=bls), mode="text")
+    assert choice.capabilities.stoppable is (period == "100")
+    assert (choice.warning is None) is choice.capabilities.stoppable
+
+
+def ensemble() -> Any:
+    config = config_of(TEXT, platform="ensemble")
+    config.model_transaction_policy.decoupled = True
+    config.ensemble_scheduling.step.add(model_name="core").input_map["input_ids"] = "ids"
+    return config
+
+
+async def test_of_two_text_models_the_one_that_can_be_stopped_is_taken() -> None:
+    """The ensemble, by its core model, which gets the ids of its requests."""
+    bls = lora_bls(reshape=False, guides=False)
+    server = Models(tensorrt_llm_bls=bls, ensemble=ensemble(), core=config_of(CORE))
+    choice = await chosen(server, mode="text")
+    assert (choice.capabilities.model, choice.warning) == ("ensemble", None)
+    # A cancelled call does not reach a step that runs.
+    del server.configs["core"]
+    choice = await chosen(server, mode="text")
+    assert choice.warning is not None
+
+
+@pytest.mark.parametrize("backend", ["python", "tensorrtllm"])
+async def test_a_model_in_python_is_not_told_which_outputs(backend: str) -> None:
+    core = config_of(CORE, backend=backend)
+    core.output.add(name="batch_index")
+    capabilities = (await chosen(Models(tensorrt_llm=core))).capabilities
+    request = pb.ModelInferRequest.FromString(
+        generation_request(capabilities, generation(sampling=Sampling(temperature=0))).data
+    )
+    named = {output.name for output in request.outputs}
+    needed = {"output_ids", "sequence_length", "kv_cache_reused_blocks"}
+    assert named == (set() if backend == "python" else needed)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("model", [TextModel(), TextModel(better_whole=True)])
+def test_what_nobody_streams_is_asked_for_whole(
+    prompts: Prompts, model: TextModel, stream: bool
+) -> None:
+    text = text_prompt(prompts, "x", [1], model, Options(seed=1, stream=stream))
+    assert text.whole is (model.better_whole and not stream)
+    stopped = Options(seed=1, stream=stream, params=GenerationParams(stop=("a",)))
+    assert not text_prompt(prompts, "x", [1], model, stopped).whole
+    server = replace(capabilities(), inputs=read_inputs(config_of(TEXT), TEXT))
+    greedy = generation(text=text, sampling=Sampling(temperature=0))
+    request = pb.ModelInferRequest.FromString(text_request(server, greedy, text).data)
+    names = {tensor.name for tensor in request.inputs}
+    assert ("stream" in names) is not text.whole
+    assert ("exclude_input_in_output" in names) is text.whole
+
+
+def test_a_whole_answer_and_its_end_apart() -> None:
+    """As BLS models end: the last response has no text."""
+    reader = TextReader(capabilities(), TextModel(), TextPrompt("x", whole=True))
+    stream = PieceStream(TOKENIZER, generation(end_id=1))
+    found = [stream.to_text(reader.delta(one)) for one in (response(False, "ab"), response(True))]
+    assert [(delta.text, delta.tokens) for delta in found] == [("ab", 2), ("", 2)]
+    assert found[-1].finish == "stop"
 
 
 async def test_answers_that_may_begin_with_the_prompt_are_refused_at_the_start() -> None:

@@ -46,7 +46,7 @@ async def test_weights_that_were_sent_are_not_kept_until_the_first_token(
             connection=ConnectionOptions(transport),
         )
         await engine.refresh()
-        asked = generation(lora=Lora("zh", 7, weights))
+        asked = generation(lora=Lora("zh", 7, 2**20, weights))
         with engine.generate(asked, asyncio.get_running_loop().time() + 600) as tokens:
             first = asyncio.create_task(tokens.first())
             await becomes(lambda: servicer.reached)

@@ -75,3 +75,4 @@ def test_each_token_of_a_prompt_is_scored_by_the_logits_before_it(count: int) ->
         assert entry.logprob == pytest.approx(values[entry.token_id], abs=1e-5)
         best = np.argsort(-row)[:count]
         assert [token_id for token_id, _ in entry.top] == best.tolist()
+        assert entry.rank == np.argsort(-row).tolist().index(entry.token_id) + 1

@@ -11,7 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineBroken, EngineUnavailable
-from gateway.generation import Generation, GenerationParams
+from gateway.generation import Generation
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.logits import token_logprobs
 from gateway.triton.prompt_logits import LogitsCutter
@@ -47,8 +47,7 @@ async def _here(work: Callable[[], T]) -> T:
 
 
 def _cutter(pieces: Sequence[bytes], count: int = 2) -> LogitsCutter:
-    params = GenerationParams(logprobs=count)
-    asked = Generation(request_id="1", prompt_ids=IDS, max_tokens=1, seed=0, params=params)
+    asked = Generation(request_id="1", prompt_ids=IDS, max_tokens=1, seed=0, prompt_logprobs=count)
     return LogitsCutter(Pieces(pieces), asked, _here)
 
 

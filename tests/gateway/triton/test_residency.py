@@ -62,13 +62,13 @@ async def test_later_twice_as_many_are_tried_and_not_all_that_wait(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     residency = Residency()
     for task_id in range(4):
-        await residency.enter(task_id)
+        await residency.take_slot(task_id)
     residency.overflow()  # three at once, then
-    waiting = [asyncio.create_task(residency.enter(10 + number)) for number in range(20)]
+    waiting = [asyncio.create_task(residency.take_slot(10 + number)) for number in range(20)]
     await _settle()
     for most in (6, 12):
         now += 31
-        residency.leave(min(residency.active))
+        residency.give_back_slot(min(residency.active))
         await _settle()
         assert len(residency.active) == most
     for task in waiting:
@@ -78,36 +78,36 @@ async def test_later_twice_as_many_are_tried_and_not_all_that_wait(
 async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
     residency = Residency()
     for task_id in (1, 2, 3):
-        await residency.enter(task_id)
+        await residency.take_slot(task_id)
     residency.overflow()  # two at once, then
-    residency.leave(3)
-    await residency.enter(2)  # an adapter in use needs no slot
-    waiting = asyncio.create_task(residency.enter(3))
+    residency.give_back_slot(3)
+    await residency.take_slot(2)  # an adapter in use needs no slot
+    waiting = asyncio.create_task(residency.take_slot(3))
     await _settle()
     assert residency.waiting == {3}
-    residency.leave(2)
+    residency.give_back_slot(2)
     await _settle()
     assert not waiting.done()  # 2 still has a request
-    residency.leave(2)
+    residency.give_back_slot(2)
     await waiting
     assert residency.active == {1, 3}
 
 
 async def test_waiting_is_first_come_first_served() -> None:
     residency = Residency()
-    await residency.enter(1)
+    await residency.take_slot(1)
     residency.overflow()
     order: list[int] = []
 
     async def use(task_id: int) -> None:
-        await residency.enter(task_id)
+        await residency.take_slot(task_id)
         order.append(task_id)
         await asyncio.sleep(0)
-        residency.leave(task_id)
+        residency.give_back_slot(task_id)
 
     tasks = [asyncio.create_task(use(task_id)) for task_id in (5, 6, 7)]
     await _settle()
-    residency.leave(1)
+    residency.give_back_slot(1)
     await asyncio.gather(*tasks)
     assert order == [5, 6, 7]
 
@@ -117,18 +117,18 @@ def test_no_slot_is_lost_whoever_is_cancelled(plan: list[tuple[int, bool]], limi
     async def scenario() -> None:
         residency = Residency()
         for task_id in range(100, 100 + limit + 1):
-            await residency.enter(task_id)
+            await residency.take_slot(task_id)
         residency.overflow()
         for task_id in range(100, 100 + limit + 1):
-            residency.leave(task_id)
+            residency.give_back_slot(task_id)
 
         async def use(task_id: int) -> None:
-            await residency.enter(task_id)
+            await residency.take_slot(task_id)
             try:
                 assert len(residency.active) <= limit
                 await asyncio.sleep(0)
             finally:
-                residency.leave(task_id)
+                residency.give_back_slot(task_id)
 
         tasks = []
         for task_id, cancel in plan:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +19,22 @@ from safetensors.numpy import save_file
 
 from adapters.engine_config import read_engine_config
 from gateway.config.settings import Settings
-from ops.cli import main
 from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from ops.deployment.check import check
+from tests.support.commands import Answer, gateway
+from tests.support.gpt2 import write_gpt2
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
+from triton_repo.cpu_executor.causal_lm import Chunk
+from triton_repo.cpu_executor.engine import load_config
+from triton_repo.cpu_executor.gpt import Gpt
+from triton_repo.cpu_executor.kv_cache import SequenceCache
 
 pytestmark = pytest.mark.slow
 
 
-@dataclass(frozen=True)
-class _Answer:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def _import(*arguments: object) -> _Answer:
-    with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
-        try:
-            code = main(["import", *map(str, arguments)])
-        except SystemExit as error:
-            code = int(error.code or 0)
-    return _Answer(code, stdout.getvalue(), stderr.getvalue())
+def _import(*arguments: object) -> Answer:
+    return gateway("import", *arguments)
 
 
 def _tiny_llama(folder: Path) -> Path:
@@ -167,16 +157,27 @@ def test_a_model_of_other_shapes_is_imported_and_served(tmp_path: Path) -> None:
         body = {"model": "tiny", "prompt": "Bonjour", "max_tokens": 12, "temperature": 0}
         body["ignore_eos"] = True
         answers = [
-            httpx.post(f"{stack.gateway}/v1/completions", json=body, timeout=30).json()
+            httpx.post(f"{stack.gateway}/v1/completions", json=body, timeout=120).json()
             for _ in range(2)
         ]
         assert answers[0]["usage"]["completion_tokens"] == 12
         assert answers[0]["choices"] == answers[1]["choices"]
         body |= {"use_beam_search": True, "n": 2, "best_of": 2}
-        beams = httpx.post(f"{stack.gateway}/v1/completions", json=body, timeout=30).json()
+        beams = httpx.post(f"{stack.gateway}/v1/completions", json=body, timeout=120).json()
         assert len(beams["choices"]) == 2
         up.send(signal.SIGTERM)
         assert up.wait() == 0
+
+
+def test_a_gpt_2_is_imported(tmp_path: Path) -> None:
+    model, out = write_gpt2(tmp_path / "gpt2"), tmp_path / "out"
+    answer = _import(model, "--name", "gpt2", "--cpu", "--output", out)
+    assert answer.returncode == 0, answer.stderr
+    engine = load_config(out / "engine")
+    assert (engine.architecture, engine.max_seq_len) == ("GPTForCausalLM", 512)
+    logits = Gpt(engine, out / "engine").forward([Chunk(SequenceCache(engine, 3), [5, 6, 7])])
+    assert logits.shape == (1, engine.vocab_size)
+    assert [one for one in check(out / "repository") if one.severity == "error"] == []
 
 
 def test_for_a_gpu_all_but_the_engine_is_made(
@@ -226,9 +227,9 @@ def test_the_build_script_runs_the_plan(tmp_path: Path) -> None:
         (tools / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
     subprocess.run([out / "build_engine.sh"], env=environment, check=True)
-    with redirect_stdout(io.StringIO()) as planned:
-        assert main(["engine", "plan", str(model), "--output", str(out), "--json"]) == 0
-    steps = json.loads(planned.getvalue())["steps"]
+    planned = gateway("engine", "plan", model, "--output", out, "--json")
+    assert planned.returncode == 0
+    steps = json.loads(planned.stdout)["steps"]
     wanted = [" ".join(step["arguments"]) for step in steps]
     assert log.read_text(encoding="utf-8").splitlines() == wanted
 
@@ -293,7 +294,8 @@ def test_an_architecture_that_the_cpu_executor_cannot_run(tmp_path: Path) -> Non
     shutil.copyfile(DEMO_MODEL / "tokenizer.json", model / "tokenizer.json")
     answer = _import(model, "--name", "m", "--cpu", "--output", tmp_path / "out")
     assert answer.returncode == 1
-    assert "found ['Qwen2ForCausalLM'], allowed ['LlamaForCausalLM']" in answer.stderr
+    allowed = "allowed one of LlamaForCausalLM, GPT2LMHeadModel"
+    assert f"found ['Qwen2ForCausalLM'], {allowed}" in answer.stderr
 
 
 def test_what_does_not_fit_is_not_imported(tmp_path: Path) -> None:

@@ -16,10 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ops.deployment.running import other_servers
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.servers import Ports
 from tests.support.local_stack import SHARED_MEMORY
-from tests.support.triton_server import MODEL, Server, core_inputs, new_ids, repository_parameters
+from tests.support.triton_server import (
+    MODEL,
+    Server,
+    core_inputs,
+    new_ids,
+    render_core,
+    repository_parameters,
+)
 from triton_repo.cpu_executor import engine
 from triton_repo.render import render
 
@@ -30,6 +38,15 @@ READY_WITHIN = 240.0
 ENDED_WITHIN = 120.0
 PROMPT = [1, 5, 9]
 LONG = 500
+# A model that does not come out of its loading.
+ENDLESS = """
+import time
+
+class TritonPythonModel:
+    def initialize(self, args):
+        while True:
+            time.sleep(1)
+"""
 
 BIN = Path(sys.executable).parent
 needs_mpirun = pytest.mark.skipif(
@@ -123,6 +140,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def core(tmp_path: Path) -> Path:
+    """As `folder`, with the core model alone, where the others are not the subject."""
+    engine.build(MODEL, tmp_path / "engine")
+    render_core(tmp_path)
+    return tmp_path
+
+
 @contextmanager
 def _launched(folder: Path, *arguments: str) -> Iterator[Launched]:
     with PortClaims() as claims:
@@ -142,6 +167,16 @@ def _split_in_two(folder: Path) -> None:
     changed = config.replace('"world_size": 1', '"world_size": 2')
     assert changed != config
     path.write_text(changed, encoding="utf-8")
+
+
+def test_a_server_that_has_ended_and_nobody_waits_for_is_none(tmp_path: Path) -> None:
+    executable = shutil.copy("/bin/sleep", tmp_path / "tritonserver")
+    with subprocess.Popen([executable, "600"]) as process:
+        assert process.pid in other_servers()
+        process.kill()
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert process.pid not in other_servers()
 
 
 @pytest.mark.parametrize(
@@ -196,9 +231,9 @@ def _listens(process: psutil.Process) -> bool:
 
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_end_of_one_rank_ends_the_other(folder: Path, rank: int) -> None:
-    _split_in_two(folder)
-    with _launched(folder, "--world-size", "2", "--oversubscribe") as launched:
+def test_the_end_of_one_rank_ends_the_other(core: Path, rank: int) -> None:
+    _split_in_two(core)
+    with _launched(core, "--world-size", "2", "--oversubscribe") as launched:
         launched.wait_ready()
         launched.ranks()[rank].kill()
         assert launched.process.wait(ENDED_WITHIN) == 1
@@ -207,17 +242,22 @@ def test_the_end_of_one_rank_ends_the_other(folder: Path, rank: int) -> None:
 
 
 @needs_mpirun
-def test_a_kill_takes_both_ranks_along(folder: Path) -> None:
-    _split_in_two(folder)
-    with _launched(folder, "--world-size", "2", "--oversubscribe") as launched:
+def test_a_kill_takes_both_ranks_along(core: Path) -> None:
+    _split_in_two(core)
+    with _launched(core, "--world-size", "2", "--oversubscribe") as launched:
         launched.wait_ready()
         launched.process.kill()
         launched.process.wait()
         launched.assert_nothing_is_left()
 
 
-def test_a_signal_while_the_models_load(folder: Path) -> None:
-    with _launched(folder, "--no-mpi") as launched:
+def test_a_signal_while_the_models_load(core: Path) -> None:
+    shutil.copytree(core / "repository" / "tensorrt_llm", core / "repository" / "endless")
+    config = core / "repository" / "endless" / "config.pbtxt"
+    named = config.read_text(encoding="utf-8").replace('name: "tensorrt_llm"', 'name: "endless"')
+    config.write_text(named, encoding="utf-8")
+    (core / "repository" / "endless" / "1" / "model.py").write_text(ENDLESS, encoding="utf-8")
+    with _launched(core, "--no-mpi") as launched:
         deadline = time.monotonic() + READY_WITHIN
         while not launched.ranks():
             assert time.monotonic() < deadline
@@ -228,8 +268,8 @@ def test_a_signal_while_the_models_load(folder: Path) -> None:
         assert "stopped" in launched.stderr
 
 
-def test_a_second_signal_waits_for_no_request(folder: Path) -> None:
-    with _launched(folder, "--no-mpi", "--exit-timeout", "600") as launched:
+def test_a_second_signal_waits_for_no_request(core: Path) -> None:
+    with _launched(core, "--no-mpi", "--exit-timeout", "600") as launched:
         launched.wait_ready()
         # A server that is stopped takes no notice of SIGTERM.
         leader = launched.ranks()[0]
@@ -250,29 +290,33 @@ def _is_pending(process: psutil.Process, number: signal.Signals) -> bool:
     return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
 
-def test_ports_and_running_servers_are_looked_at_first(folder: Path) -> None:
-    with _launched(folder, "--no-mpi") as launched:
+def test_ports_and_running_servers_are_looked_at_first(core: Path) -> None:
+    with _launched(core, "--no-mpi") as launched:
         launched.wait_ready()
         command = [
             *(sys.executable, "-m", "ops", "triton", "launch", "--no-mpi"),
-            *("--model-repo", str(folder / "repository")),
+            *("--model-repo", str(core / "repository")),
         ]
         pid = launched.ranks()[0].pid
-        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        second = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=ENDED_WITHIN
+        )
         assert second.returncode == 1
         assert "tritonserver runs already: processes " in second.stderr
         assert str(pid) in second.stderr
         port = launched.server.grpc.rpartition(":")[2]
         command += ["--force", "--grpc-port", port]
-        third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        third = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=ENDED_WITHIN
+        )
         assert third.returncode == 1
         assert f"--grpc-port: {port} cannot be used: Address already in use" in third.stderr
         assert new_ids(launched.server.ask(core_inputs(PROMPT, 4)))
 
 
-def test_a_server_that_cannot_load_ends_the_launch(folder: Path) -> None:
-    (folder / "engine" / "config.json").unlink()
-    with _launched(folder, "--no-mpi") as launched:
+def test_a_server_that_cannot_load_ends_the_launch(core: Path) -> None:
+    (core / "engine" / "config.json").unlink()
+    with _launched(core, "--no-mpi") as launched:
         assert launched.process.wait(ENDED_WITHIN) == 1
         # Triton 2.51 now and then crashes while it gives up; how it ended is told as it was.
         ended = (
@@ -282,7 +326,7 @@ def test_a_server_that_cannot_load_ends_the_launch(folder: Path) -> None:
         assert "config.json" in launched.stderr
 
 
-def test_a_server_that_is_not_there(folder: Path) -> None:
-    with _launched(folder, "--no-mpi", "--tritonserver", "/nowhere/tritonserver") as launched:
+def test_a_server_that_is_not_there(core: Path) -> None:
+    with _launched(core, "--no-mpi", "--tritonserver", "/nowhere/tritonserver") as launched:
         assert launched.process.wait(ENDED_WITHIN) == 1
         assert "/nowhere/tritonserver cannot be started: No such file" in launched.stderr

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from ops.deployment.repository import (
     template_parameters,
     write,
 )
+from tests.support.commands import Answer, gateway
 from tests.support.triton_server import MODEL, serving
 from triton_repo.cpu_executor import engine
 from triton_repo.parameters import PARAMETERS
@@ -70,15 +68,8 @@ def read_configs(folder: Path) -> dict[str, Any]:
     }
 
 
-def render(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ops", "repo", "render", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ,
-        timeout=60,
-    )
+def render(*arguments: str | Path) -> Answer:
+    return gateway("repo", "render", *arguments)
 
 
 def test_a_rendered_repository_is_served(tmp_path: Path) -> None:
@@ -382,7 +373,7 @@ def test_print_shows_the_parameters_and_writes_nothing(tmp_path: Path) -> None:
 def test_every_field_has_a_text_and_an_option_and_is_a_template_parameter() -> None:
     fields: Mapping[str, Any] = Description.model_fields
     assert [name for name in fields if name != "parameters"] == list(FIELDS)
-    ours = {"decoupled", "local_engine_dir", "local_tokenizer_dir", "parameters"}
+    ours = {"release", "decoupled", "local_engine_dir", "local_tokenizer_dir", "parameters"}
     assert set(fields) - ours <= {entry.name for entry in PARAMETERS}
     parser = argparse.ArgumentParser()
     repo.add_arguments(parser)

@@ -20,10 +20,11 @@ from tests.support.executor_client import (
 from triton_repo.cpu_executor import bindings as trtllm
 from triton_repo.cpu_executor.active import ActiveRequest
 from triton_repo.cpu_executor.beam import log_softmax
+from triton_repo.cpu_executor.causal_lm import Chunk
 from triton_repo.cpu_executor.decoder import Decoder
 from triton_repo.cpu_executor.engine import load_config
 from triton_repo.cpu_executor.kv_cache import SequenceCache
-from triton_repo.cpu_executor.llama import Chunk, Llama
+from triton_repo.cpu_executor.llama import Llama
 from triton_repo.cpu_executor.mailbox import Queued
 
 PROMPT = golden_prompt()[:40]

@@ -269,3 +269,14 @@ def test_enum_values() -> None:
     assert trtllm.ModelType.DECODER_ONLY == 0
     assert trtllm.GuidedDecodingConfig.GuidedDecodingBackend.XGRAMMAR == 0
     assert trtllm.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT == 1
+
+
+def test_an_array_of_one_is_a_number_and_no_other_array_is() -> None:
+    """Upstream's model.py takes lookahead's sizes out of a request as arrays [1, 1]."""
+    config = trtllm.LookaheadDecodingConfig(*(np.array([[n]], np.int32) for n in (7, 5, 3)))
+    sizes = (config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
+    assert sizes == (7, 5, 3)
+    assert trtllm.MropeConfig(np.zeros(4), np.array([-2])).mrope_position_deltas == -2
+    for wrong in (np.array([1, 2]), np.array([1.0])):
+        with pytest.raises(TypeError):
+            trtllm.LookaheadDecodingConfig(wrong, 5, 3)

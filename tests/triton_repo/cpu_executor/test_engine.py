@@ -67,7 +67,7 @@ def test_older_hugging_face_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"architectures: found \['GPT2LMHeadModel'\]"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, r"architectures: found \['Qwen2ForCausalLM'\]"),
         ({"hidden_act": "gelu"}, "hidden_act: found gelu, allowed silu"),
         (
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}},
@@ -97,9 +97,9 @@ def test_build_refuses_by_name(tmp_path: Path, limits: dict[str, Any], text: str
 def test_another_architecture_in_an_engine_is_refused(tmp_path: Path) -> None:
     build(GOLDEN / "gqa", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["pretrained_config"]["architecture"] = "GPTForCausalLM"
+    config["pretrained_config"]["architecture"] = "QWenForCausalLM"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="architecture: found GPTForCausalLM"):
+    with pytest.raises(ValueError, match="architecture: found QWenForCausalLM"):
         load_config(tmp_path)
 
 

@@ -431,8 +431,9 @@ def test_llguidance_is_only_loaded_where_guided_decoding_is_set_up(engine: Path)
     script = f"""
 import sys
 from triton_repo.cpu_executor import bindings as trtllm
-from triton_repo.cpu_executor.install import install
-install()
+from types import ModuleType
+from triton_repo.cpu_executor.install import fill_tensorrt_llm
+fill_tensorrt_llm(ModuleType("tensorrt_llm"))
 trtllm.Executor({str(engine)!r}, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig()).shutdown()
 assert "llguidance" not in sys.modules
 """

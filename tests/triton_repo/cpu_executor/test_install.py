@@ -1,4 +1,4 @@
-"""The CPU executor under TensorRT-LLM's import names."""
+"""The CPU executor under TensorRT-LLM's import names, in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-# In a process of its own, since it changes sys.modules.
-SCRIPT = """
-from triton_repo.cpu_executor.install import install
-assert install()
+import pytest
+
+from tests.support.executor_client import GOLDEN, golden_prompt
+from triton_repo.cpu_executor.engine import build
+
+ROOT = Path(__file__).parents[3]
+
+NAMES = """
 import tensorrt_llm.bindings.executor as trtllm
 import tensorrt_llm.logger as logger
 from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info
@@ -17,7 +21,7 @@ import tensorrt_llm
 logger.debug("text")
 assert trtllm.SamplingConfig(top_k=3).top_k == 3
 assert tensorrt_llm.bindings.executor is trtllm
-assert not install()
+assert tensorrt_llm.__version__ == trtllm.__version__
 
 
 class Backend:
@@ -52,24 +56,105 @@ for tokenizer, text in ((Slow(), "Unsupported tokenizer type"), (Fast(), "no eos
         raise AssertionError(text)
 """
 
-REAL = """
-from triton_repo.cpu_executor.install import install
-assert not install()
-import tensorrt_llm
-assert tensorrt_llm.REAL
+# What upstream's model.py does with tensors, on their way in and out.
+TENSORS = """
+import sys
+import numpy as np
+import torch
+from torch import from_numpy
+from torch.utils.dlpack import from_dlpack
+import tensorrt_llm.bindings.executor as trtllm
+
+numpy_of = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.float32}
+assert len(numpy_of) == 3
+weights = from_numpy(np.ones((1, 2, 3), np.float16))
+assert weights.squeeze(dim=0).shape == (2, 3)
+assert weights.squeeze(dim=1).shape == (1, 2, 3)
+row = torch.unsqueeze(weights[0], dim=0)
+assert isinstance(row, torch.Tensor) and row.shape == (1, 2, 3)
+lora = trtllm.LoraConfig(
+    task_id=1, weights=weights.squeeze(dim=0), config=from_numpy(np.ones((2, 3), np.int32))
+)
+assert lora.weights.shape == (2, 3)
+moved = from_dlpack(np.arange(3, dtype=np.float32).__dlpack__())
+assert moved.tolist() == [0, 1, 2] and moved.dtype is torch.float32
+
+prompt = [int(token) for token in sys.argv[2:]]
+output = trtllm.OutputConfig(return_context_logits=True, return_generation_logits=True)
+request = trtllm.Request(prompt, max_new_tokens=2, output_config=output, streaming=None)
+config = trtllm.ExecutorConfig()
+with trtllm.Executor(sys.argv[1], trtllm.ModelType.DECODER_ONLY, config) as executor:
+    executor.enqueue_requests([request])
+    (response,) = executor.await_responses(timeout=30.0)
+    result = response.result
+for logits in (result.context_logits, result.generation_logits):
+    assert isinstance(logits, torch.Tensor)
+    assert logits.dtype is torch.float32
+array = np.expand_dims(np.array(result.context_logits, numpy_of[result.context_logits.dtype]), 0)
+assert type(array) is np.ndarray and array.shape[:2] == (1, len(prompt))
+assert array[0, -1].argmax() == result.output_token_ids[0][len(prompt)]
+"""
+
+REAL_TORCH = """
+import torch
+from triton_repo.cpu_executor.torch_tensors import as_torch
+import numpy as np
+assert as_torch(np.zeros(2, np.float32)) == ("real", 2)
 """
 
 
-def python(script: str, path: Path) -> None:
-    root = Path(__file__).parents[3]
-    environment = {"PYTHONPATH": f"{path}:{root}", "PATH": ""}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment, timeout=60)
+def python(*arguments: str | Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{path}:{ROOT}", "PATH": ""},
+        timeout=60,
+    )
 
 
-def test_installed_names_can_be_imported(tmp_path: Path) -> None:
-    python(SCRIPT, tmp_path)
+def install(folder: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return python("-m", "triton_repo.cpu_executor.install", folder, path=path)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("path") / "names"
+    answer = install(folder)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"wrote {folder / 'tensorrt_llm'}\nwrote {folder / 'torch'}\n"
+    return folder
+
+
+def test_installed_names_can_be_imported(installed: Path) -> None:
+    answer = python("-c", NAMES, path=installed)
+    assert answer.stderr == ""
+
+
+def test_tensors_go_in_and_out_as_upstream_moves_them(installed: Path, tmp_path: Path) -> None:
+    engine = build(
+        GOLDEN / "gqa", tmp_path, gather_context_logits=True, gather_generation_logits=True
+    )
+    answer = python("-c", TENSORS, engine, *map(str, golden_prompt()[:20]), path=installed)
+    assert answer.stderr == ""
+
+
+def test_a_torch_that_is_there_is_used_and_not_shadowed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("def from_numpy(array): return 'real', len(array)\n")
+    answer = install(tmp_path / "names", path=tmp_path)
+    assert answer.stdout == f"wrote {tmp_path / 'names' / 'tensorrt_llm'}\n"
+    assert python("-c", REAL_TORCH, path=tmp_path).stderr == ""
 
 
 def test_a_real_installation_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "tensorrt_llm.py").write_text("REAL = True\n")
-    python(REAL, tmp_path)
+    answer = install(tmp_path / "names", path=tmp_path)
+    assert answer.returncode == 1
+    assert answer.stderr == f"TensorRT-LLM is installed here: {tmp_path / 'tensorrt_llm.py'}\n"
+    assert not (tmp_path / "names").exists()
+
+
+def test_installing_again_changes_nothing(installed: Path) -> None:
+    assert install(installed, path=installed).returncode == 0
+    assert python("-c", NAMES, path=installed).stderr == ""

@@ -19,6 +19,7 @@ from tests.support.executor_client import (
     request,
     run,
     start_golden,
+    stats_until_idle,
 )
 from triton_repo.cpu_executor import bindings as trtllm
 from triton_repo.cpu_executor.engine import load_config
@@ -78,7 +79,7 @@ def test_metrics_count_a_prompt_once() -> None:
     metrics = KvCacheMetrics()
     pool.count(3 * SIZE + 1, 1, metrics)
     assert metrics == KvCacheMetrics(4, 3, 1, 3, 0.25)
-    pool.count(SIZE, 0, None)
+    pool.count(SIZE, 0, KvCacheMetrics())
     stats = pool.stats()
     assert (stats.alloc_total_blocks, stats.alloc_new_blocks) == (5, 4)
     assert (stats.reused_blocks, stats.missed_blocks, stats.cache_hit_rate) == (1, 4, 0.2)
@@ -185,8 +186,7 @@ def test_a_small_cache_changes_no_output(tmp_path: Path, more: dict[str, Any]) -
         alone = [run(executor, one)[0] for one in requests()]
     with start_golden(tmp_path, **small_pool(9, **more)) as executor:
         together = run(executor, *requests())
-        time.sleep(0.05)
-        stats = executor.get_latest_iteration_stats()
+        stats = stats_until_idle(executor)
     for one, other in zip(alone, together, strict=True):
         assert [one.tokens(i) for i in (0, 1)] == [other.tokens(i) for i in (0, 1)]
     assert max(s.kv_cache_stats.used_num_blocks for s in stats) <= 9

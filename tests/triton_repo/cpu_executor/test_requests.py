@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -17,6 +18,7 @@ from tests.support.executor_client import (
     request,
     run,
     start_golden,
+    stats_until_idle,
 )
 from triton_repo.cpu_executor import bindings as trtllm
 from triton_repo.cpu_executor.bindings import FinishReason
@@ -151,8 +153,7 @@ def test_client_id_comes_back(executor: trtllm.Executor) -> None:
 def test_statistics_end_with_an_idle_record(tmp_path: Path) -> None:
     with start_golden(tmp_path, max_batch_size=8) as executor:
         run(executor, *[request(PROMPT[: 20 + i], 6) for i in range(3)])
-        time.sleep(0.1)
-        stats = executor.get_latest_iteration_stats()
+        stats = stats_until_idle(executor)
         assert executor.get_latest_iteration_stats() == []
     first, *_, last_step, idle = stats
     assert first.num_new_active_requests >= 1
@@ -174,7 +175,6 @@ def test_statistics_end_with_an_idle_record(tmp_path: Path) -> None:
 def test_statistics_are_limited(tmp_path: Path) -> None:
     with start_golden(tmp_path, iter_stats_max_iterations=5) as executor:
         run(executor, request(PROMPT, 20))
-        time.sleep(0.1)
         assert len(executor.get_latest_iteration_stats()) == 5
 
 
@@ -231,14 +231,23 @@ def test_shutdown_finishes_accepted_requests(tmp_path: Path) -> None:
     assert ended[:2] == ids[:2]
 
 
+def waits(thread: threading.Thread) -> bool:
+    """Whether it stands in a condition's `wait`."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__
+
+
 def test_shutdown_wakes_a_waiter(tmp_path: Path) -> None:
     executor = start_golden(tmp_path)
     got: list[list[trtllm.Response]] = []
     waiter = threading.Thread(target=lambda: got.append(executor.await_responses()))
     waiter.start()
-    time.sleep(0.05)
+    deadline = time.monotonic() + 60
+    while not waits(waiter):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     executor.shutdown()
-    waiter.join(5)
+    waiter.join(60)
     assert got == [[]]
 
 
@@ -264,8 +273,7 @@ def test_static_batching_answers_once_without_the_prompt(tmp_path: Path) -> None
     static = trtllm.BatchingType.STATIC
     with start_golden(tmp_path, batching_type=static) as executor:
         outputs = run(executor, request(PROMPT, 5), request(PROMPT[:30], 9))
-        time.sleep(0.05)
-        stats = executor.get_latest_iteration_stats()
+        stats = stats_until_idle(executor)
     assert [len(o.results) for o in outputs] == [1, 1]
     assert outputs[0].tokens() == GREEDY[:5]
     assert all(s.inflight_batching_stats is None for s in stats)
@@ -297,8 +305,19 @@ def test_a_failing_step_fails_all_active_requests_and_the_executor_goes_on(
             {"decoding_config": trtllm.DecodingConfig(trtllm.DecodingMode.Medusa())},
             "decoding_mode",
         ),
-        ({"request_stats_max_iterations": 5}, "request_stats_max_iterations"),
         ({"kv_cache_config": trtllm.KvCacheConfig(max_attention_window=[64])}, "max_attention"),
+        (
+            {"peft_cache_config": trtllm.PeftCacheConfig(lora_prefetch_dir="/adapters")},
+            "lora_prefetch_dir is not supported by the CPU executor",
+        ),
+        (
+            {
+                "decoding_config": trtllm.DecodingConfig(
+                    lookahead_decoding_config=trtllm.LookaheadDecodingConfig(4, 4, 4)
+                )
+            },
+            "lookahead_decoding_config is not supported by the CPU executor",
+        ),
         ({"max_beam_width": 5}, r"max_beam_width \(5\) exceeds the engine's \(4\)"),
     ],
 )
@@ -314,3 +333,37 @@ def test_model_path_must_be_a_path() -> None:
         trtllm.Executor(None, trtllm.ModelType.DECODER_ONLY, trtllm.ExecutorConfig())
     with pytest.raises(RuntimeError, match="DECODER_ONLY"):
         trtllm.Executor("x", trtllm.ModelType.ENCODER_ONLY, trtllm.ExecutorConfig())
+
+
+def test_request_stats_are_kept_for_as_many_iterations_as_asked_for(tmp_path: Path) -> None:
+    stage = trtllm.RequestStage
+    with start_golden(tmp_path, request_stats_max_iterations=10) as executor:
+        (output,) = run(executor, request(PROMPT, 4))
+        # The record of the last iteration comes with its responses.
+        records = executor.get_latest_request_stats()
+        assert executor.get_latest_request_stats() == []
+        told = [
+            (only.stage, only.num_generated_tokens)
+            for (only,) in (r.request_stats for r in records)
+        ]
+        context = [stage.CONTEXT_IN_PROGRESS] * (len(records) - 4)
+        assert [found for found, _ in told] == [
+            *context,
+            *[stage.GENERATION_IN_PROGRESS] * 3,
+            stage.GENERATION_COMPLETE,
+        ]
+        assert [count for _, count in told[-4:]] == [1, 2, 3, 4]
+        (last,) = records[-1].request_stats
+        assert (last.scheduled, last.paused) == (True, False)
+        assert last.context_prefill_position == len(PROMPT)
+        assert last.avg_num_decoded_tokens_per_iter == 1
+        assert last.alloc_total_blocks_per_request == -(-len(PROMPT) // 16)
+        assert '"GENERATION_COMPLETE"' in last.to_json_str()
+        run(executor, request(PROMPT, 30))
+        assert len(executor.get_latest_request_stats()) == 10
+    assert output.tokens() == GREEDY[:4]
+
+
+def test_no_request_stats_are_kept_by_default(executor: trtllm.Executor) -> None:
+    run(executor, request(PROMPT, 2))
+    assert executor.get_latest_request_stats() == []

@@ -1,4 +1,5 @@
-"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17.
+"""Token ids to text, as in postprocessing of inflight_batcher_llm v0.17, and of all_models/gpt,
+which gives no lengths: then whole rows are decoded.
 
 Stateless: each call is decoded alone, so that in a stream a leading space may get lost and
 a character split over two calls comes out as U+FFFD. The gateway detokenizes itself.
@@ -28,11 +29,11 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        batch = inputs["TOKENS_BATCH"]
+        whole = np.full(batch.shape[:2], batch.shape[2])
         texts = [
             self._tokenizer.decode(tokens[:length], skip_special_tokens=self._skip_special_tokens)
-            for beams, lengths in zip(
-                inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"], strict=True
-            )
+            for beams, lengths in zip(batch, inputs.get("SEQUENCE_LENGTH", whole), strict=True)
             for tokens, length in zip(beams, lengths, strict=True)
         ]
         # One dimension [B * beams] without a batch dimension: clients rely on it.

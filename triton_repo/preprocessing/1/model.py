@@ -20,10 +20,11 @@ Ids = npt.NDArray[np.int32]
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         parameters = json.loads(args["model_config"])["parameters"]
-        if _value(parameters, "visual_model_path"):
-            raise pb_utils.TritonModelException(
-                "visual_model_path: multimodal models are not supported; leave it out"
-            )
+        for name in ("visual_model_path", "multimodal_model_path"):
+            if _value(parameters, name):
+                raise pb_utils.TritonModelException(
+                    f"{name}: multimodal models are not supported; leave it out"
+                )
         self._add_special_tokens = _boolean(parameters, "add_special_tokens", default=True)
         self._tokenizer = AutoTokenizer.from_pretrained(
             _value(parameters, "tokenizer_dir"),
@@ -45,8 +46,10 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(
                 error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
             )
+        wanted = request.requested_output_names()
+        # Triton 2.51 frees what nobody asked for without the interpreter's lock.
         return pb_utils.InferenceResponse(
-            [pb_utils.Tensor(name, array) for name, array in tensors.items()]
+            [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
         )
 
     def _tensors(self, tensors: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:

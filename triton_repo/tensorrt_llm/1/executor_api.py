@@ -8,9 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+CPU_EXECUTOR = "triton_repo.cpu_executor.bindings"
+
 try:
     import tensorrt_llm.bindings.executor as trtllm
     import torch
+
+    if trtllm.__name__ == CPU_EXECUTOR:
+        # Its `install` was run for this folder: there may be no more of torch than upstream uses.
+        torch = None
 except ModuleNotFoundError as missing:
     # A TensorRT-LLM that is there but does not load must not turn into the CPU executor.
     if missing.name != "tensorrt_llm":
@@ -19,7 +25,14 @@ except ModuleNotFoundError as missing:
 
     torch = None
 
-__all__ = ["Row", "given", "tokenizer_info", "triton_tensor", "trtllm"]
+# Inputs of a request and parameters of the model: the sizes of LookaheadDecodingConfig, in order.
+LOOKAHEAD = (
+    "lookahead_window_size",
+    "lookahead_ngram_size",
+    "lookahead_verification_set_size",
+)
+
+__all__ = ["LOOKAHEAD", "Row", "given", "tokenizer_info", "triton_tensor", "trtllm"]
 
 
 class Row:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
-from executor_api import given, tokenizer_info, trtllm
+from executor_api import LOOKAHEAD, given, tokenizer_info, trtllm
 
 T = TypeVar("T")
 
@@ -82,6 +82,10 @@ def executor_config(config: Mapping[str, Any]) -> Any:
     if os.environ.get("TRTLLM_ORCHESTRATOR", "0") == "1":
         raise pb_utils.TritonModelException(
             "TRTLLM_ORCHESTRATOR: orchestrator mode is not supported by triton_backend: python"
+        )
+    if parameters.integer("num_nodes") not in (None, 1):
+        raise pb_utils.TritonModelException(
+            "num_nodes: more than 1 needs orchestrator mode, which triton_backend: python has not"
         )
     queue = config.get("dynamic_batching", {}).get("default_queue_policy", {})
     return trtllm.ExecutorConfig(
@@ -163,6 +167,7 @@ def _peft_cache(parameters: Parameters) -> Any:
             max_adapter_size=parameters.integer("lora_cache_max_adapter_size"),
             device_cache_percent=parameters.number("lora_cache_gpu_memory_fraction"),
             host_cache_size=parameters.integer("lora_cache_host_memory_bytes"),
+            lora_prefetch_dir=parameters.text("lora_prefetch_dir"),
         )
     )
 
@@ -184,9 +189,15 @@ def _decoding(parameters: Parameters) -> Any:
         },
     )
     eagle_choices = parameters.paths("eagle_choices")
+    lookahead = [parameters.integer(name) for name in LOOKAHEAD]
+    if any(lookahead) and not all(lookahead):
+        raise pb_utils.TritonModelException(f"{', '.join(LOOKAHEAD)}: set all of them, or none")
     return trtllm.DecodingConfig(
         **given(
             decoding_mode=mode and mode(),
+            lookahead_decoding_config=trtllm.LookaheadDecodingConfig(*lookahead)
+            if all(lookahead)
+            else None,
             medusa_choices=parameters.paths("medusa_choices"),
             eagle_config=eagle_choices and trtllm.EagleConfig(eagle_choices),
         )

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from executor_api import Row, given, trtllm
+from executor_api import LOOKAHEAD, Row, given, trtllm
 
 # The executor's keyword by input tensor; later releases call some tensors by another name.
 SAMPLING = {
@@ -81,7 +81,9 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
             ),
             external_draft_tokens_config=_draft_tokens(row),
             prompt_tuning_config=_prompt_tuning(row, len(ids)),
+            mrope_config=_mrope(row),
             lora_config=_lora(row),
+            lookahead_config=_lookahead(row),
             kv_cache_retention_config=_retention(row),
             guided_decoding_params=_guide(row),
         )
@@ -135,6 +137,24 @@ def _prompt_tuning(row: Row, length: int) -> Any:
     return trtllm.PromptTuningConfig(
         **given(embedding_table=table, input_token_extra_ids=extra and extra[:length])
     )
+
+
+def _mrope(row: Row) -> Any:
+    table, deltas = row.engine_tensor("mrope_rotary_cos_sin"), row.scalar("mrope_position_deltas")
+    if (table is None) != (deltas is None):
+        raise ValueError("mrope_rotary_cos_sin and mrope_position_deltas must be given together")
+    if table is None:
+        return None
+    return trtllm.MropeConfig(mrope_rotary_cos_sin=table, mrope_position_deltas=deltas)
+
+
+def _lookahead(row: Row) -> Any:
+    sizes = [row.scalar(name) for name in LOOKAHEAD]
+    if all(size is None for size in sizes):
+        return None
+    if None in sizes:
+        raise ValueError(f"{', '.join(LOOKAHEAD)} must be given together")
+    return trtllm.LookaheadDecodingConfig(*sizes)
 
 
 def _lora(row: Row) -> Any:

@@ -1,6 +1,6 @@
-"""The core model, token ids in and out, as tensorrt_llm of inflight_batcher_llm v0.17.
+"""The core model, token ids in and out, as tensorrt_llm of inflight_batcher_llm v0.17 and v0.19.
 
-Its guided decoding is that of v0.19.
+Which of the two is said by config.pbtxt alone; guided decoding, which is v0.19's, is in both.
 
 Written against the Python API of `tensorrt_llm.bindings.executor`. Where TensorRT-LLM is not
 installed, `triton_repo.cpu_executor.bindings` offers the same names on the CPU.
@@ -23,6 +23,7 @@ from executor_api import Row, triton_tensor, trtllm
 from executor_config import Parameters, executor_config
 from executor_request import executor_request
 from executor_stats import Gauges, TokenHistograms
+from perf_metrics import perf_tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 DEFAULT_PERIOD_MS = 100
@@ -141,6 +142,8 @@ class TritonPythonModel:
         # Waits for what is still running, hence the cancellation.
         self._executor.shutdown()
         self._awaiter.join()
+        # Triton 2.51 ends this process by a signal where metrics outlive the shared memory.
+        del self._gauges, self._histograms
 
     def _accept(self, request: Any, sender: Any) -> None:
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
@@ -313,7 +316,8 @@ def _tensors(running: Running, result: Any) -> list[Any]:
     output_ids int32 [1, beams, longest] padded with -1, sequence_length int32 [1, beams],
     cum_log_probs float32 [1, beams], output_log_probs float32 [1, beams, tokens],
     context_logits [1, prompt, vocabulary], generation_logits [1, beams, tokens, vocabulary]
-    (streaming: [1, tokens, 1, vocabulary]), all others int32 [1, 1].
+    (streaming: [1, tokens, 1, vocabulary]), all others [1, 1]: times int64, in nanoseconds on the
+    executor's monotonic clock, acceptance_rate float32, counts and indices int32.
     """
     beams = result.output_token_ids
     running.count(beams[0])
@@ -327,17 +331,12 @@ def _tensors(running: Running, result: Any) -> list[Any]:
         arrays["cum_log_probs"] = np.array([result.cum_log_probs], np.float32)
     if result.log_probs is not None:
         arrays["output_log_probs"] = _padded(result.log_probs, np.float32)
-    scalars: dict[str, int] = {}
     if running.caller.batched:
-        scalars["batch_index"] = running.index
+        arrays["batch_index"] = np.array([[running.index]], np.int32)
     if running.sequences > 1:
-        scalars["sequence_index"] = result.sequence_index
+        arrays["sequence_index"] = np.array([[result.sequence_index]], np.int32)
     if result.request_perf_metrics is not None:
-        cache = result.request_perf_metrics.kv_cache_metrics
-        scalars["kv_cache_alloc_new_blocks"] = cache.num_new_allocated_blocks
-        scalars["kv_cache_reused_blocks"] = cache.num_reused_blocks
-        scalars["kv_cache_alloc_total_blocks"] = cache.num_total_allocated_blocks
-    arrays |= {name: np.array([[value]], np.int32) for name, value in scalars.items()}
+        arrays |= perf_tensors(result.request_perf_metrics, outputs)
     tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items() if name in outputs]
     for name in ("context_logits", "generation_logits"):
         logits = getattr(result, name)

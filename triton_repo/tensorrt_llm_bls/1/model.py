@@ -22,7 +22,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 IdsSoFar = defaultdict[tuple[int, int], list[int]]
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-CANCELLATION_CHECK_SECONDS = 0.1
+DEFAULT_PERIOD_MS = 100
 
 PREPROCESSING_INPUTS = {
     "text_input": "QUERY",
@@ -82,6 +82,8 @@ class TritonPythonModel:
         accumulate = _text(parameters, "accumulate_tokens").lower()
         self._accumulate = accumulate in ("1", "true", "t", "yes", "y")
         self._core = _text(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
+        period = _text(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS
+        self._period_s = int(period) / 1000
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._current: tuple[Any, str] | None = None
         self._gate = threading.Lock()
@@ -124,14 +126,14 @@ class TritonPythonModel:
             sender.send(reply)
             if stopped or self._current is not None:
                 continue
-            if time.monotonic() - checked >= CANCELLATION_CHECK_SECONDS:
+            if time.monotonic() - checked >= self._period_s:
                 checked = time.monotonic()
                 if stopped := sender.is_cancelled():
                     self._stop(inner_id)
         return None
 
     def _watch(self) -> None:
-        while not self._stopping.wait(CANCELLATION_CHECK_SECONDS):
+        while not self._stopping.wait(self._period_s):
             try:
                 # Each period anew: the first stop may come before the inner request does.
                 if inner_id := self._abandoned():

@@ -7,10 +7,13 @@ import asyncio
 import pytest
 
 from gateway.triton.grpcio import GrpcioTransport
+from gateway.triton.http2.call import WINDOW
 from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.http2.connection import LEFT_BYTES
 from gateway.triton.transport import ConnectionOptions, Endpoint
 from tests.support.http2_peer import (
     HANGS_AFTER_S,
+    Peer,
     Server,
     connected,
     echo,
@@ -99,3 +102,50 @@ async def test_a_request_that_is_left_half_written_is_reset() -> None:
         await until(lambda: bool(server.peers[0].requests))
         call.leave()
         await until(lambda: server.peers[0].resets == {1: 8})
+
+
+async def test_what_is_left_behind_a_full_window_ends_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", HANGS_AFTER_S)
+    answer = grpc_message(bytes(2**18 - 5)) * 20
+
+    def flood(peer: Peer, stream_id: int) -> None:
+        peer.begin(stream_id)
+        peer.send_within_windows(stream_id, answer, [("grpc-status", "0")])
+
+    server = Server(flood)
+    async with connected(server) as transport:
+        call = await start(transport)
+        assert await call.read() is not None
+        # The server stands still: nobody reads, and its window is full.
+        await until(lambda: call.window == 0)
+        call.leave()
+        await until(lambda: all(connection.idle for connection in transport._connections))
+        assert server.peers[0].unsent(1) == 0
+        assert server.peers[0].resets == {}
+
+
+async def test_what_is_left_does_not_drain_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.triton.http2.connection.LEFT_GRACE_S", 0.5)
+    answer = bytes(LEFT_BYTES + 2 * WINDOW)
+
+    def flood(peer: Peer, stream_id: int) -> None:
+        peer.begin(stream_id)
+        peer.send_within_windows(stream_id, answer, None)
+
+    unsent: list[int] = []
+    server = Server(flood)
+    async with connected(server) as transport:
+        call = await start(transport)
+        await until(lambda: server.peers and server.peers[0].unsent(1))
+        peer = server.peers[0]
+        call.leave()
+
+        def drained() -> bool:
+            unsent.append(peer.unsent(1))
+            return bool(peer.resets)
+
+        await until(drained)
+        assert peer.resets == {1: 8}
+        assert min(left for left in unsent if left) == WINDOW

@@ -1,24 +1,21 @@
-"""LlamaIndex against the real stack, in an environment of its own: see its requirements.txt."""
+"""The HTTP client of the JDK, on which LangChain4j and Spring AI stand."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.environments import make_environment
 from tests.support.local_stack import Stack
 
-FILES = Path(__file__).parent / "llama_index"
 
-
-@pytest.mark.slow
-def test_llama_index(stack: Stack, tmp_path: Path) -> None:
-    python = make_environment(tmp_path / "venv", FILES / "requirements.txt")
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK, which is not installed")
+def test_java_net_http(stack: Stack) -> None:
     done = subprocess.run(
-        [python, FILES / "clients.py"],
+        ["java", str(Path(__file__).parent / "java" / "Chat.java")],
         env=os.environ | {"GATEWAY_BASE_URL": f"{stack.gateway}/v1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,0 +1,103 @@
+"""The chat template of an adapter's folder, where transformers' `save_pretrained` leaves it.
+
+An adapter that was trained on chats of another form than its base model's needs its own. It is
+part of a version: the same weights with another template are another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.errors import CorruptFile, MissingFile, TooLarge
+from adapters.peft import checked_path
+
+CONFIG = "tokenizer_config.json"
+FILE = "chat_template.jinja"
+# Templates of today's models have up to 20 KB. A record holds those of all its versions.
+MAX_CHARACTERS = 64 * 1024
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """`source` is Jinja; `eos_token` ends a turn in it, if the folder says so."""
+
+    source: str
+    eos_token: str | None = None
+
+    def digest(self, weights: str) -> str:
+        """sha256 in hex of a version with this template; `weights` is the tensors' own digest."""
+        text = json.dumps([weights, self.source, self.eos_token])
+        return hashlib.sha256(f"chat template {text}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTemplate:
+    """A template as it was found; `added_tokens` are the ids and tokens its tokenizer added."""
+
+    template: ChatTemplate
+    added_tokens: tuple[tuple[int, str], ...] = ()
+
+
+def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
+    """The template of a folder, None where it has none.
+
+    `within`: every file must really lie inside this folder. Raises subclasses of `AdapterError`.
+    """
+    config: dict[str, Any] = {}
+    if (folder / CONFIG).exists():
+        try:
+            config = json.loads(_text(folder, CONFIG, within, _MAX_CONFIG_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(CONFIG, "content", error, "a JSON object") from error
+        if not isinstance(config, dict):
+            raise CorruptFile(CONFIG, "content", type(config).__name__, "a JSON object")
+    if (folder / FILE).exists():
+        source: Any = _text(folder, FILE, within, 4 * MAX_CHARACTERS)
+    else:
+        source = _default(config.get("chat_template"))
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CorruptFile(CONFIG, "chat_template", source, "a text, or a list with a default")
+    if len(source) > MAX_CHARACTERS:
+        found = f"{len(source)} characters"
+        raise TooLarge(folder.name, "chat_template", found, f"{MAX_CHARACTERS} characters")
+    added = config.get("added_tokens_decoder") or {}
+    try:
+        tokens = tuple((int(number[:20]), token["content"]) for number, token in added.items())
+        eos_token = _content(config.get("eos_token"))
+        if not all(isinstance(text, str) for text in (*dict(tokens).values(), eos_token or "")):
+            raise TypeError("a token that is no text")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(CONFIG, "added_tokens_decoder", error, "ids with their tokens") from error
+    return FoundTemplate(ChatTemplate(source.rstrip("\n"), eos_token), tokens)
+
+
+def _default(templates: Any) -> Any:
+    """A chat template; a list holds several by name."""
+    if not isinstance(templates, list):
+        return templates
+    named = [each for each in templates if isinstance(each, dict)]
+    return next((each.get("template") for each in named if each.get("name") == "default"), None)
+
+
+def _content(token: Any) -> Any:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _text(folder: Path, name: str, within: Path | None, most: int) -> str:
+    path = checked_path(folder, name, within)
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise TooLarge(name, "size", f"{size} bytes", f"{most} bytes")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(name, "content", error, "UTF-8") from error
+    except OSError as error:
+        raise MissingFile(name, "file", error.strerror, "a readable file") from error

@@ -1,0 +1,131 @@
+"""What requests leave behind in a real Triton: anonymous memory of its own process, each.
+
+    python -m bench.triton_memory [--requests 20000] [--only KIND ...] [--grpcio]
+
+The gateway's client asks the synthetic engine, 16 requests at a time, for answers of one token and
+of 50, and for some that it leaves after the first. Triton (2.51) never gives back some KiB of each
+stream that is reset before its trailers. The exit code is 1 where those of a kind left 2 MiB or
+more, which is 0.1 KiB each of 20,000; of a few hundred no exit code tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.servers import Triton, real_triton
+from gateway.generation import Generation, GenerationParams
+from gateway.triton.engine import Engine
+from gateway.triton.transport import LEFT_GRACE_S, ConnectionOptions
+from ops.local_stack.ports import PortClaims
+
+TOKENS_PER_SECOND = 20_000
+AT_ONCE = 16
+KEPT_BYTES = 2 << 20
+"""All requests of a kind may leave less than this, however many: the allocator's ups and downs."""
+_WARM_UP = 1000
+_REQUEST_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A request for `tokens`, read to its end or left after the first response."""
+
+    tokens: int
+    leaves: bool = False
+
+
+KINDS = {"one token": Kind(1), "50 tokens": Kind(50), "left": Kind(2000, leaves=True)}
+
+
+async def kept_bytes(
+    triton: Triton, kind: Kind, requests: int, connection: ConnectionOptions | None = None
+) -> int:
+    """By how much the anonymous memory of `triton` grew over so many requests.
+
+    As many before them, 1,000 at most, bring what its allocator takes anyway.
+    """
+    engine = Engine(
+        triton.grpc,
+        "tensorrt_llm",
+        vocab_size=4096,
+        max_seq_len=None,
+        on_stop=lambda _: None,
+        on_cold_send=lambda _: None,
+        connection=connection or ConnectionOptions(),
+    )
+    try:
+        await engine.refresh()
+        await _ask(engine, kind, min(requests, _WARM_UP))
+        before = _anonymous_bytes(triton.pid)
+        await _ask(engine, kind, requests)
+        return _anonymous_bytes(triton.pid) - before
+    finally:
+        await engine.close()
+
+
+async def _ask(engine: Engine, kind: Kind, requests: int) -> None:
+    """Returns when the last stream has ended or was reset."""
+    numbers = iter(range(requests))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(_ask_each(engine, kind, numbers))
+    await asyncio.sleep(LEFT_GRACE_S)
+
+
+async def _ask_each(engine: Engine, kind: Kind, numbers: Iterator[int]) -> None:
+    for number in numbers:
+        asked = Generation(
+            request_id=f"r{number}",
+            prompt_ids=[1, 2],
+            max_tokens=kind.tokens,
+            seed=1,
+            params=GenerationParams(),
+        )
+        deadline = asyncio.get_running_loop().time() + _REQUEST_TIMEOUT_S
+        with engine.generate(asked, deadline) as answer:
+            first = await answer.first()
+            if not (kind.leaves or first.final):
+                await answer.feed_deltas(lambda delta: not delta.final)
+
+
+def _anonymous_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"process {pid} has ended")
+    return int(found[1]) * 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000, help="of each kind")
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS))
+    parser.add_argument("--grpcio", action="store_true", help="by the reference transport")
+    options = parser.parse_args()
+    connection = ConnectionOptions(transport="grpcio" if options.grpcio else "http2")
+    most = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="triton-memory-") as folder,
+        PortClaims() as claims,
+        real_triton(Path(folder), claims, TOKENS_PER_SECOND) as triton,
+    ):
+        for name in options.only:
+            started = time.monotonic()
+            work = kept_bytes(triton, KINDS[name], options.requests, connection)
+            kept = asyncio.run(work)
+            most = max(most, kept)
+            took, kib = time.monotonic() - started, kept / 1024 / options.requests
+            print(f"{name}: {kib:+.3f} KiB a request ({took:.0f} s)", flush=True)
+    return 1 if most >= KEPT_BYTES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Calls between tags, as data: what the tags are, how the name is written, how the arguments are.
+
+`TaggedForm` describes a form, and `TaggedToolParser` reads any of them. As small models leave out
+closing tags and write a brace too few or too many, that does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gateway.parsers.tools.json_calls import JsonToolParser
+from gateway.parsers.tools.literals import Sink, escaped
+from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
+from gateway.parsers.tools.typed_values import STRING, as_json, types_of
+
+_TAG = re.compile(r"<[^<>]+>")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A function's name that stands before its arguments.
+
+    It follows `opening` and `before`, and ends at `after`, or, where that is empty, at the first
+    character that names do not have. `pattern` finds it as its first group in what stands there.
+    """
+
+    opening: str
+    before: str = ""
+    after: str = ""
+    pattern: re.Pattern[str] = re.compile("(.+)")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Arguments as one element for each: tags around the key, and around the value.
+
+    `lines` says that a value has lines of its own, whose breaks are not part of it. There, another
+    tag at the beginning of a line ends a value whose closing tag is missing.
+    """
+
+    key: tuple[str, str]
+    value: tuple[str, str]
+    lines: bool = False
+
+
+@dataclass(frozen=True)
+class TaggedForm:
+    """A form of calls, which makes its parsers.
+
+    Each of the `openings` may begin a call. The `closings` may follow it in this order; those are
+    then markup, too. Without `name`, a call is a JSON object with its name and arguments, or a list
+    of those. With it, the arguments follow as a JSON object, or as `parameters`.
+    """
+
+    openings: tuple[str, ...]
+    closings: tuple[str, ...] = ()
+    name: Name | None = None
+    parameters: Parameters | None = None
+
+    @cached_property
+    def markers(self) -> tuple[str, ...]:
+        """The tags that tokenizers may list as special tokens."""
+        tags = [*self.openings, *self.closings]
+        if self.name is not None:
+            tags += [self.name.before, self.name.after]
+        if self.parameters is not None:
+            tags += [*self.parameters.key, *self.parameters.value]
+        return tuple(marker for tag in tags for marker in _TAG.findall(tag))
+
+    def __call__(self, functions: Functions | None = None) -> ToolParser:
+        return TaggedToolParser(self, functions)
+
+
+class TaggedToolParser(JsonToolParser):
+    """Parses one form; `functions` are looked at for the types of parameters alone."""
+
+    def __init__(self, form: TaggedForm, functions: Functions | None = None) -> None:
+        self._form = form
+        self._functions = functions or {}
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
+        super().__init__()
+
+    def _run(self) -> Generator[None, str, None]:
+        form = self._form
+        closings: tuple[str, ...] = ()
+        char = yield
+        while True:
+            tag = yield from self._text(char, form.openings + closings)
+            if tag in closings:
+                self._drop()
+                closings = closings[closings.index(tag) + 1 :]
+                char = yield
+                continue
+            before = self.calls
+            char = yield from self._attempt(self._call(tag, (yield)))
+            if self.calls > before:
+                closings = form.closings
+                if form.parameters is None:
+                    char = yield from self._rest(char)
+
+    def _call(self, tag: str, char: str) -> Step:
+        """Reads what follows an opening tag."""
+        form = self._form
+        if form.name is not None:
+            name, char = yield from self._named(form.name, tag, char)
+            if form.parameters is not None:
+                return (yield from self._parameters(form.parameters, name, char))
+            char = yield from self._space(char)
+            if char != "{":
+                raise NotACall(char)
+            self._commit(name)
+            return (yield from self._value(char, self._events.arguments))
+        char = yield from self._space(char)
+        if char not in "[{":
+            raise NotACall(char)
+        self._hold(char)
+        read = self._list if char == "[" else self._object
+        return (yield from read((yield)))
+
+    def _rest(self, char: str) -> Step:
+        """Braces too many after a call, and further calls before the closing tag."""
+        char = yield from self._gap(char)
+        while char in "{}":
+            if char == "}":
+                self._drop()
+                char = yield
+            else:
+                before = self.calls
+                self._undecided = True
+                self._hold(char)
+                char = yield from self._attempt(self._object((yield)))
+                if self.calls == before:
+                    return char
+            char = yield from self._gap(char)
+        return char
+
+    def _named(self, form: Name, tag: str, char: str) -> Generator[None, str, tuple[str, str]]:
+        """Reads the name, and what is around it; returns it and the next character."""
+        if tag != form.opening:
+            char = yield from self._space(char)
+            yield from self._tag(char, (form.opening,))
+            char = yield
+        if form.before:
+            yield from self._tag(char, (form.before,))
+            char = yield
+        char = yield from self._space(char)
+        letters: list[str] = []
+        while char.isalnum() or char in "_-.:/":
+            letters.append(char)
+            self._hold(char)
+            char = yield
+        found = form.pattern.fullmatch("".join(letters))
+        if found is None:
+            raise NotACall(char)
+        name = found[1]
+        if form.after:
+            char = yield from self._space(char)
+            yield from self._tag(char, (form.after,))
+            self._name = name
+            char = yield
+        elif char.isspace():
+            self._name = name
+        return name, char
+
+    def _parameters(self, form: Parameters, function: str, char: str) -> Step:
+        opening, closing = form.key[0], form.value[1]
+        tags = (opening, *self._form.closings)
+        ends: tuple[str, ...] = (closing,)
+        if form.lines:
+            ends += tuple(f"\n{end}" for end in (closing, *tags))
+        separator = "{"
+        tag = closing
+        while True:
+            if tag == closing:
+                char = yield from self._space(char)
+                tag = yield from self._tag(char, tags)
+            if self._undecided:
+                self._commit(function)
+            if tag != opening:
+                self._events.arguments("{}" if separator == "{" else "}")
+                return (yield)
+            key = yield from self._key(form)
+            self._events.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            char = yield
+            if form.lines and char == "\n":
+                char = yield
+            tag = yield from self._typed(char, ends, self._types_of(function, key))
+            if tag == closing:
+                char = yield
+
+    def _key(self, form: Parameters) -> Generator[None, str, str]:
+        """Reads up to the beginning of the value; returns the key."""
+        key: list[str] = []
+        yield from self._until((yield), (form.key[1],), key.append)
+        if form.value[0]:
+            char = yield from self._space((yield))
+            yield from self._tag(char, (form.value[0],))
+        return "".join(key).strip()
+
+    def _typed(
+        self, char: str, ends: tuple[str, ...], types: frozenset[str]
+    ) -> Generator[None, str, str]:
+        """Reads a value and passes its JSON on, a string as it comes; returns the tag behind it."""
+        arguments = self._events.arguments
+        if types == STRING:
+            arguments('"')
+            end = yield from self._until(char, ends, lambda text: arguments(escaped(text)))
+            arguments('"')
+        else:
+            pieces: list[str] = []
+            end = yield from self._until(char, ends, pieces.append)
+            arguments(as_json("".join(pieces), types))
+        return end.removeprefix("\n")
+
+    def _types_of(self, function: str, key: str) -> frozenset[str]:
+        types = self._types.get((function, key))
+        if types is None:
+            types = types_of(self._functions.get(function), key)
+            self._types[function, key] = types
+        return types
+
+    def _tag(self, char: str, tags: tuple[str, ...]) -> Generator[None, str, str]:
+        """Reads one of the tags, of which none begins another; the next character is not read."""
+        tag = char
+        while any(each.startswith(tag) for each in tags):
+            self._hold(char)
+            if tag in tags:
+                return tag
+            char = yield
+            tag += char
+        raise NotACall(char)
+
+    def _until(self, char: str, ends: tuple[str, ...], sink: Sink) -> Generator[None, str, str]:
+        """Passes text on up to one of the ends, which is returned; what follows is not read."""
+        first = {end[0] for end in ends}
+        partial = ""
+        while True:
+            if partial or char in first:
+                partial += char
+                while partial and not any(end.startswith(partial) for end in ends):
+                    sink(partial[0])
+                    partial = partial[1:]
+                if partial in ends:
+                    return partial
+            else:
+                sink(char)
+            char = yield

@@ -1,0 +1,129 @@
+"""A schema of one type, a list of values, or a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from guides.schema.keywords import ABOUT, step
+
+
+class Part(NamedTuple):
+    """A schema as it was given, and the JSON path of its place."""
+
+    schema: Any
+    path: str
+
+
+Parts = tuple[Part, ...]
+"""All of them hold; of none, anything is valid."""
+
+NOTHING: Parts = (Part(False, ""),)
+_SIMPLE = frozenset(
+    {
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format", "minItems", "maxItems"),
+        *("minProperties", "maxProperties"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atom:
+    """What is valid: without a type, values or a reference, anything.
+
+    One that is idle is of a type that was neither named nor spoken of. `simple` has the keywords
+    whose values are no schemas; `additional` and `items` are None where nothing was said of them;
+    `names_some` says whether properties were named, be it none. `needs` is dependentRequired,
+    `names` are propertyNames. With `ref`, `required` is what is required besides.
+    """
+
+    path: str
+    type: str | None = None
+    is_idle: bool = False
+    values: tuple[Any, ...] | None = None
+    ref: str | None = None
+    simple: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, Parts] = field(default_factory=dict)
+    names_some: bool = False
+    required: tuple[str, ...] = ()
+    additional: Parts | None = None
+    patterns: dict[str, Parts] = field(default_factory=dict)
+    names: Parts = ()
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    prefix: tuple[Parts, ...] = ()
+    items: Parts | None = None
+
+    @property
+    def is_any(self) -> bool:
+        return self.type is None and self.values is None and self.ref is None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether an object has no properties but those that it names."""
+        return forbids(self.additional) and not self.patterns
+
+
+def forbids(parts: Parts | None) -> bool:
+    return parts is not None and any(part.schema is False for part in parts)
+
+
+def joined(one: Parts | None, other: Parts | None) -> Parts | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return tuple({part.path: part for part in (*one, *other)}.values())
+
+
+def at_least(atoms: Iterable[Atom], required: tuple[str, ...]) -> list[Atom]:
+    """The atoms, of which those of objects require these, too."""
+    return [
+        replace(atom, required=tuple(dict.fromkeys(atom.required + required)))
+        if atom.type == "object"
+        else atom
+        for atom in atoms
+    ]
+
+
+def listed(schema: dict[str, Any], keyword: str, path: str) -> list[Part]:
+    return [
+        Part(each, step(path, keyword, index)) for index, each in enumerate(schema.get(keyword, ()))
+    ]
+
+
+def _mapped(schema: dict[str, Any], keyword: str, path: str) -> dict[str, Parts]:
+    return {
+        name: (Part(each, step(path, keyword, name)),)
+        for name, each in schema.get(keyword, {}).items()
+    }
+
+
+def _one(schema: dict[str, Any], keyword: str, path: str) -> Parts | None:
+    return (Part(schema[keyword], step(path, keyword)),) if keyword in schema else None
+
+
+def atom_of(name: str, schema: dict[str, Any], path: str) -> Atom:
+    """What a schema says of the values of one type."""
+    about = ABOUT.get("number" if name == "integer" else name, frozenset())
+    simple = {key: value for key, value in schema.items() if key in about and key in _SIMPLE}
+    atom = Atom(path=path, type=name, simple=simple)
+    if name == "object":
+        # Where `dependencies` lists names, it is what dependentRequired was called before 2019.
+        needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
+        return replace(
+            atom,
+            properties=_mapped(schema, "properties", path),
+            names_some="properties" in schema,
+            required=tuple(dict.fromkeys(schema.get("required", ()))),
+            additional=_one(schema, "additionalProperties", path),
+            patterns=_mapped(schema, "patternProperties", path),
+            names=_one(schema, "propertyNames", path) or (),
+            needs={key: tuple(names) for key, names in needs.items()},
+        )
+    if name == "array":
+        first, rest = "prefixItems", "items"
+        if isinstance(schema.get("items"), list):  # before 2020
+            first, rest = "items", "additionalItems"
+        prefix = tuple([(part,) for part in listed(schema, first, path)])
+        return replace(atom, prefix=prefix, items=_one(schema, rest, path))
+    return atom

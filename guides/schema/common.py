@@ -1,0 +1,149 @@
+"""What two atoms have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from guides.schema.atom import Atom, Parts, joined
+from guides.schema.keywords import refuse
+
+_LARGER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
+_SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
+
+
+def in_common(one: Atom, other: Atom) -> Atom | None:
+    """What is valid for both, which are no references; None if nothing is.
+
+    Raises ValueError where no atom says it.
+    """
+    if one.is_any or other.is_any:
+        return other if one.is_any else one
+    if one.values is None and other.values is not None:
+        one, other = other, one
+    if one.values is not None:
+        values = tuple([value for value in one.values if fits(value, other)])
+        return replace(one, values=values) if values else None
+    types = {one.type, other.type}
+    if len(types) > 1 and types != {"integer", "number"}:
+        return None
+    both = replace(
+        one,
+        type="integer" if "integer" in types else one.type,
+        is_idle=one.is_idle and other.is_idle,
+        simple=_simple(one, other),
+        names=joined(one.names, other.names) or (),
+        names_some=one.names_some or other.names_some,
+        required=tuple(dict.fromkeys(one.required + other.required)),
+    )
+    if one.type == "object":
+        return _objects(both, one, other)
+    return _arrays(both, one, other) if one.type == "array" else both
+
+
+def _simple(one: Atom, other: Atom) -> dict[str, Any]:
+    found = dict(one.simple)
+    for keyword, value in other.simple.items():
+        if keyword not in found:
+            found[keyword] = value
+        elif keyword in _LARGER:
+            found[keyword] = max(found[keyword], value)
+        elif keyword in _SMALLER:
+            found[keyword] = min(found[keyword], value)
+        elif found[keyword] != value:
+            if keyword != "format":
+                refuse(other.path, f"{keyword} beside another {keyword} is not supported")
+            del found[keyword]  # it is an annotation, and which is meant cannot be known
+    return found
+
+
+def _objects(both: Atom, one: Atom, other: Atom) -> Atom:
+    for here, there in ((one, other), (other, one)):
+        if here.patterns and (there.properties or there.patterns or there.additional is not None):
+            refuse(here.path, "patternProperties of objects that are joined is not supported")
+    properties = {
+        name: joined(_property(one, name), _property(other, name)) or ()
+        for name in (one.properties | other.properties)
+    }
+    needs = dict(one.needs)
+    for name, needed in other.needs.items():
+        needs[name] = (*needs.get(name, ()), *needed)
+    additional = joined(one.additional, other.additional)
+    patterns = one.patterns | other.patterns
+    return replace(
+        both, properties=properties, additional=additional, patterns=patterns, needs=needs
+    )
+
+
+def _property(atom: Atom, name: str) -> Parts | None:
+    return atom.properties.get(name, atom.additional)
+
+
+def _arrays(both: Atom, one: Atom, other: Atom) -> Atom:
+    count = max(len(one.prefix), len(other.prefix))
+    prefix = tuple([joined(_item(one, i), _item(other, i)) or () for i in range(count)])
+    return replace(both, prefix=prefix, items=joined(one.items, other.items))
+
+
+def _item(atom: Atom, index: int) -> Parts | None:
+    return atom.prefix[index] if index < len(atom.prefix) else atom.items
+
+
+def fits(value: Any, atom: Atom) -> bool:
+    """Whether an atom that is no reference has this value.
+
+    Raises ValueError where that takes more than to look at it.
+    """
+    if atom.is_any:
+        return True
+    if atom.values is not None:
+        return any(are_equal(value, each) for each in atom.values)
+    if atom.type not in types_of(value):
+        return False
+    said = {
+        key
+        for key in ("properties", "required", "patterns", "names", "needs", "prefix")
+        if getattr(atom, key)
+    }
+    if said or atom.additional is not None or atom.items is not None:
+        refuse(atom.path, "enum or const beside what is said of its parts is not supported")
+    return all(_holds(keyword, limit, value, atom) for keyword, limit in atom.simple.items())
+
+
+def types_of(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ("null",)
+    if isinstance(value, bool):
+        return ("boolean",)
+    if isinstance(value, int | float):
+        return ("number", "integer") if value == int(value) else ("number",)
+    return (
+        "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object",
+    )
+
+
+def _holds(keyword: str, limit: Any, value: Any, atom: Atom) -> bool:
+    size = value if isinstance(value, int | float) else len(value)
+    match keyword:
+        case "format":
+            return True
+        case "minimum" | "minLength" | "minItems" | "minProperties":
+            return bool(size >= limit)
+        case "maximum" | "maxLength" | "maxItems" | "maxProperties":
+            return bool(size <= limit)
+        case "exclusiveMinimum":
+            return bool(size > limit)
+        case "exclusiveMaximum":
+            return bool(size < limit)
+    refuse(atom.path, f"{keyword} beside enum or const is not supported")
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """As JSON has it: 1 is 1.0 and not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(are_equal(one[k], other[k]) for k in one)
+    return bool(one == other)

@@ -1,0 +1,164 @@
+"""A schema written anew, so that compilers enforce all of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from guides.kinds import Backend
+from guides.schema.atom import NOTHING, Atom, Parts, at_least, forbids
+from guides.schema.keywords import refuse
+from guides.schema.objects import variants, with_names
+from guides.schema.reading import MAX_DEPTH, Reader
+from guides.schema.scalars import numbers, strings
+
+Schema = dict[str, Any]
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
+    """What stands at `ref` in a JSON schema, written so that `backend` enforces it.
+
+    What is valid for it is valid for the schema, too. The other way round: but for objects that
+    name properties and do not say what else they hold, which are closed, since a model that is free
+    to invent properties may do so without end; and for the types of what names none.
+
+    Raises ValueError with keyword and JSON path for what cannot be enforced.
+    """
+    return _Writer(document, backend).write(ref)
+
+
+class _Writer:
+    def __init__(self, document: Any, backend: Backend) -> None:
+        self._reader = Reader(document, backend)
+        self._names: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._waiting: deque[tuple[str, Atom]] = deque()
+        self._root = "#"
+        self._depth = 0
+
+    def write(self, ref: str) -> Schema:
+        self._root = ref
+        start = self._reader.target(ref, "$")
+        written = self._schema((start,))
+        if written is None:
+            refuse(start.path, "nothing is valid for all that it says")
+        defs: dict[str, Any] = {}
+        while self._waiting:
+            name, atom = self._waiting.popleft()
+            assert atom.ref is not None
+            target = self._reader.target(atom.ref, atom.path)
+            atoms = at_least(self._reader.alternatives((target,)), atom.required)
+            found = self._union(atoms)
+            if found is None:
+                refuse(target.path, "nothing is valid for all that it says")
+            defs[name] = found
+        return {**written, "$defs": defs} if defs else written
+
+    def _schema(self, parts: Parts) -> Schema | None:
+        """None if nothing is valid for all of the parts."""
+        if not parts:
+            return {}
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            refuse(parts[0].path, f"schemas are nested more than {MAX_DEPTH} deep")
+        found = self._union(self._reader.alternatives(parts))
+        self._depth -= 1
+        return found
+
+    def _union(self, atoms: list[Atom]) -> Schema | None:
+        if any(atom.is_any for atom in atoms):
+            return {}
+        found = [schema for atom in atoms for schema in self._atom(atom)]
+        if len(found) > 1:
+            return {"anyOf": found}
+        return found[0] if found else None
+
+    def _atom(self, atom: Atom) -> Iterator[Schema]:
+        if atom.ref is not None:
+            yield {"$ref": self._reference(atom)}
+        elif atom.values is not None:
+            many = len(atom.values) > 1
+            yield {"enum": list(atom.values)} if many else {"const": atom.values[0]}
+        elif atom.type in ("number", "integer"):
+            yield from numbers(atom)
+        elif atom.type == "string":
+            yield from strings(atom, self._reader.backend)
+        elif atom.type == "array":
+            yield from self._array(atom)
+        elif atom.type == "object":
+            for each in variants(with_names(atom, self._reader)):
+                yield from self._object(each)
+        else:
+            yield {"type": atom.type}
+
+    def _reference(self, atom: Atom) -> str:
+        assert atom.ref is not None
+        if atom.ref == self._root and not atom.required:
+            return "#"
+        key = (atom.ref, atom.required)
+        if key not in self._names:
+            name = atom.ref.rpartition("/")[2]
+            if not _PLAIN_NAME.fullmatch(name) or name in self._names.values():
+                name = f"schema_{len(self._names)}"
+            self._names[key] = name
+            self._waiting.append((name, atom))
+        return f"#/$defs/{self._names[key]}"
+
+    def _array(self, atom: Atom) -> Iterator[Schema]:
+        low, high = atom.simple.get("minItems", 0), atom.simple.get("maxItems", math.inf)
+        prefix: list[Schema] = []
+        items = atom.items
+        for parts in atom.prefix:
+            found = self._schema(parts) if len(prefix) < high else None
+            if found is None:  # so an array ends before it
+                items = NOTHING
+                break
+            prefix.append(found)
+        if forbids(items):
+            high = min(high, len(prefix))
+        if low > high:
+            return
+        if items is None and (not prefix or low > len(prefix)):
+            items = ()  # where it is not said, releases of xgrammar throw
+        written: Schema = {"type": "array", **atom.simple}
+        if prefix:
+            written["prefixItems"] = prefix
+        if items is not None:
+            found = self._schema(items)
+            written["items"] = False if found is None else found
+        yield written
+
+    def _object(self, atom: Atom) -> Iterator[Schema]:
+        known = {name: self._schema(parts) for name, parts in atom.properties.items()}
+        properties = {name: found for name, found in known.items() if found is not None}
+        never = known.keys() - properties.keys()
+        if never & set(atom.required):
+            return
+        if never and (atom.patterns or not (atom.additional is None or forbids(atom.additional))):
+            names = ", ".join(sorted(never))
+            refuse(atom.path, f"properties: {names} can have no value")
+        written: Schema = {"type": "object"}
+        if properties:
+            written["properties"] = properties
+        if atom.required:
+            written["required"] = list(atom.required)
+        if atom.patterns:
+            found_patterns = {key: self._schema(parts) for key, parts in atom.patterns.items()}
+            if None in found_patterns.values():
+                refuse(atom.path, "patternProperties: nothing is valid for one of them")
+            written["patternProperties"] = found_patterns
+        additional = atom.additional
+        if additional is None:
+            additional = NOTHING if known or atom.names_some or atom.patterns else ()
+        found = self._schema(additional)
+        written["additionalProperties"] = False if found is None else found
+        written |= atom.simple
+        low, high = atom.simple.get("minProperties", 0), atom.simple.get("maxProperties", math.inf)
+        if written["additionalProperties"] is False and not atom.patterns:
+            high = min(high, len(properties))
+        if max(low, len(atom.required)) <= high:
+            yield written

@@ -1,0 +1,1 @@
+"""Everything that can break is broken under load, and nothing may be wrong: see `__main__`."""

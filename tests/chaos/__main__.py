@@ -1,0 +1,43 @@
+"""Everything is killed, frozen, filled, corrupted and changed under load: is anything wrong?
+
+    python -m tests.chaos [--minutes 10] [--seed N] [--out DIR] [--only ACT ...]
+
+Two gateways of two workers, two real Tritons and a Redis; 64 clients of four tenants. Each request
+must end in the right answer of the adapter version in force, or in a clear error, in time; usage
+logs must tell what clients saw; limits hold while Redis has its data. DIR gets the table that is
+printed, as chaos.md and chaos.json, and the servers' logs. The exit code is 1 when a promise was
+broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+from pathlib import Path
+
+from tests.chaos.acts import ACTS
+from tests.chaos.run import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--out", type=Path, default=Path("build/chaos"))
+    parser.add_argument("--only", choices=ACTS, nargs="+", default=list(ACTS), metavar="ACT")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    world = options.out.absolute() / "world"
+    shutil.rmtree(world, ignore_errors=True)
+    world.mkdir(parents=True)
+    found = asyncio.run(run(world, 60 * options.minutes, options.seed, options.only))
+    found.write(options.out)
+    print(found.text())
+    return 1 if found.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

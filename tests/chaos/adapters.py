@@ -1,0 +1,112 @@
+"""The adapters of the world: which there are, what each answers, and the one that is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
+from tests.chaos.gateway import PLAIN, WORKERS, Gateway
+from tests.support.generated_adapters import converted, expected_answers, write_adapter
+
+LIVE = "live"
+"""The name whose content is changed while it is asked."""
+ADMIN_KEY = "the-admin-key-of-the-gateways-in-chaos"
+_ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+# A change reaches all workers by a notice; one that missed it looks twice a second.
+_LATE_S = 3.0
+_AGREED_WITHIN_S = 60.0
+_ASKED_PER_WORKER = 4
+_RANK, _SCALE = 16, 0.2
+
+
+@dataclass(frozen=True)
+class Content:
+    """Weights: a PEFT folder, and the digest that they are served under."""
+
+    name: str
+    folder: Path
+
+
+def demo_contents() -> list[Content]:
+    return [Content(name, DEMO_ADAPTERS / name) for name in ("zh", "ja")]
+
+
+def generated_contents(folder: Path, engine: Path, count: int) -> dict[Content, str]:
+    """So many, each with the answer to `GENERATED` that tells it from all others."""
+    made = [
+        write_adapter(folder / f"made-{seed}", DEMO_MODEL, seed, rank=_RANK, scale=_SCALE)
+        for seed in range(count * 3 // 2)
+    ]
+    tensors = [converted(path, engine) for path in made]
+    by_answer = dict(zip(expected_answers(engine, DEMO_MODEL, tensors), made, strict=True))
+    told_apart = [(text, path) for text, path in by_answer.items() if text][:count]
+    assert len(told_apart) == count
+    return {Content(path.name, path): text.strip() for text, path in told_apart}
+
+
+@dataclass
+class Live:
+    """Which digests the name LIVE may be answered by, since when; `None` says that it is gone."""
+
+    _history: list[tuple[float, frozenset[str | None]]] = field(default_factory=list)
+
+    @property
+    def now(self) -> str | None:
+        [served] = self._history[-1][1]
+        return served
+
+    def may_be(self, digests: Collection[str | None]) -> None:
+        self._history.append((time.monotonic(), frozenset(digests)))
+
+    def allowed(self, started: float, ended: float) -> set[str | None]:
+        """At any moment of a request, or shortly before it."""
+        ends = [since for since, _ in self._history[1:]] + [float("inf")]
+        return {
+            digest
+            for (since, digests), end in zip(self._history, ends, strict=True)
+            if since <= ended and started - _LATE_S < end
+            for digest in digests
+        }
+
+
+async def add(gateway: Gateway, name: str, content: Content) -> httpx.Response:
+    paths = [content.folder / part for part in ("adapter_config.json", "adapter_model.safetensors")]
+    files = [("file", (path.name, path.read_bytes())) for path in paths]
+    data = {"name": name, "base": "demo"}
+    return await call(gateway, "POST", "", data=data, files=files)
+
+
+async def call(gateway: Gateway, method: str, path: str, **more: Any) -> httpx.Response:
+    """On a connection of its own, so that any worker may take it."""
+    async with httpx.AsyncClient(timeout=_AGREED_WITHIN_S, headers=_ADMIN, verify=PLAIN) as client:
+        url = f"http://127.0.0.1:{gateway.process.admin_port}/v1/adapters{path}"
+        return await client.request(method, url, **more)
+
+
+async def agreed(gateways: Collection[Gateway]) -> dict[str, str]:
+    """The short digests that all say are served, by name; fails when they never agree."""
+    deadline = time.monotonic() + _AGREED_WITHIN_S
+    while True:
+        said = [
+            await _served(gateway)
+            for gateway in gateways
+            for _ in range(_ASKED_PER_WORKER * WORKERS)
+        ]
+        if all(each == said[0] for each in said):
+            return said[0]
+        assert time.monotonic() < deadline, f"the gateways never agree: {said}"
+        await asyncio.sleep(0.2)
+
+
+async def _served(gateway: Gateway) -> dict[str, str]:
+    """As one of its workers says."""
+    answer = await call(gateway, "GET", "")
+    assert answer.status_code == 200, answer.text
+    return {adapter["name"]: adapter["served"] for adapter in answer.json()["data"]}

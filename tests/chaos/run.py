@@ -1,0 +1,43 @@
+"""A run from the first start to the table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.chaos import checks
+from tests.chaos.acts import ACTS, break_things
+from tests.chaos.clients import CLIENTS, Load
+from tests.chaos.footprint import footprints
+from tests.chaos.report import Report, report
+from tests.chaos.world import learn, running_world
+
+_CALM_S = 5.0
+
+
+async def run(
+    folder: Path,
+    seconds: float,
+    seed: int,
+    acts: Iterable[str] = ACTS,
+    *,
+    clients: int = CLIENTS,
+) -> Report:
+    """`folder` gets logs and all that the servers keep. Each of `acts` is done once at least.
+
+    Raises AssertionError where the world cannot even be brought to rest.
+    """
+    with running_world(folder, seed) as world:
+        await learn(world)
+        calm, chaos = (Load(world, name, clients) for name in ("calm", "chaos"))
+        async with calm.running():
+            await asyncio.sleep(_CALM_S)
+        await checks.settle(world)
+        before = footprints(world)
+        async with chaos.running():
+            await break_things(world, chaos, seconds, acts)
+        await checks.settle(world)
+        await checks.all_is_whole(world)
+        await checks.settle(world)
+        return report(world, calm.seen, chaos.seen, before, footprints(world))

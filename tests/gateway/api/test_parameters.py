@@ -1,0 +1,219 @@
+"""What other servers call things, what clients leave in a conversation, and what is a hint here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
+from gateway.api.parameters import Parsed, parse
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.parsers.tools.ids import TemplateIds
+
+USER = {"role": "user", "content": "hi"}
+
+
+def _chat(*, strict: bool = False, **fields: Any) -> Parsed[ChatCompletionRequest]:
+    body = {"model": "m", "messages": [USER]} | fields
+    return parse(ChatCompletionRequest, json.dumps(body).encode(), strict=strict)
+
+
+def _completion(**fields: Any) -> CompletionRequest:
+    body = {"model": "m", "prompt": "hi"} | fields
+    return parse(CompletionRequest, json.dumps(body).encode()).request
+
+
+def test_each_name_has_one_meaning() -> None:
+    kinds = [HARMLESS, HINTS, RENAMED.keys(), NOT_SERVED.keys()]
+    assert len(set().union(*kinds)) == sum(map(len, kinds))
+    fields = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
+    assert not fields & (HARMLESS | HINTS | RENAMED.keys())
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"max_new_tokens": 5}, {"max_tokens": 5}),
+        ({"num_predict": -1}, {}),
+        ({"max_tokens": -1}, {}),
+        ({"max_tokens": -1.0}, {}),
+        ({"max_tokens": 5.0, "num_predict": 5}, {"max_tokens": 5}),
+        ({"best_of": 1.0, "n_probs": 0.0}, {}),
+        ({"prompt_logprobs": False}, {}),
+        ({"max_completion_tokens": -1, "max_tokens": 7}, {"max_tokens": 7}),
+        ({"max_tokens": 5, "n_predict": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 30.0}, {"max_tokens": 30}),
+        ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"stopping_strings": ["a"]}, {"stop": ["a"]}),
+        ({"enable_thinking": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"a": 1}},
+            {"chat_template_kwargs": {"a": 1, "enable_thinking": False}},
+        ),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"guided_choice": ["a"]}, {"structured_outputs": {"choice": ["a"]}}),
+        ({"guided_json": {"type": "object"}}, {"structured_outputs": {"json": {"type": "object"}}}),
+        ({"grammar": ""}, {}),
+        ({"format": "json"}, {"response_format": {"type": "json_object"}}),
+        ({"options": {"num_predict": 5, "num_ctx": 9}}, {"max_tokens": 5}),
+        ({"options": {"temperature": 0.1}, "temperature": 0.2}, {"temperature": 0.2}),
+        ({"options": {"temperature": 0.1}, "temperature": None}, {"temperature": 0.1}),
+    ],
+)
+def test_what_others_call_a_thing(given: dict[str, Any], meant: dict[str, Any]) -> None:
+    request = _chat(**given).request
+    assert request == _chat(**meant).request
+    assert request.model_fields_set == _chat(**meant).request.model_fields_set
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"max_tokens": 5, "num_predict": 6}, "num_predict"),
+        ({"max_tokens": True, "num_predict": 1}, "num_predict"),
+        ({"max_tokens": 1, "num_predict": True}, "num_predict"),
+        ({"top_a": False}, "top_a"),
+        ({"num_predict": 5, "max_new_tokens": 6}, "max_new_tokens"),
+        ({"enable_thinking": True, "thinking": {"type": "disabled"}}, "thinking"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"repeat_penalty": "high"}, "repeat_penalty"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"thinking": "hard"}, "thinking"),
+        ({"enable_thinking": "false"}, "enable_thinking"),
+        ({"reasoning": {"enabled": 0}}, "reasoning"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning"),
+        ({"options": [1]}, "options"),
+        ({"options": {"unheard_of": 1}}, "unheard_of"),
+        ({"max_tokens": 30.5}, "max_tokens"),
+        ({"n": -1}, "n"),
+    ],
+)
+def test_what_cannot_be_meant_is_named_as_the_client_wrote_it(
+    given: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _chat(**given)
+    assert caught.value.param == param
+    assert caught.value.message.startswith((param, "Unrecognized request argument: unheard_of"))
+
+
+@pytest.mark.parametrize("name", sorted(HINTS))
+def test_hints_are_named_and_refused_where_that_is_wanted(name: str) -> None:
+    assert _chat(**{name: "anything"}).hints == (name,)
+    assert _chat(options={name: 1}, user="u").hints == (name,)
+    with pytest.raises(UnsupportedParameter, match=name):
+        _chat(**{name: "anything"}, strict=True)
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_strict_is_a_hint_where_the_model_decides_whether_it_calls(choice: dict[str, Any]) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "f", "strict": False}},
+        {"type": "function", "function": {"name": "g", "strict": True}},
+        {"type": "function", "function": {"name": "h", "strict": True}},
+    ]
+    assert _chat(tools=tools, **choice).hints == ("tools.function.strict",)
+    with pytest.raises(UnsupportedParameter) as caught:
+        _chat(tools=tools, **choice, strict=True)
+    assert caught.value.param == "tools[1].function.strict"
+    named = {"type": "function", "function": {"name": "f"}}
+    for enforced in ("required", named, "none"):
+        assert _chat(tools=tools, tool_choice=enforced, strict=True).hints == ()
+    assert _chat(tools=tools[:1], strict=True, **choice).hints == ()
+
+
+def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:
+    _chat(best_of=1, add_special_tokens=False)
+    _completion(add_special_tokens=True, tools=[], tool_choice="auto")
+    for given in ({"best_of": 2}, {"add_special_tokens": True}):
+        with pytest.raises(UnsupportedParameter):
+            _chat(**given)
+    for given in ({"add_special_tokens": False}, {"tools": [1]}, {"enable_thinking": True}):
+        with pytest.raises(UnsupportedParameter):
+            _completion(**given)
+    with pytest.raises(InvalidRequest):
+        _completion(messages=[USER])
+
+
+def test_what_clients_leave_in_a_conversation_is_passed_over() -> None:
+    call = {
+        "id": "c1",
+        "type": "function",
+        "index": 0,
+        "provider_specific_fields": None,
+        "function": {"name": "f", "arguments": {"x": [1]}, "thought_signature": "s"},
+    }
+    nothing = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": None}}
+    refusal = {"type": "refusal", "refusal": "No."}
+    text = {"type": "text", "text": "Well. ", "cache_control": {"type": "ephemeral"}}
+    request = _chat(
+        messages=[
+            {"role": "user", "content": [text], "id": "m1", "timestamp": 5},
+            {
+                "role": "assistant",
+                "content": [text, refusal],
+                "provider_specific_fields": {"refusal": None},
+                "refusal": None,
+                "thinking_blocks": [{"type": "thinking"}],
+                "reasoning_details": [{"text": "t"}],
+                "annotations": [{"url": "u"}],
+                "tool_calls": [call, nothing],
+                "prefix": False,
+            },
+        ],
+        tools=[
+            {
+                "type": "function",
+                "strict": True,
+                "cache_control": {"type": "ephemeral"},
+                "function": {"name": "f", "parameters": {}, "cache_control": None},
+            }
+        ],
+    ).request
+    user, assistant = [message.for_template(TemplateIds(None)) for message in request.messages]
+    assert user == {"role": "user", "content": "Well. "}
+    assert assistant["content"] == "Well. No."
+    assert [c["function"]["arguments"] for c in assistant["tool_calls"]] == [{"x": [1]}, {}]
+    assert assistant.keys() == {"role", "content", "tool_calls"}
+    assert request.offered_tools == [
+        {"type": "function", "function": {"name": "f", "parameters": {}}}
+    ]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"prefix": True},
+        {"partial": True},
+        {"images": ["aGk="]},
+        {"audio": {"id": "a"}},
+        {"function_call": {"name": "f", "arguments": ""}},
+    ],
+)
+def test_what_would_be_missed_in_a_message_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _chat(messages=[USER, {"role": "assistant", "content": "x"} | field])
+    assert caught.value.message.startswith(f"messages.1.{next(iter(field))}")
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_a_part_that_is_not_text_alone_is_refused(kind: str) -> None:
+    part = {"type": "text", "text": "What is this?", kind: {"url": "data:"}}
+    with pytest.raises(InvalidRequest, match=kind):
+        _chat(messages=[{"role": "user", "content": [part]}])
+
+
+def test_of_a_key_that_a_model_wrote_twice_the_last_counts() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": '{"x": 1, "y": {"x": 2}, "x": 3}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    message = _chat(messages=[USER, said]).request.messages[1].for_template(TemplateIds(None))
+    assert message["tool_calls"][0]["function"]["arguments"] == {"x": 3, "y": {"x": 2}}
+
+
+def test_what_an_assistant_declined_with_is_what_it_said() -> None:
+    declined = {"role": "assistant", "content": None, "refusal": "No."}
+    message = _chat(messages=[USER, declined]).request.messages[1]
+    assert message.for_template(TemplateIds(None)) == {"role": "assistant", "content": "No."}

@@ -1,0 +1,89 @@
+"""Forms of tool calls through the public door, over an engine that writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "find",
+            "parameters": {
+                "type": "object",
+                "properties": {"isbn": {"type": "string"}, "pages": {"type": "integer"}},
+            },
+        },
+    }
+]
+
+
+def _prompt(folder: Path, request: pb.ModelInferRequest) -> str:
+    """The text of the ids that the engine got."""
+    names = [tensor.name for tensor in request.inputs]
+    raw = request.raw_input_contents[names.index("input_ids")]
+    ids = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, len(raw), 4)]
+    known = {ids_of(folder, chr(code))[0]: chr(code) for code in range(32, 127)}
+    return "".join(known[token] for token in ids)
+
+
+async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<tool_call><function={{ messages | length }}>")
+    text = (
+        "Well.\n<tool_call>\n<function=find>\n<parameter=isbn>\n201\n</parameter>\n"
+        "<parameter=pages>\n672\n</parameter>\n</function>\n</tool_call>"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": TOOLS}
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+        stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
+    [choice] = answer["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "Well.")
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "find", "arguments": '{"isbn": "201", "pages": 672}'}
+    frames = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
+    deltas = [c["delta"] for f in frames[:-1] for c in json.loads(f)["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    pieces = [call["function"]["arguments"] for call in calls]
+    assert "".join(pieces) == '{"isbn": "201", "pages": 672}'
+
+
+async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.tool_calls or () %}<|tool_calls_section_begin|>"
+        "{{ c.id }}{% endfor %}{% if m.tool_call_id %}Return of {{ m.tool_call_id }}{% endif %}"
+        "{% endfor %}"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, "Yes."), fault=None, step=0)
+    call = {"type": "function", "function": {"name": "find", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "tool_calls": [call | {"id": "x"}, call | {"id": "y"}]},
+        {"role": "tool", "tool_call_id": "y", "content": "1"},
+    ]
+    body = {"model": "m", "messages": messages, "tools": TOOLS}
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        answer = await client.post("/v1/chat/completions", json=body)
+        said = await client.post("/tokenize", json={"messages": messages})
+    assert answer.json()["choices"][0]["message"]["content"] == "Yes."
+    opening = "<|tool_calls_section_begin|>"
+    assert _prompt(tmp_path, engine.requests[0]) == (
+        f"{opening}functions.find:0{opening}functions.find:1Return of functions.find:1"
+    )
+    assert said.json()["count"] == len(_prompt(tmp_path, engine.requests[0]))

@@ -1,0 +1,62 @@
+"""Texts as each form's model writes them, after published chat templates, and what they mean.
+
+`tests/data/tool_forms` has a file for each form: `text` by lines, the message it is.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.parsers.tools.forms import PARSERS
+from gateway.parsers.tools.parser import Functions
+from tests.support.tool_calls import calls_of, content_of, folded, parsed
+
+FILES = Path(__file__).parents[2] / "data" / "tool_forms"
+FUNCTIONS: Functions = {
+    "get_weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "hourly": {"type": "boolean"},
+            "at": {"type": "array", "items": {}},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+    },
+    "get_time": None,
+}
+CASES = [
+    pytest.param(form, case, id=f"{form}-{number}")
+    for form in PARSERS
+    for number, case in enumerate(json.loads((FILES / f"{form}.json").read_text())["cases"])
+]
+
+
+@pytest.mark.parametrize(("form", "case"), CASES)
+def test_each_form_is_read_wherever_it_is_cut(form: Any, case: dict[str, Any]) -> None:
+    maker = partial(PARSERS[form], FUNCTIONS)
+    text = "\n".join(case["text"])
+    whole = parsed(maker, text)
+    assert content_of(whole) == case["content"]
+    calls = [(call["name"], call["arguments"]) for call in case["tool_calls"]]
+    assert calls_of(whole) == calls
+    assert parsed(maker, *text) == whole
+    for size in range(1, len(text), 3):
+        assert parsed(maker, text[:size], text[size:]) == whole
+    # What is out stays out.
+    parser, events = maker(), []
+    for char in text:
+        events += parser.parse(char)
+        for said, meant in zip(calls_of(events), calls, strict=False):
+            assert meant[0] == said[0]
+            assert meant[1].startswith(said[1])
+    assert folded(events + parser.finish()) == whole
+
+
+def test_a_form_without_a_file_has_not_been_tried() -> None:
+    assert {file.stem for file in FILES.iterdir()} == PARSERS.keys()

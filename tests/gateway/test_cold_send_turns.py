@@ -1,0 +1,137 @@
+"""Adapters on their way to Triton: how much of them is here at once, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ops.commands.up import DEMO_MODEL
+from tests.support.adapter_store import becomes
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import body, tenant, write_config
+from tests.support.generated_adapters import write_adapter
+from tests.support.in_process import running
+
+ADMIN = "the-admin-key-of-the-gateway-whose-triton-does-not-read"
+RANK = 64
+NBYTES = 1_179_648  # of an adapter of this rank; above what the windows of a stream hold
+FLOOD = 6
+
+
+class LoraTriton(FakeTriton):
+    """One that takes adapters and reads no request at first."""
+
+    def __init__(self) -> None:
+        super().__init__(tokens=[1], fault=None, step=0)
+        self.reads.clear()
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        answer = await super().ModelConfig(request, context)
+        answer.config.input.add(name="lora_config", data_type="TYPE_INT32")
+        answer.config.input.add(name="lora_weights", data_type="TYPE_FP16")
+        return answer
+
+    @property
+    def brought(self) -> list[int]:
+        """Bytes of weights of each request that came, in order."""
+        return [len(request.raw_input_contents[-1]) for request in self.requests]
+
+
+async def _add(client: httpx.AsyncClient, folder: Path, seed: int) -> None:
+    write_adapter(folder, DEMO_MODEL, seed, RANK)
+    files = [("file", (path.name, path.read_bytes())) for path in folder.iterdir()]
+    answer = await client.post(
+        "/v1/adapters",
+        data={"name": folder.name, "base": "demo"},
+        files=files,
+        headers={"authorization": f"Bearer {ADMIN}"},
+    )
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["versions"][0]["bytes"] == NBYTES
+
+
+def _ask(client: httpx.AsyncClient, key: str, model: str, **headers: str) -> asyncio.Task[Any]:
+    headers |= {"authorization": f"Bearer {key}"}
+    return asyncio.create_task(
+        client.post("/v1/completions", json=body(model=model), headers=headers, timeout=120)
+    )
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+async def test_a_flood_of_one_is_bounded_and_not_before_another(
+    tmp_path: Path, transport: str
+) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("flood", "kf"), tenant("other", "ko"))
+    triton = LoraTriton()
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            tokenizer_dir=DEMO_MODEL,
+            model_name="demo",
+            max_seq_len=2048,
+            config=config,
+            admin_key=ADMIN,
+            memory_bytes=0,
+            cold_send_bytes=4 * NBYTES,
+            triton_transport=transport,
+        ) as (client, service, _),
+    ):
+        names = [f"a{number}" for number in range(FLOOD)]
+        for seed, name in enumerate([*names, "late", "b"]):
+            await _add(client, tmp_path / name, seed)
+        before = service.adapters.store.stats.disk_hits
+
+        def read() -> int:
+            return int(service.adapters.store.stats.disk_hits - before)
+
+        flood = [_ask(client, "kf", name) for name in names]
+        await becomes(lambda: service.cold_sends.waiting == FLOOD - 2)
+        late = _ask(client, "kf", "late", **{"x-request-timeout": "0.5"})
+        assert (await late).status_code == 504
+        assert service.cold_sends.waiting == FLOOD - 2
+        other = _ask(client, "ko", "b")
+        await becomes(lambda: read() == 3)
+        assert service.cold_sends.in_flight == 3 * NBYTES
+        # Whoever leaves makes room.
+        flood.pop(0).cancel()
+        await becomes(lambda: read() == 4)
+        assert service.cold_sends.in_flight == 3 * NBYTES
+        triton.reads.set()
+        answers = await asyncio.gather(*flood, other)
+        assert [answer.status_code for answer in answers] == [200] * FLOOD
+        assert service.cold_sends.in_flight == 0
+        assert set(triton.brought) == {NBYTES}
+
+
+async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
+    triton = LoraTriton()
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            tokenizer_dir=DEMO_MODEL,
+            model_name="demo",
+            max_seq_len=2048,
+            admin_key=ADMIN,
+            cold_send_bytes=1,
+            queue_timeout=0.5,
+        ) as (client, service, _),
+    ):
+        for seed, name in enumerate(("a", "b")):
+            await _add(client, tmp_path / name, seed)
+        # Larger than the room for all: it goes alone.
+        first = _ask(client, "any", "a")
+        await becomes(lambda: service.cold_sends.in_flight == 1)
+        refused = await _ask(client, "any", "b")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "overloaded"
+        triton.reads.set()
+        assert (await first).status_code == 200
+        assert (await _ask(client, "any", "b")).status_code == 200

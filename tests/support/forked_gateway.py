@@ -1,0 +1,66 @@
+"""`python -m gateway` without its imports: forked from a process that has made them once.
+
+Tests start more than a hundred gateways, and two thirds of the CPU time of a start are imports. All
+else is the same: a process of its own, with its environment, signals, workers and exit code. (What
+only a new interpreter shows is tested with one: `gateway up`, refused settings, the images.)
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.__main__ import main
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+
+
+class ForkedGateway:
+    """Of what `subprocess.Popen` has, the part that tests use."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        """All its variables; `log` gets what it prints."""
+        self._process = _CONTEXT.Process(target=_run, args=(dict(environment), log))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; -N if signal N ended it."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        self._process.join(timeout)
+        if (code := self.returncode) is None:
+            raise subprocess.TimeoutExpired("gateway", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run(environment: dict[str, str], log: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    if "LD_PRELOAD" in environment:  # which is read when a program starts, and by nothing later
+        os.execv(sys.executable, [sys.executable, "-m", "gateway"])
+    raise SystemExit(main())

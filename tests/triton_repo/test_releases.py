@@ -1,0 +1,178 @@
+"""Both releases against what upstream's have: `tests/data/inflight_batcher_llm/`.
+
+`tensors.csv` and `parameters.csv` are facts of tensorrtllm_backend v0.17.0 and v0.19.0, typed in; a
+column says which rows only one of them has. `${name}` is a value that the template leaves open.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import runpy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from string import Template
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from tests.support.triton_server import repository_parameters
+from triton_repo.cpu_executor.result import KvCacheMetrics
+from triton_repo.fill_template import fill, parse_substitutions
+from triton_repo.parameters import BLS, CORE, ENSEMBLE, MODELS, POSTPROCESSING, PREPROCESSING
+from triton_repo.releases import RELEASES, V0_17, V0_19
+from triton_repo.render import TEMPLATES, RenderError, render
+
+FACTS = Path(__file__).parents[1] / "data" / "inflight_batcher_llm"
+GIVEN = repository_parameters(Path("/models")) | {
+    "logits_datatype": "TYPE_FP16",
+    "encoder_input_features_data_type": "TYPE_BF16",
+}
+# Guided decoding came with v0.19; ours has it in v0.17 too.
+GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
+EXTRA_TENSORS = {
+    V0_17: {(model, "input", name) for model in (CORE, ENSEMBLE, BLS) for name in GUIDES},
+    V0_19: set(),
+}
+# Parameters that upstream's models have not.
+OURS = {
+    (PREPROCESSING, "trust_remote_code"),
+    (POSTPROCESSING, "trust_remote_code"),
+    (BLS, "cancellation_check_period_ms"),
+}
+EXTRA_PARAMETERS = {
+    V0_17: OURS
+    | {
+        (CORE, "guided_decoding_backend"),
+        (CORE, "tokenizer_dir"),
+        (CORE, "xgrammar_tokenizer_info_path"),
+    },
+    V0_19: OURS,
+}
+# What the README of both releases gives to fill_template.py for each model.
+README = {
+    ENSEMBLE: "triton_max_batch_size:4,logits_datatype:TYPE_FP32",
+    PREPROCESSING: "tokenizer_dir:/hf,triton_max_batch_size:4,preprocessing_instance_count:1",
+    CORE: "triton_backend:tensorrtllm,triton_max_batch_size:4,decoupled_mode:false,"
+    "engine_dir:/engine,max_queue_delay_microseconds:0,batching_strategy:inflight_fused_batching,"
+    "max_queue_size:0,encoder_input_features_data_type:TYPE_FP16,logits_datatype:TYPE_FP32",
+    POSTPROCESSING: "tokenizer_dir:/hf,triton_max_batch_size:4,postprocessing_instance_count:1",
+    BLS: "triton_max_batch_size:4,decoupled_mode:false,bls_instance_count:1,"
+    "logits_datatype:TYPE_FP32",
+}
+
+
+def facts(name: str, release: str) -> Iterator[dict[str, str]]:
+    with (FACTS / name).open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.pop("only") in ("", release):
+                yield row
+
+
+def configs(folder: Path, release: str, **parameters: str) -> Mapping[str, Any]:
+    render(folder, GIVEN | parameters, release=release)
+    return {
+        model: text_format.Parse(
+            (folder / model / "config.pbtxt").read_text(encoding="utf-8"),
+            model_config_pb2.ModelConfig(),
+        )
+        for model in MODELS
+    }
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_tensors_are_those_of_the_release(tmp_path: Path, release: str) -> None:
+    wanted = {
+        (row["model"], row["direction"], row["name"]): (
+            Template(row["data_type"]).substitute(GIVEN),
+            row["dims"],
+            bool(row["optional"]),
+            bool(row["reshape"]),
+        )
+        for row in facts("tensors.csv", release)
+    }
+    found = {
+        (model, direction, tensor.name): (
+            model_config_pb2.DataType.Name(tensor.data_type),
+            " ".join(map(str, tensor.dims)),
+            direction == "input" and tensor.optional,
+            tensor.HasField("reshape"),
+        )
+        for model, config in configs(tmp_path, release).items()
+        for direction, tensors in (("input", config.input), ("output", config.output))
+        for tensor in tensors
+    }
+    extra = EXTRA_TENSORS[release]
+    assert found.keys() - wanted.keys() == extra
+    assert {key: value for key, value in found.items() if key not in extra} == wanted
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_parameters_are_those_of_the_release(tmp_path: Path, release: str) -> None:
+    wanted = {}
+    for row in facts("parameters.csv", release):
+        hole = re.fullmatch(r"\$\{(\w+)\}", row["value"])
+        wanted[row["model"], row["key"]] = (
+            str(GIVEN.get(hole[1], "")) if hole is not None else row["value"]
+        )
+    if release == V0_19:
+        # Documented as on by default from v0.19, and said, so that nobody has to know.
+        wanted[CORE, "enable_kv_cache_reuse"] = "true"
+    found = {
+        (model, key): value.string_value
+        for model, config in configs(tmp_path, release).items()
+        for key, value in config.parameters.items()
+    }
+    extra = EXTRA_PARAMETERS[release]
+    assert found.keys() - wanted.keys() == extra
+    assert {key: value for key, value in found.items() if key not in extra} == wanted
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_arguments_of_upstreams_readme_fill_a_template(model: str) -> None:
+    template = (TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8")
+    filled = fill(template, parse_substitutions(README[model]))
+    # What is left open is a string, which means "not set".
+    left = re.findall(r"(?m)^[^#\n]*[^\"]\$\{\w+\}", filled)
+    assert left == []
+    config = text_format.Parse(filled, model_config_pb2.ModelConfig())
+    assert config.max_batch_size == 4
+
+
+def test_only_v0_19_batches_in_preprocessing(tmp_path: Path) -> None:
+    old, new = (
+        configs(tmp_path / release, release, max_queue_size="7")[PREPROCESSING]
+        for release in RELEASES
+    )
+    assert not old.HasField("dynamic_batching")
+    assert new.dynamic_batching.default_queue_policy.max_queue_size == 7
+
+
+def test_a_parameter_of_the_other_release_is_refused(tmp_path: Path) -> None:
+    for release, name in ((V0_17, "multimodal_model_path"), (V0_19, "visual_model_path")):
+        with pytest.raises(RenderError, match=f"^{name}: unknown parameter"):
+            render(tmp_path / "new", GIVEN | {name: "/x"}, release=release)
+    with pytest.raises(RenderError, match=r"^release: found 0\.18; allowed: 0\.17, 0\.19$"):
+        render(tmp_path / "new", GIVEN, release="0.18")
+
+
+def test_no_mark_of_a_release_is_left(tmp_path: Path) -> None:
+    for release in RELEASES:
+        render(tmp_path, GIVEN, release=release)
+        for model in MODELS:
+            text = (tmp_path / model / "config.pbtxt").read_text(encoding="utf-8")
+            assert not re.search(r"#0\.1\d", text)
+            assert f"inflight_batcher_llm v{release}" in text
+
+
+def test_no_more_of_the_executors_statistics_is_read_than_is_wanted() -> None:
+    """The executor of v0.17 may have no times and no draft tokens in them."""
+    module = runpy.run_path(str(TEMPLATES / CORE / "1" / "perf_metrics.py"))
+    v0_17 = SimpleNamespace(kv_cache_metrics=KvCacheMetrics(num_reused_blocks=3))
+    found = module["perf_tensors"](v0_17, {"output_ids", "kv_cache_reused_blocks"})
+    assert {name: array.tolist() for name, array in found.items()} == {
+        "kv_cache_reused_blocks": [[3]]
+    }

@@ -1,0 +1,167 @@
+"""What all decoder-only transformers have in common: one packed batch in, logits out; float32.
+
+``llama`` and ``gpt`` say what their layers compute; the packing of the batch, the attention over
+the caches and the choice of rows that become logits are here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.attention import DecodeAttention, PrefillAttention
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.kv_cache import SequenceCache
+from triton_repo.cpu_executor.linear import Linear, padded_rows
+from triton_repo.cpu_executor.lora import Adapter, LoraBatch
+from triton_repo.cpu_executor.weights import files
+
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Chunk:
+    """Tokens to run for one sequence; one token is a decode step, more are part of a prompt."""
+
+    cache: SequenceCache
+    tokens: Sequence[int]
+    logits: int = 1
+    """For how many of the last tokens logits are wanted."""
+    adapter: Adapter | None = None
+    prompt_table: Array | None = None
+    """Embeddings ``[n, hidden]`` of the ids from the vocabulary's size on."""
+
+
+class PackedBatch:
+    """The tokens of all chunks of one iteration, in rows that are padded as ``Linear`` wants them.
+
+    ``positions`` is int64 ``[rows]``; padding is token 0 at position 0.
+    """
+
+    def __init__(self, config: EngineConfig, chunks: Sequence[Chunk]) -> None:
+        """Chunks of one token must come first."""
+        heads = config.num_attention_heads
+        decoding = [c.cache for c in chunks if len(c.tokens) == 1]
+        self._attentions: list[DecodeAttention | PrefillAttention] = []
+        if decoding:
+            self._attentions.append(DecodeAttention(decoding, heads))
+        self._attentions += [
+            PrefillAttention(c.cache, len(c.tokens), heads) for c in chunks[len(decoding) :]
+        ]
+        self._chunks = chunks
+        self._counts = [len(c.tokens) for c in chunks]
+        rows = sum(self._counts)
+        tokens = np.zeros(padded_rows(rows), np.int64)
+        tokens[:rows] = [t for c in chunks for t in c.tokens]
+        self._tokens = tokens
+        self.positions = np.zeros(len(tokens), np.int64)
+        self.positions[:rows] = np.concatenate(
+            [np.arange(c.cache.length, c.cache.length + len(c.tokens)) for c in chunks]
+        )
+        self.lora = _lora_batch(chunks, self._counts)
+        self._mixed: Array = np.zeros((len(tokens), heads * config.head_size), np.float32)
+
+    def embed(self, table: Array) -> Array:
+        """The embeddings ``[rows, hidden]`` of the tokens: of ``table`` or of a prompt's table."""
+        # Ids are not range-checked upstream either; out of range must not end the loop.
+        x = table[np.clip(self._tokens, 0, len(table) - 1)]
+        start = 0
+        for chunk, count in zip(self._chunks, self._counts, strict=True):
+            if chunk.prompt_table is not None:
+                virtual = self._tokens[start : start + count] - len(table)
+                rows = np.flatnonzero(virtual >= 0)
+                picked = np.minimum(virtual[rows], len(chunk.prompt_table) - 1)
+                x[start + rows] = chunk.prompt_table[picked]
+            start += count
+        return x
+
+    def attend(self, layer: int, query: Array, key: Array, value: Array) -> Array:
+        """Append keys and values to the caches and mix: ``[rows, heads * head_size]``.
+
+        query is ``[rows, heads * head_size]``, already scaled; key and value are
+        ``[rows, kv_heads, head_size]``. What is returned is overwritten by the next layer.
+        """
+        start = 0
+        for attend in self._attentions:
+            end = start + attend.rows
+            rows = slice(start, end)
+            self._mixed[rows] = attend(layer, query[rows], key[rows], value[rows])
+            start = end
+        return self._mixed
+
+    def finish(self) -> None:
+        """Count the tokens, whose keys and values all layers have appended by now."""
+        for chunk, count in zip(self._chunks, self._counts, strict=True):
+            chunk.cache.length += count
+
+    def wanted(self, x: Array) -> tuple[Array, int]:
+        """The rows of ``x`` whose logits the chunks want, in order and padded; and their number."""
+        wanted: list[int] = []
+        end = 0
+        for chunk, count in zip(self._chunks, self._counts, strict=True):
+            end += count
+            wanted.extend(range(end - chunk.logits, end))
+        selected = np.zeros((padded_rows(len(wanted)), x.shape[1]), np.float32)
+        selected[: len(wanted)] = x[wanted]
+        return selected, len(wanted)
+
+
+class CausalLM(ABC):
+    """A loaded checkpoint. ``forward`` is not thread-safe for one cache."""
+
+    _head: Linear
+
+    def __init__(self, config: EngineConfig, folder: Path) -> None:
+        self.config = config
+        self.parameter_bytes = sum(path.stat().st_size for path in files(folder))
+        # Folded into the query projection when loading.
+        self._query_scale = np.float32(1 / math.sqrt(config.head_size))
+
+    def forward(self, chunks: Sequence[Chunk]) -> Array:
+        """Run all chunks as one batch and append their keys and values to the caches.
+
+        Returns float32 logits ``[n, vocab]``: the rows that the chunks want, in order. Chunks of
+        one token must come first.
+        """
+        batch = PackedBatch(self.config, chunks)
+        x = self._layers_of(batch)
+        batch.finish()
+        selected, count = batch.wanted(x)
+        return self._head(self._final_norm(selected))[:count]
+
+    def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
+        """Bring [q, k, v] matrices or biases into the form of the model's (None stays)."""
+        query, key, value = parts
+        return [None if query is None else query * self._query_scale, key, value]
+
+    @abstractmethod
+    def _layers_of(self, batch: PackedBatch) -> Array:
+        """Embed the batch and run all layers: the residual stream ``[rows, hidden]``."""
+
+    @abstractmethod
+    def _final_norm(self, x: Array) -> Array: ...
+
+
+def take(tensors: dict[str, Array], name: str) -> Array:
+    """Remove a tensor from those of a checkpoint. Raises ValueError when it is missing."""
+    if name not in tensors:
+        raise ValueError(f"model.safetensors: tensor {name} is missing")
+    return tensors.pop(name)
+
+
+def _lora_batch(chunks: Sequence[Chunk], counts: Sequence[int]) -> LoraBatch:
+    groups: dict[int, tuple[Adapter, list[int]]] = {}
+    start = 0
+    for chunk, count in zip(chunks, counts, strict=True):
+        if chunk.adapter is not None:
+            rows = groups.setdefault(id(chunk.adapter), (chunk.adapter, []))[1]
+            rows.extend(range(start, start + count))
+        start += count
+    return LoraBatch([(adapter, np.array(rows)) for adapter, rows in groups.values()])

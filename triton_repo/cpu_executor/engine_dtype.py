@@ -1,0 +1,29 @@
+"""Tensors of a request that must have the engine's dtype: LoRA weights and prompt tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.weights import bfloat16_to_float32
+
+_ALLOWED = {
+    "float16": ("float16",),
+    "float32": ("float32",),
+    # numpy has no bfloat16; its bits come as uint16 or as two raw bytes.
+    "bfloat16": ("uint16", "|V2"),
+}
+
+
+def has_engine_dtype(config: EngineConfig, tensor: NDArray[Any]) -> bool:
+    return tensor.dtype in [np.dtype(name) for name in _ALLOWED[config.dtype]]
+
+
+def to_float32(config: EngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
+    """The values of a tensor in the engine's dtype."""
+    if config.dtype == "bfloat16":
+        return bfloat16_to_float32(tensor.view(np.uint16))
+    return tensor.astype(np.float32)

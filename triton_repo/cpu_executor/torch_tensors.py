@@ -1,0 +1,74 @@
+"""Logits as TensorRT-LLM gives them: torch's tensors, or a stand-in where nobody loaded torch.
+
+The stand-in has what the `model.py` of tensorrtllm_backend v0.12 to v0.19 uses, and no more. Of a
+tensor: `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and `numpy.array(tensor, dtype)`. Of
+torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze` and `utils.dlpack.from_dlpack`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """A numpy array that also answers as a CPU tensor of torch.
+
+    Its dtypes are numpy's, of which there is one object each: `tensor.dtype is torch.float32` holds
+    with the `torch` made of `TORCH`.
+    """
+
+    def squeeze(self, dim: int | None = None) -> Tensor:  # type: ignore[override]
+        """Without dimension `dim` if that has one element, or without all such dimensions."""
+        keeps = dim is not None and self.shape[dim] != 1
+        return self if keeps else np.squeeze(self.view(np.ndarray), dim).view(Tensor)
+
+
+def as_torch(array: NDArray[np.float32]) -> Any:
+    """The array as a torch tensor where torch is loaded, else as its stand-in; memory is shared."""
+    torch = sys.modules.get("torch")
+    return from_numpy(array) if torch is None else torch.from_numpy(array)
+
+
+def from_numpy(array: NDArray[Any]) -> Tensor:
+    return array.view(Tensor)
+
+
+def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
+    return np.expand_dims(tensor, dim).view(Tensor)
+
+
+def from_dlpack(capsule: Any) -> Tensor:
+    """A tensor in host memory from the capsule that `to_dlpack` of Triton's tensors gives."""
+    return np.from_dlpack(_Capsule(capsule)).view(Tensor)
+
+
+class _Capsule:
+    HOST = (1, 0)
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.HOST
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+
+_COMMON = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+# numpy has neither of the last two: dtypes that no array here ever has.
+TORCH: dict[str, Any] = {
+    **{name: np.dtype(name) for name in _COMMON},
+    "bfloat16": np.dtype([("bfloat16", np.uint16)]),
+    "complex32": np.dtype([("complex32", np.uint32)]),
+    "Tensor": Tensor,
+    "from_numpy": from_numpy,
+    "unsqueeze": unsqueeze,
+}

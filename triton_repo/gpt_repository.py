@@ -1,0 +1,66 @@
+"""The GPT repository, `all_models/gpt` of tensorrtllm_backend: no in-flight batching, no streaming.
+
+Its `tensorrt_llm` answers requests whole, one static batch after another. The templates in `gpt`
+are filled by any `fill_template.py`: they have nothing but strings to fill in.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+from triton_repo.parameters import (
+    CORE,
+    ENSEMBLE,
+    POSTPROCESSING,
+    PREPROCESSING,
+    Parameter,
+    Value,
+    boolean,
+    integer,
+    text,
+)
+from triton_repo.render import TEMPLATES, values
+
+MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE)
+PARAMETERS = (
+    Parameter("engine_dir", (CORE,), text(), mandatory=True),
+    Parameter("tokenizer_dir", (PREPROCESSING, POSTPROCESSING), text(), mandatory=True),
+    # Said, for whoever asks what becomes of a prompt: releases differ in their default.
+    Parameter("add_special_tokens", (PREPROCESSING,), boolean(), default="true"),
+    Parameter("skip_special_tokens", (POSTPROCESSING,), boolean(), default="true"),
+    Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
+    # Ours, and inflight_batcher_llm's: how often a model looks whether its clients are still there.
+    Parameter("cancellation_check_period_ms", (CORE,), integer(1), default="100"),
+)
+
+# Below `TEMPLATES`. What turns tensors into requests of the executor, and text into ids, is the
+# same as for inflight_batcher_llm.
+_MODULES = {
+    PREPROCESSING: ("preprocessing/1/model.py",),
+    CORE: (
+        "gpt/tensorrt_llm/1/model.py",
+        "tensorrt_llm/1/executor_api.py",
+        "tensorrt_llm/1/executor_request.py",
+    ),
+    POSTPROCESSING: ("postprocessing/1/model.py",),
+    ENSEMBLE: (),
+}
+
+
+def render_gpt(destination: Path, parameters: Mapping[str, Value]) -> None:
+    """Write the four models into `destination`, each with its config.pbtxt and version folder.
+
+    Nothing is written unless all parameters are right. Files already there are replaced.
+
+    Raises:
+        RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.
+    """
+    written = values({entry.name: entry for entry in PARAMETERS}, parameters, MODELS)
+    for model in MODELS:
+        version = destination / model / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        template = Template((TEMPLATES / "gpt" / model / "config.pbtxt").read_text("utf-8"))
+        (destination / model / "config.pbtxt").write_text(template.substitute(written), "utf-8")
+        for module in _MODULES[model]:
+            shutil.copyfile(TEMPLATES / module, version / Path(module).name)
