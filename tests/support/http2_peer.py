@@ -49,6 +49,9 @@ class Peer(asyncio.Protocol):
         self.events: list[Event] = []
         self.headers: dict[int, dict[str, str]] = {}
         self.requests: dict[int, bytearray] = {}
+        """What has come of each, from its headers on."""
+        self.answered: list[int] = []
+        """Streams whose request came whole. grpc.aio may send it in several writes."""
         self.resets: dict[int, int] = {}
         self.closed = asyncio.Event()
         self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
@@ -88,6 +91,7 @@ class Peer(asyncio.Protocol):
                 self.h2.acknowledge_received_data(size, event.stream_id)
         elif isinstance(event, StreamEnded):
             self._server.answer(self, event.stream_id)
+            self.answered.append(event.stream_id)
         elif isinstance(event, StreamReset):
             self.resets[event.stream_id] = int(event.error_code)
             self._unsent.pop(event.stream_id, None)

@@ -151,7 +151,7 @@ async def test_feeding_stops_when_asked_and_goes_on_where_it_stopped(
         call = await start(transport)
         taker = Taker(enough=2)
         feeding = asyncio.create_task(call.feed(taker))
-        await until(lambda: server.peers and server.peers[0].requests)
+        await until(lambda: server.peers and server.peers[0].answered)
         (peer,) = server.peers
         for n in range(2):
             peer.send(1, grpc_message(b"%d" % n))
@@ -179,7 +179,7 @@ async def test_what_a_taker_raises_ends_nothing_but_its_own_feeding() -> None:
             asyncio.create_task(calls[0].feed(fails)),
             asyncio.create_task(calls[1].feed(takers[1])),
         ]
-        await until(lambda: server.peers and len(server.peers[0].requests) == 2)
+        await until(lambda: server.peers and len(server.peers[0].answered) == 2)
         (peer,) = server.peers
         for stream_id in (1, 3, 1, 3):
             peer.h2.send_data(stream_id, grpc_message(b"x"))
@@ -317,7 +317,7 @@ async def test_cancelling_resets_one_stream_and_no_other() -> None:
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         readers = [asyncio.create_task(call.read()) for call in calls]
-        await until(lambda: len(server.peers[0].requests) == 3)
+        await until(lambda: len(server.peers[0].answered) == 3)
         await asyncio.sleep(0.02)
         peer = server.peers[0]
         calls[1].cancel()

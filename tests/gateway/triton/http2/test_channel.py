@@ -44,8 +44,8 @@ async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:
     server = Server(silence, max_concurrent_streams=2)
     async with connected(server) as transport:
         calls = await asyncio.gather(*[start(transport) for _ in range(5)])
-        await until(lambda: sum(len(peer.requests) for peer in server.peers) == 5)
-        assert [len(peer.requests) for peer in server.peers] == [2, 2, 1]
+        await until(lambda: sum(len(peer.answered) for peer in server.peers) == 5)
+        assert [len(peer.answered) for peer in server.peers] == [2, 2, 1]
         calls[0].cancel()
         await start(transport)
         assert len(server.peers) == 3
@@ -65,13 +65,13 @@ async def test_goaway_lets_what_runs_finish() -> None:
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         first = server.peers[0]
-        await until(lambda: len(first.requests) == 3)
+        await until(lambda: len(first.answered) == 3)
         first.goaway(2**31 - 1)
         first.goaway(3)
         with pytest.raises(EngineUnavailable):
             await calls[2].read()  # stream 5 was not seen
         later = await start(transport)
-        await until(lambda: len(server.peers) == 2 and server.peers[1].requests)
+        await until(lambda: len(server.peers) == 2 and server.peers[1].answered)
         for stream_id, call in ((1, calls[0]), (3, calls[1])):
             first.send(stream_id, grpc_message(b"to the end"))
             first.end(stream_id)
@@ -96,7 +96,7 @@ async def test_a_lost_connection_fails_its_calls_and_is_renewed() -> None:
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
-        await until(lambda: len(server.peers[0].requests) == 3)
+        await until(lambda: len(server.peers[0].answered) == 3)
         readers = [asyncio.create_task(call.read()) for call in calls[:2]]
         await asyncio.sleep(0)
         server.peers[0].transport.abort()

@@ -216,7 +216,7 @@ async def test_answers_of_calls_that_have_ended_do_not_use_up_the_connection() -
         for n in range(60):
             call = await start(transport, b"x")
             stream_id = 2 * n + 3
-            await until(lambda s=stream_id: s in peer.requests)
+            await until(lambda s=stream_id: s in peer.answered)
             # Sent before the reset can be known: together more than the connection's window.
             peer.send_within_windows(stream_id, bytes(MB - 100), None)
             assert peer.unsent(stream_id) == 0

@@ -31,7 +31,7 @@ async def test_what_is_left_ends_as_the_server_ends_it(monkeypatch: pytest.Monke
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(3)]
         readers = [asyncio.create_task(call.read()) for call in calls[:2]]
-        await until(lambda: len(server.peers[0].requests) == 3)
+        await until(lambda: len(server.peers[0].answered) == 3)
         peer = server.peers[0]
         await asyncio.sleep(0.02)
         calls[0].leave()
@@ -66,9 +66,9 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
         ends = await start(transport)
         # While it connects, grpc.aio may send the second of two calls first.
-        await until(lambda: server.peers and len(server.peers[0].requests) == 1)
+        await until(lambda: server.peers and len(server.peers[0].answered) == 1)
         does_not = await start(transport)
-        await until(lambda: len(server.peers[0].requests) == 2)
+        await until(lambda: len(server.peers[0].answered) == 2)
         ends.leave()
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
@@ -88,7 +88,7 @@ async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatc
     server = Server(silence)
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(4)]
-        await until(lambda: len(server.peers[0].requests) == 4)
+        await until(lambda: len(server.peers[0].answered) == 4)
         for call in calls:
             call.leave()
         await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
