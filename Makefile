@@ -33,6 +33,7 @@ lint: setup
 	$(BIN)/mypy
 	for file in triton_repo/*/1/*.py; do MYPYPATH=$$(dirname $$file) $(BIN)/mypy $$file || exit; done
 	MYPYPATH=triton_repo/tensorrt_llm/1 $(BIN)/mypy triton_repo/gpt/tensorrt_llm/1/model.py
+	MYPYPATH=triton_repo/llmapi/tensorrt_llm/1 $(BIN)/mypy triton_repo/llmapi/tensorrt_llm/1/model.py
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)

@@ -75,22 +75,25 @@ ALLOWED: dict[str, str] = {
     "gateway.errors": "",
     "gateway.__init__": "",
     "lora_store": "adapters",
-    "adapters": "",
     # Model repository. Triton loads the five models, each from its own folder; only the core model
     # has anything behind it, and only on a host without TensorRT-LLM.
     # The GPT repository's core model is rendered with the modules of the other's.
     "triton_repo.gpt": "triton_repo.tensorrt_llm",
     "triton_repo.tensorrt_llm": "triton_repo.cpu_executor",
+    "triton_repo.llmapi": "triton_repo.cpu_executor",
     "triton_repo.tensorrt_llm_bls": "",
     "triton_repo.preprocessing": "",
     "triton_repo.postprocessing": "",
-    "triton_repo.cpu_executor": "guides",
+    # Adapters by path are read and converted as the gateway does it.
+    "triton_repo.cpu_executor": "adapters guides",
+    "triton_repo.llmapi_repository": "triton_repo.render triton_repo.parameters",
     "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters",
     "triton_repo.render": "triton_repo.parameters triton_repo.releases",
     "triton_repo.parameters": "triton_repo.releases",
     "triton_repo.releases": "",
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
+    "adapters": "",
     # What a guide is, for the gateway and for the CPU executor.
     "guides": "",
 }
@@ -120,7 +123,7 @@ LIBRARIES: dict[str, str] = {
     "safetensors": "demo",
     "sse_starlette": "bench.ordinary_gateway",
     "starlette": "gateway.api gateway.app",
-    "tensorrt_llm": "triton_repo.tensorrt_llm",
+    "tensorrt_llm": "triton_repo.tensorrt_llm triton_repo.llmapi",
     "tokenizers": "gateway.tokenization triton_repo.cpu_executor bench demo",
     "torch": "triton_repo.tensorrt_llm demo",
     # The gateway reads tokenizers itself, except those that have no tokenizer.json.
@@ -130,7 +133,7 @@ LIBRARIES: dict[str, str] = {
     "tritonclient": "gateway.triton bench",
     "uvicorn": "gateway.http bench",
     "uvloop": "bench",
-    "yaml": "gateway.config docs",
+    "yaml": "gateway.config triton_repo.llmapi docs",
 }
 
 # Names that a library does not document, beside those that begin with an underscore: the dotted
@@ -145,6 +148,8 @@ UNDOCUMENTED: dict[str, str] = {
 PRIVATE: dict[str, str] = {
     # The name is upstream's interface in fact: their own model.py imports it.
     "tensorrt_llm.llmapi.tokenizer._xgrammar_tokenizer_info": "triton_repo.tensorrt_llm",
+    # So are these.
+    "tensorrt_llm._utils": "triton_repo.llmapi",
     "_foreach_add_": "demo.muon",
     "_foreach_mul_": "demo.muon",
     # An extra in messages that `bench` makes by hand.

@@ -3,9 +3,9 @@
     python -m triton_repo.cpu_executor.install FOLDER
 
 Upstream's own ``model.py`` in that folder, or any program with it on PYTHONPATH, then finds
-``tensorrt_llm.bindings.executor``, ``tensorrt_llm.logger`` and ``tensorrt_llm.llmapi.tokenizer``,
-and a ``torch`` with what ``torch_tensors`` names if there is none. A real installation is never
-shadowed.
+``tensorrt_llm.bindings.executor``, ``tensorrt_llm.logger``, the LLM API with
+``tensorrt_llm.llmapi.tokenizer``, and a ``torch`` with what ``torch_tensors`` names if there is
+none. A real installation is never shadowed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ _MODULE = "triton_repo.cpu_executor.install"
 def fill_tensorrt_llm(package: ModuleType) -> None:
     """Make `tensorrt_llm` of an empty package, with the modules that upstream imports of it."""
     from triton_repo.cpu_executor import bindings  # noqa: PLC0415
+    from triton_repo.cpu_executor.llmapi import (  # noqa: PLC0415
+        llm,
+        llm_args,
+        lora,
+        outputs,
+        ranks,
+        sampling_params,
+    )
     from triton_repo.cpu_executor.tokenizer_info import xgrammar_tokenizer_info  # noqa: PLC0415
 
     log = logging.getLogger(TENSORRT_LLM)
@@ -44,8 +52,25 @@ def fill_tensorrt_llm(package: ModuleType) -> None:
         __version__=bindings.__version__,
         logger=_module(f"{TENSORRT_LLM}.logger", **{name: getattr(log, name) for name in levels}),
         bindings=_module(f"{TENSORRT_LLM}.bindings", executor=bindings),
+        LLM=llm.LLM,
+        SamplingParams=sampling_params.SamplingParams,
+        _utils=_module(
+            f"{TENSORRT_LLM}._utils",
+            global_mpi_rank=ranks.global_mpi_rank,
+            global_mpi_size=ranks.global_mpi_size,
+        ),
+        executor=_module(
+            f"{TENSORRT_LLM}.executor",
+            RequestError=outputs.RequestError,
+            request=_module(f"{TENSORRT_LLM}.executor.request", LoRARequest=lora.LoRARequest),
+        ),
         llmapi=_module(
             f"{TENSORRT_LLM}.llmapi",
+            llm=_module(f"{TENSORRT_LLM}.llmapi.llm", RequestOutput=outputs.RequestOutput),
+            llm_utils=_module(
+                f"{TENSORRT_LLM}.llmapi.llm_utils",
+                update_llm_args_with_extra_dict=llm_args.update_llm_args_with_extra_dict,
+            ),
             tokenizer=_module(
                 f"{TENSORRT_LLM}.llmapi.tokenizer",
                 _xgrammar_tokenizer_info=xgrammar_tokenizer_info,

@@ -1,0 +1,175 @@
+"""``LLM`` of the LLM API over the CPU executor."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from triton_repo.cpu_executor.engine import load_config
+from triton_repo.cpu_executor.enums import ModelType
+from triton_repo.cpu_executor.executor import Executor
+from triton_repo.cpu_executor.llmapi.llm_args import read_args
+from triton_repo.cpu_executor.llmapi.lora import LoraAdapters, LoRARequest
+from triton_repo.cpu_executor.llmapi.outputs import RequestOutput
+from triton_repo.cpu_executor.llmapi.sampling_params import SamplingParams
+from triton_repo.cpu_executor.llmapi.tokenizer import TextTokenizer
+from triton_repo.cpu_executor.request import Request
+from triton_repo.cpu_executor.request_config import LoraConfig
+from triton_repo.cpu_executor.result import Response
+from triton_repo.cpu_executor.sampling_config import OutputConfig
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """A model, its tokenizer and its executor in this process.
+
+    Args:
+        model: a Hugging Face folder of a Llama or GPT-2, or an engine folder of the CPU executor;
+            with the tokenizer's files, unless `tokenizer` names another folder for them.
+        tokenizer: see `model`.
+        arguments: see `llm_args`.
+
+    Raises ``ValueError`` naming an argument that the CPU executor does not know.
+    """
+
+    def __init__(self, model: str, tokenizer: str | None = None, **arguments: Any) -> None:
+        args = read_args({"model": model, "tokenizer": tokenizer, **arguments})
+        self._args = args
+        self.tokenizer = TextTokenizer(args.tokenizer_folder)
+        # The executor has read it when its constructor returns.
+        with tempfile.TemporaryDirectory() as workspace:
+            folder = args.engine_folder(Path(workspace))
+            config = load_config(folder)
+            self._max_seq_len = config.max_seq_len
+            self._lora = None
+            if config.lora_target_modules:
+                self._lora = LoraAdapters(folder, (args.lora_config or {}).get("max_cpu_loras"))
+            self._executor = Executor(folder, ModelType.DECODER_ONLY, args.executor_config())
+        self._lock = threading.Lock()
+        self._running: dict[int, RequestOutput] = {}
+        self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
+        self._dispatcher.start()
+
+    def generate_async(
+        self,
+        inputs: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: None = None,
+        streaming: bool = False,
+    ) -> RequestOutput:
+        """Start a request. Not thread-safe; in an event loop the answer belongs to that loop.
+
+        Args:
+            inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            lora_request: anything else than a `LoRARequest` changes nothing. The `model.py` of
+                release 1.2 passes `streaming` here.
+
+        Raises ``ValueError`` for a request that cannot run.
+        """
+        params = sampling_params or SamplingParams()
+        text, ids = self._prompt(inputs, params)
+        self._check_lengths(len(ids))
+        stops = self._stops(params)
+        output = RequestOutput(text, ids, params, stops, self.tokenizer, streaming=streaming)
+        request = Request(
+            ids,
+            params.max_tokens,
+            streaming=streaming,
+            sampling_config=params.sampling_config(),
+            output_config=OutputConfig(
+                exclude_input_from_output=params.exclude_input_from_output,
+                return_perf_metrics=params.return_perf_metrics,
+            ),
+            end_id=self._end_id(params),
+            stop_words=[words for _, words in stops],
+            lora_config=self._adapter(lora_request),
+        )
+        # Under the lock, or a response could come before its id is known.
+        with self._lock:
+            engine_id = output.request_id = self._executor.enqueue_request(request)
+            self._running[engine_id] = output
+        output.abort = lambda: self._executor.cancel_request(engine_id)
+        return output
+
+    def generate(self, inputs: Prompt, *arguments: Any, **more: Any) -> RequestOutput:
+        """`generate_async`, awaited."""
+        return self.generate_async(inputs, *arguments, **more).result()
+
+    def shutdown(self) -> None:
+        """Take no more requests, and return when the accepted ones are done."""
+        self._executor.shutdown()
+        self._dispatcher.join()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _prompt(self, inputs: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
+        given: Any = inputs
+        if isinstance(inputs, Mapping):
+            given = inputs["prompt"] if "prompt" in inputs else inputs["prompt_token_ids"]
+        if isinstance(given, str):
+            return given, self.tokenizer.encode(given, special=params.add_special_tokens)
+        return None, list(given)
+
+    def _check_lengths(self, prompt: int) -> None:
+        limit = self._args.max_num_tokens
+        if limit and not self._args.enable_chunked_prefill and prompt > limit:
+            raise ValueError(
+                f"The prompt's length ({prompt}) should not exceed max_num_tokens ({limit})"
+            )
+        if prompt >= self._max_seq_len:
+            raise ValueError(
+                f"The prompt's length ({prompt}) leaves no room for an answer in max_seq_len "
+                f"({self._max_seq_len})"
+            )
+
+    def _stops(self, params: SamplingParams) -> list[tuple[int | str, list[int]]]:
+        """What ends an answer beside EOS: how it is reported, and its token ids."""
+        stops: list[tuple[int | str, list[int]]] = [
+            (stop, self.tokenizer.encode(stop, special=False)) for stop in params.stop_strings
+        ]
+        ends = [] if params.ignore_eos else self.tokenizer.end_ids
+        ids = dict.fromkeys([*(params.stop_token_ids or ()), *ends])
+        return stops + [(end, [end]) for end in ids if end != self._end_id(params)]
+
+    def _end_id(self, params: SamplingParams) -> int | None:
+        if params.ignore_eos:
+            return -1
+        return self.tokenizer.end_id if params.end_id is None else params.end_id
+
+    def _adapter(self, lora_request: LoRARequest | None) -> LoraConfig | None:
+        if not isinstance(lora_request, LoRARequest):
+            return None
+        if self._lora is None:
+            raise ValueError("lora_request: the model was loaded without lora_config")
+        return self._lora.get(lora_request)
+
+    def _dispatch(self) -> None:
+        """Hand each response to its request, until the executor has shut down."""
+        while True:
+            try:
+                responses = self._executor.await_responses()
+            except RuntimeError as error:
+                self._fail(str(error))
+                return
+            for response in responses:
+                with self._lock:
+                    output = self._running[response.request_id]
+                    if response.has_error() or response.result.is_final:
+                        del self._running[response.request_id]
+                output.receive(response)
+
+    def _fail(self, message: str) -> None:
+        with self._lock:
+            left = list(self._running.items())
+            self._running.clear()
+        for engine_id, output in left:
+            output.receive(Response(engine_id, message))

@@ -1,0 +1,109 @@
+"""The arguments of ``LLM`` that mean something on the CPU, and the engine folder made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from triton_repo.cpu_executor import engine
+from triton_repo.cpu_executor.executor_config import ExecutorConfig, KvCacheConfig
+
+# TensorRT-LLM's PyTorch backend has blocks of this many tokens unless it is told otherwise.
+TOKENS_PER_BLOCK = 32
+# They place the work on GPUs, or say how it is done there; an answer is the same without them.
+_OF_GPUS = frozenset(
+    {
+        *("backend", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+        *("moe_expert_parallel_size", "moe_tensor_parallel_size", "gpus_per_node", "dtype"),
+        *("attn_backend", "cuda_graph_config", "trust_remote_code", "disable_overlap_scheduler"),
+    }
+)
+_KV_CACHE = {"enable_block_reuse", "max_tokens", "tokens_per_block", "free_gpu_memory_fraction"}
+_LORA = {"lora_target_modules", "max_lora_rank", "max_loras", "max_cpu_loras"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmArgs:
+    """Names and defaults of the LLM API; lengths in tokens, ``max_seq_len`` is prompt and output.
+
+    ``kv_cache_config``: ``enable_block_reuse``, ``max_tokens``, ``tokens_per_block``.
+    ``lora_config``: ``lora_target_modules``, ``max_lora_rank``, ``max_cpu_loras``; None is an
+    engine without adapters.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = 8192
+    max_seq_len: int | None = None
+    enable_chunked_prefill: bool = False
+    kv_cache_config: Mapping[str, Any] = field(default_factory=dict)
+    lora_config: Mapping[str, Any] | None = None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return Path(self.tokenizer or self.model)
+
+    def executor_config(self) -> ExecutorConfig:
+        cache = self.kv_cache_config
+        return ExecutorConfig(
+            max_batch_size=self.max_batch_size,
+            max_num_tokens=self.max_num_tokens,
+            enable_chunked_context=self.enable_chunked_prefill,
+            kv_cache_config=KvCacheConfig(
+                enable_block_reuse=cache.get("enable_block_reuse", True),
+                max_tokens=cache.get("max_tokens"),
+            ),
+        )
+
+    def engine_folder(self, workspace: Path) -> Path:
+        """The engine: `model` itself if it is one, else made of it in `workspace`.
+
+        Raises ``ValueError`` for what an engine folder has said already.
+        """
+        model = Path(self.model)
+        if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
+            for name in ("max_seq_len", "lora_config"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: {model} is an engine folder, which says it itself")
+            return model
+        lora = self.lora_config
+        limits = {"max_batch_size": self.max_batch_size, "max_num_tokens": self.max_num_tokens}
+        rank = {} if lora is None else {"max_lora_rank": lora.get("max_lora_rank")}
+        modules = () if lora is None else lora.get("lora_target_modules")
+        return engine.build(
+            model,
+            workspace / "engine",
+            max_seq_len=self.max_seq_len,
+            tokens_per_block=self.kv_cache_config.get("tokens_per_block") or TOKENS_PER_BLOCK,
+            lora_target_modules=engine.lora_modules(model) if modules is None else modules,
+            **{name: value for name, value in (limits | rank).items() if value is not None},
+        )
+
+
+def read_args(given: Mapping[str, Any]) -> LlmArgs:
+    """Of ``LLM``'s keywords; None is "not given". Raises ``ValueError`` naming an unknown one."""
+    kept = {name: value for name, value in given.items() if value is not None}
+    known = {entry.name for entry in fields(LlmArgs)}
+    _refuse_unknown("", kept.keys() - _OF_GPUS, known)
+    _refuse_unknown("kv_cache_config.", kept.get("kv_cache_config", {}), _KV_CACHE)
+    _refuse_unknown("lora_config.", kept.get("lora_config", {}), _LORA)
+    return LlmArgs(**{name: value for name, value in kept.items() if name in known})
+
+
+def update_llm_args_with_extra_dict(
+    llm_args: Mapping[str, Any], llm_args_dict: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments with those of a YAML file over them."""
+    return {**llm_args, **llm_args_dict}
+
+
+def _refuse_unknown(prefix: str, names: Any, allowed: set[str]) -> None:
+    if unknown := sorted(set(names) - allowed):
+        raise ValueError(
+            f"{', '.join(prefix + name for name in unknown)}: not supported by the CPU executor; "
+            f"allowed: {', '.join(sorted(allowed))}"
+        )

@@ -1,0 +1,65 @@
+"""A model folder's tokenizer, as the LLM API uses it: encoding, decoding, and the ids that end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from triton_repo.cpu_executor.tokenizer_info import FastTokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextTokenizer:
+    """``tokenizer.json`` of a folder, without transformers, whose import takes seconds.
+
+    BOS is what its post-processor puts in front. Raises ``ValueError`` for a folder without it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        fast = FastTokenizer(folder)
+        self._tokenizer = fast.backend_tokenizer
+        self.end_id = fast.eos_token_id
+        self.end_ids = _generation_ends(folder)
+        """Of ``generation_config.json``, which may name more than the tokenizer does."""
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+
+class Detokenizer:
+    """The text of a sequence that grows: whole characters only, each token decoded about twice."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special: bool) -> None:
+        self.text = ""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        # Decoded again with each step, as a token's text can depend on those before it.
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def add(self, ids: Sequence[int], *, flush: bool) -> None:
+        """Take new ids. An incomplete character waits, unless `flush` says that none follow."""
+        self._pending += ids
+        before, text = (
+            self._tokenizer.decode(ids, skip_special=self._skip_special)
+            for ids in (self._context, self._context + self._pending)
+        )
+        if not flush and text.endswith(REPLACEMENT):
+            return
+        self.text += text[len(before) :]
+        self._context, self._pending = self._pending or self._context, []
+
+
+def _generation_ends(folder: Path) -> list[int]:
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return []
+    ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -1,0 +1,30 @@
+"""The LLM API that this host has."""
+
+from typing import Any
+
+try:
+    from tensorrt_llm import LLM, SamplingParams
+    from tensorrt_llm._utils import global_mpi_rank, global_mpi_size
+    from tensorrt_llm.executor.request import LoRARequest
+    from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
+except ModuleNotFoundError as missing:
+    # A TensorRT-LLM that is there but does not load must not turn into the CPU executor.
+    if missing.name != "tensorrt_llm":
+        raise
+    from triton_repo.cpu_executor.llmapi.llm import LLM
+    from triton_repo.cpu_executor.llmapi.llm_args import update_llm_args_with_extra_dict
+    from triton_repo.cpu_executor.llmapi.lora import LoRARequest
+    from triton_repo.cpu_executor.llmapi.ranks import global_mpi_rank, global_mpi_size
+    from triton_repo.cpu_executor.llmapi.sampling_params import SamplingParams
+
+__all__ = ["LoRARequest", "SamplingParams", "start"]
+
+
+def start(arguments: dict[str, Any]) -> Any:
+    """The running `LLM`. Raises for what it refuses."""
+    if global_mpi_size() > 1 or global_mpi_rank() > 0:
+        raise RuntimeError(
+            "llmapi: this process is one of several MPI ranks; start Triton without mpirun, or by "
+            "trtllm-llmapi-launch, which gives the model a single one"
+        )
+    return LLM(**update_llm_args_with_extra_dict({}, arguments))

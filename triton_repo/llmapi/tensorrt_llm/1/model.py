@@ -1,0 +1,156 @@
+"""The model of the llmapi repository: text in, accumulated text out, over the LLM API.
+
+Written against `tensorrt_llm.LLM`. Where TensorRT-LLM is not installed,
+`triton_repo.cpu_executor.llmapi` offers the same names on the CPU. What clients see is what
+upstream's model shows them, in the release that model.yaml's `triton_config.behaves_as` names.
+
+All work is done by one thread, in an event loop: it asks the engine, sends, and looks for requests
+that their clients have left. `execute` only hands requests over to it.
+"""
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import llm_api
+import triton_python_backend_utils as pb_utils
+from question import Inputs, read_question
+from response import cancelled, empty, error, response
+from settings import read_settings
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+@dataclass(eq=False)
+class Answer:
+    """What a client was sent, and what is still to come."""
+
+    sender: Any
+    generation: Any = None
+    """The engine's `RequestOutput`, once it has the request."""
+    ended: bool = False
+
+    def send(self, reply: Any, *, final: bool) -> None:
+        """Nothing is sent after the end."""
+        if self.ended:
+            return
+        self.ended = final
+        try:
+            self.sender.send(reply, FINAL if final else 0)
+        # The server may have closed the sender; the loop has other requests to serve.
+        except Exception as error:
+            pb_utils.Logger.log_error(f"A response could not be sent: {error}")
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        settings = read_settings()
+        config.set_max_batch_size(settings.max_batch_size)
+        config.set_model_transaction_policy({"decoupled": settings.decoupled})
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        if config["instance_group"][0]["count"] != 1:
+            raise pb_utils.TritonModelException("instance_group.count: allowed: 1")
+        settings = read_settings()
+        # What Triton believes counts: it may not have asked `auto_complete_config`.
+        self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self._behaviour = settings.behaviour
+        self._period = settings.cancellation_check_period
+        self._llm = llm_api.start(settings.llm)
+        self._running: set[Answer] = set()
+        self._by_id: dict[str, Answer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="answers")
+        self._thread.start()
+        self._watch = asyncio.run_coroutine_threadsafe(self._cancel_abandoned(), self._loop)
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            answer = Answer(request.get_response_sender())
+            self._loop.call_soon_threadsafe(self._begin, request, answer)
+
+    def finalize(self) -> None:
+        self._watch.cancel()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._llm.shutdown()
+
+    def _begin(self, request: Any, answer: Answer) -> None:
+        task = self._loop.create_task(self._serve(request, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop(self, request_id: str, stopping: Answer) -> None:
+        if not request_id:
+            why = "A request id must be provided for request cancellation"
+            stopping.send(error(why), final=True)
+            return
+        if (answer := self._by_id.get(request_id)) is not None:
+            self._cancel(answer, ends=self._behaviour.ends_stopped)
+        stopping.send(cancelled(), final=True)
+
+    def _cancel(self, answer: Answer, *, ends: bool = True) -> None:
+        """The engine frees what it holds with its next step; the client need not wait for it."""
+        self._running.discard(answer)
+        answer.generation.abort()
+        if ends:
+            answer.send(cancelled(), final=True)
+        answer.ended = True
+
+    async def _serve(self, request: Any, answer: Answer) -> None:
+        """Whatever goes wrong with a request is its own client's answer."""
+        request_id = request.request_id()
+        try:
+            inputs = Inputs(request)
+            if inputs.scalar("stop", default=False):
+                self._stop(request_id, answer)
+                return
+            question = read_question(inputs)
+            if question.streaming and not self._decoupled:
+                raise ValueError("Streaming is only supported in decoupled mode.")
+            streaming = question.streaming and self._behaviour.streams
+            answer.generation = self._llm.generate_async(
+                question.prompt,
+                question.sampling,
+                lora_request=question.lora,
+                streaming=streaming,
+            )
+            self._running.add(answer)
+            # One request by id, and the latest: the ids of upstream's clients are unique, too.
+            if request_id:
+                self._by_id[request_id] = answer
+            outputs = request.requested_output_names()
+            empty_final = streaming and self._behaviour.empty_final
+            async for output in answer.generation:
+                if streaming or output.finished:
+                    reply = response(output, question.outputs, outputs)
+                    answer.send(reply, final=output.finished and not empty_final)
+            answer.send(empty(), final=True)
+        except Exception as failure:
+            message = f"Error generating request: {failure}"
+            pb_utils.Logger.log_error(message)
+            if answer.generation is not None or self._behaviour.answers_early_errors:
+                answer.send(error(message), final=True)
+        finally:
+            if answer.generation is not None:
+                self._running.discard(answer)
+                self._by_id.pop(request_id, None)
+
+    async def _cancel_abandoned(self) -> None:
+        while True:
+            await asyncio.sleep(self._period)
+            for answer in list(self._running):
+                if answer.sender.is_cancelled():
+                    self._cancel(answer)
+
+    async def _end(self) -> None:
+        for answer in list(self._running):
+            answer.generation.abort()
+        await asyncio.gather(*self._tasks)

@@ -1,0 +1,85 @@
+"""A Triton request as the LLM API takes it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_api import LoRARequest, SamplingParams
+
+# Inputs `sampling_param_*` of one element; what is not sent keeps the default of SamplingParams.
+_SAMPLING = (
+    *("best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty"),
+    *("max_tokens", "seed", "exclude_input_from_output", "return_perf_metrics"),
+)
+OPTIONAL_OUTPUTS = ("finish_reason", "stop_reason", "cumulative_logprob")
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: str
+    sampling: Any
+    """`SamplingParams`."""
+    lora: Any
+    """`LoRARequest` or None."""
+    streaming: bool
+    outputs: tuple[str, ...]
+    """Of `OPTIONAL_OUTPUTS`, those asked for."""
+
+
+class Inputs:
+    """The input tensors of a request by name, without a batch dimension."""
+
+    def __init__(self, request: Any) -> None:
+        self._tensors = {tensor.name(): tensor for tensor in request.inputs()}
+
+    def scalar(self, name: str, default: Any = None) -> Any:
+        """Raises ValueError for any other number of elements than one."""
+        if name not in self._tensors:
+            return default
+        array = self._tensors[name].as_numpy()
+        if array.size != 1:
+            raise ValueError(f"Expected a scalar tensor for tensor {name}")
+        value = array.item()
+        return value.decode() if isinstance(value, bytes) else value
+
+    def texts(self, name: str) -> list[str] | None:
+        """Raises ValueError for two dimensions, and for bytes that are not UTF-8."""
+        if name not in self._tensors:
+            return None
+        array = self._tensors[name].as_numpy()
+        if array.ndim != 1:
+            raise ValueError(f"{name}: found {array.ndim} dimensions; allowed: 1")
+        return [value.decode() for value in array]
+
+
+def read_question(inputs: Inputs) -> Question:
+    """Raises ValueError naming an input that is missing or wrong."""
+    texts = inputs.texts("text_input")
+    if not texts:
+        raise ValueError("text_input is missing from the request")
+    given = {name: inputs.scalar(f"sampling_param_{name}") for name in _SAMPLING}
+    sampling = {"exclude_input_from_output": False, "best_of": 1}
+    sampling |= {name: value for name, value in given.items() if value is not None}
+    return Question(
+        prompt=texts[0],
+        sampling=SamplingParams(**sampling, stop=inputs.texts("sampling_param_stop")),
+        lora=_lora(inputs),
+        streaming=inputs.scalar("streaming", default=False),
+        outputs=tuple(
+            name for name in OPTIONAL_OUTPUTS if inputs.scalar(f"return_{name}", default=False)
+        ),
+    )
+
+
+def _lora(inputs: Inputs) -> Any:
+    key, name, path = (inputs.scalar(f"lora_{field}") for field in ("id", "name", "path"))
+    if key is name is path is None:
+        return None
+    if None in (key, name, path):
+        raise ValueError("lora_id, lora_name, and lora_path must all be provided together")
+    source = inputs.scalar("lora_ckpt_source", default="hf")
+    if source not in ("hf", "nemo"):
+        raise ValueError(f"lora_ckpt_source: found {source}; allowed: hf, nemo")
+    if not Path(path).exists():
+        raise ValueError(f"lora_path does not exist on the Triton server's filesystem: {path}")
+    return LoRARequest(lora_name=name, lora_int_id=key, lora_path=path, lora_ckpt_source=source)

@@ -1,0 +1,70 @@
+"""A `RequestOutput` of the LLM API as a Triton response."""
+
+from collections.abc import Collection
+from datetime import timedelta
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+# The field of `request_perf_metrics` by output.
+METRICS = {
+    "kv_cache_reused_block": "kv_cache_metrics.num_reused_blocks",
+    "kv_cache_missed_block": "kv_cache_metrics.num_missed_blocks",
+    "kv_cache_alloc_new_blocks": "kv_cache_metrics.num_new_allocated_blocks",
+    "kv_cache_alloc_total_blocks": "kv_cache_metrics.num_total_allocated_blocks",
+    "kv_cache_hit_rate": "kv_cache_metrics.kv_cache_hit_rate",
+    "arrival_time_ns": "timing_metrics.arrival_time",
+    "first_scheduled_time_ns": "timing_metrics.first_scheduled_time",
+    "first_token_time_ns": "timing_metrics.first_token_time",
+    "last_token_time_ns": "timing_metrics.last_token_time",
+    "acceptance_rate": "speculative_decoding.acceptance_rate",
+    "total_accepted_draft_tokens": "speculative_decoding.total_accepted_draft_tokens",
+    "total_draft_tokens": "speculative_decoding.total_draft_tokens",
+}
+MICROSECOND = timedelta(microseconds=1)
+
+
+def response(output: Any, optional: Collection[str], wanted: Collection[str]) -> Any:
+    """The whole text so far, `optional` outputs, and the metrics where the engine gave some.
+
+    All are BYTES of shape [1], numbers as decimal text, as upstream's model sends them; what is
+    missing is the text None. Times are in nanoseconds of the engine's own clock. Triton 2.51 frees
+    what nobody asked for without the interpreter's lock, so outputs that are not `wanted` are left
+    out.
+    """
+    completion = output.outputs[0]
+    values = {"text_output": completion.text}
+    values |= {name: getattr(completion, name) for name in optional}
+    metrics = getattr(completion, "request_perf_metrics", None)
+    if metrics is not None:
+        values |= {name: _number(attrgetter(field)(metrics)) for name, field in METRICS.items()}
+    return pb_utils.InferenceResponse(
+        [_tensor(name, value) for name, value in values.items() if name in wanted]
+    )
+
+
+def error(message: str) -> Any:
+    """With a text, too, as upstream's: clients are to look at the error first."""
+    return pb_utils.InferenceResponse(
+        [_tensor("text_output", "N/A")], pb_utils.TritonError(message)
+    )
+
+
+def cancelled() -> Any:
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError("Request cancelled by client", pb_utils.TritonError.CANCELLED)
+    )
+
+
+def empty() -> Any:
+    return pb_utils.InferenceResponse([])
+
+
+def _number(value: Any) -> Any:
+    return value // MICROSECOND * 1000 if isinstance(value, timedelta) else value
+
+
+def _tensor(name: str, value: Any) -> Any:
+    return pb_utils.Tensor(name, np.array([str(value).encode()], np.object_))

@@ -1,0 +1,79 @@
+"""model.yaml: the LLM's arguments, and how the model behaves in Triton."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+import yaml
+
+DEFAULT_PERIOD_MS = 100
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the releases of the llmapi model do differently, and a client must bear."""
+
+    streams: bool = True
+    """False: `streaming` is taken, and the whole text comes in one response."""
+    answers_early_errors: bool = True
+    """False: a request that fails before the engine has it is never answered."""
+    ends_stopped: bool = True
+    """False: a request that another one stops is never answered in full."""
+    empty_final: bool = False
+    """True: a stream ends with a response that has the final flag and nothing else."""
+
+
+# `main` is upstream's since September 2026, `1.3` its line from May to then, `1.2` that release.
+BEHAVIOURS = {
+    "main": Behaviour(),
+    "1.3": Behaviour(answers_early_errors=False, empty_final=True),
+    "1.2": Behaviour(streams=False, ends_stopped=False),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    llm: dict[str, Any]
+    """The keywords of `LLM`, which checks them."""
+    decoupled: bool
+    max_batch_size: int
+    cancellation_check_period: float
+    """Seconds."""
+    behaviour: Behaviour
+
+
+def read_settings() -> Settings:
+    """Of the file that LLM_CONFIG_PATH names, else model.yaml, in the model's version folder.
+
+    Raises TritonModelException naming what is missing or not allowed.
+    """
+    path = Path(pb_utils.get_model_dir()) / os.environ.get("LLM_CONFIG_PATH", "model.yaml")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise pb_utils.TritonModelException(f"{path}: {error}") from error
+    own = values.pop("triton_config", None) if isinstance(values, dict) else None
+    if not isinstance(own, dict):
+        raise pb_utils.TritonModelException(f"{path}: triton_config: found nothing")
+    for name in ("decoupled", "max_batch_size"):
+        if name not in own:
+            raise pb_utils.TritonModelException(f"{path}: triton_config.{name}: found nothing")
+    behaves_as = str(own.get("behaves_as", "main"))
+    allowed = {"max_batch_size": (0,), "multimodal": (False,), "behaves_as": tuple(BEHAVIOURS)}
+    found = {"multimodal": False, **own, "behaves_as": behaves_as}
+    for name, values_allowed in allowed.items():
+        if found[name] not in values_allowed:
+            raise pb_utils.TritonModelException(
+                f"{path}: triton_config.{name}: found {found[name]}; allowed: "
+                f"{', '.join(map(str, values_allowed))}"
+            )
+    period = int(own.get("cancellation_check_period_ms", DEFAULT_PERIOD_MS))
+    return Settings(
+        llm=values,
+        decoupled=bool(own["decoupled"]),
+        max_batch_size=int(own["max_batch_size"]),
+        cancellation_check_period=period / 1000,
+        behaviour=BEHAVIOURS[behaves_as],
+    )

@@ -1,0 +1,100 @@
+"""The llmapi repository: one model, which has the tokenizer and the engine inside.
+
+TensorRT-LLM's Triton backend has it since release 1.0, and since July 2026 nothing else.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+
+from triton_repo.parameters import (
+    CORE,
+    Kind,
+    Parameter,
+    Value,
+    boolean,
+    integer,
+    matching,
+    one_of,
+    text,
+)
+from triton_repo.render import TEMPLATES, values
+
+MAIN, V1_3, V1_2 = "main", "1.3", "1.2"
+# Inputs that a release's config.pbtxt does not have yet.
+_LACKS = {MAIN: "", V1_3: "image_url", V1_2: r"image_url|lora_\w+"}
+_OWN = (CORE,)
+
+
+def _quoted() -> Kind:
+    plain = text()
+
+    def write(value: Value) -> str | None:
+        found = plain.write(value)
+        return None if found is None else f'"{found}"'
+
+    return Kind(plain.allowed, write)
+
+
+_LORA = (
+    Parameter(
+        *("lora_target_modules", _OWN),
+        matching(r"\w+(,\w+)*", "names of modules joined by commas, such as attn_q,attn_v"),
+    ),
+    Parameter("max_lora_rank", _OWN, integer(1)),
+    Parameter("max_loras", _OWN, integer(1)),
+    Parameter("max_cpu_loras", _OWN, integer(1)),
+)
+PARAMETERS = (
+    Parameter("model", _OWN, _quoted(), mandatory=True),
+    Parameter("tokenizer", _OWN, _quoted(), default="null"),
+    Parameter("decoupled", _OWN, boolean(), default="true"),
+    # Ours: clients see what upstream's model of that release shows them.
+    Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
+    Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
+    Parameter("tensor_parallel_size", _OWN, integer(1), default="1"),
+    Parameter("pipeline_parallel_size", _OWN, integer(1), default="1"),
+    Parameter("max_batch_size", _OWN, integer(1), default="null"),
+    Parameter("max_num_tokens", _OWN, integer(1), default="8192"),
+    Parameter("max_seq_len", _OWN, integer(1), default="null"),
+    Parameter("enable_block_reuse", _OWN, boolean(), default="true"),
+    Parameter("max_tokens_in_kv_cache", _OWN, integer(1), default="null"),
+    # Without any of these the model is loaded without adapters.
+    *_LORA,
+)
+
+
+def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: str = CORE) -> None:
+    """Write the model into `destination`, under the name `model`.
+
+    Nothing is written unless all parameters are right. Files already there are replaced.
+
+    Raises:
+        RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.
+    """
+    written = values({entry.name: entry for entry in PARAMETERS}, parameters, _OWN)
+    source, version = TEMPLATES / "llmapi" / CORE, destination / model / "1"
+    config = Template((source / "config.pbtxt").read_text("utf-8")).substitute(written)
+    config = config.replace(f'name: "{CORE}"', f'name: "{model}"', 1)
+    if lacks := _LACKS[written["behaves_as"]]:
+        config = re.sub(rf'(?m)^  {{ name: "({lacks})" .*\n', "", config)
+        # The last of a list has no comma.
+        config = re.sub(r",\n\]", "\n]", config)
+    arguments = Template((source / "1" / "model.yaml").read_text("utf-8"))
+    version.mkdir(parents=True, exist_ok=True)
+    (destination / model / "config.pbtxt").write_text(config, "utf-8")
+    (version / "model.yaml").write_text(
+        arguments.substitute(written, lora_config=_lora_config(written)), "utf-8"
+    )
+    for module in (source / "1").glob("*.py"):
+        shutil.copyfile(module, version / module.name)
+
+
+def _lora_config(written: Mapping[str, str]) -> str:
+    given = {entry.name: written[entry.name] for entry in _LORA if written[entry.name]}
+    if names := given.get("lora_target_modules"):
+        given["lora_target_modules"] = f"[{names}]"
+    fields = ", ".join(f"{name}: {value}" for name, value in given.items())
+    return f"{{{fields}}}" if given else "null"
