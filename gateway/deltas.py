@@ -36,7 +36,8 @@ class TokenDelta(NamedTuple):
 
     `reused_blocks` counts KV-cache blocks of the prompt that were there already, if asked for;
     `logprobs` are those of `ids`. A model that gives text gives `text` and no ids, and perhaps the
-    number of its tokens.
+    number of its tokens. Where the engine says why it ended, the last delta has `finish`; `unshown`
+    are tokens that it made and the text does not show.
     """
 
     ids: list[int]
@@ -45,6 +46,8 @@ class TokenDelta(NamedTuple):
     logprobs: list[TokenLogprob] | None = None
     text: str | None = None
     tokens: int | None = None
+    finish: Literal["stop", "length"] | None = None
+    unshown: int = 0
 
 
 class TextDelta(NamedTuple):

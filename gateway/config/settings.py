@@ -128,10 +128,11 @@ class Settings(BaseSettings):
         'protocol: {"triton-grpc-protocol-KEY": "VALUE"}.',
     )
     triton_model: str = Field("tensorrt_llm", description="Name of the core model in Triton.")
-    triton_mode: Literal["auto", "token", "text"] = Field(
+    triton_mode: Literal["auto", "token", "text", "llmapi"] = Field(
         "auto",
-        description="Token ids to the core model (token), or text to a model above it (text); auto "
-        "takes the core model where it can.",
+        description="Token ids to the core model (token), text to a model above it (text), or text "
+        "to the one model of the llmapi repository (llmapi); auto takes the core model, of either "
+        "repository, where it can.",
     )
     triton_text_model: str | None = Field(
         None,
@@ -141,8 +142,8 @@ class Settings(BaseSettings):
     max_seq_len: int | None = Field(
         None,
         gt=0,
-        description="Prompt plus output limit in tokens; needed only when the engine's "
-        "config.json cannot be read from here.",
+        description="Prompt plus output limit in tokens; needed where the engine's config.json "
+        "cannot be read from here, and with the llmapi repository, which has none.",
     )
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is stopped and answered with 504."

@@ -11,7 +11,7 @@ from functools import partial
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from gateway.generation import MAX_CHOICES, Batch, Generation, Options, TextPrompt
 from gateway.pipeline.capabilities import check_supported
-from gateway.pipeline.text_prompt import fit_text, text_prompt
+from gateway.pipeline.text_prompt import fit_text, text_of_ids, text_prompt
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
 from gateway.tokenization.control_tokens import GuardedText
@@ -174,20 +174,27 @@ async def _as_text(
 ) -> tuple[str, list[int]]:
     """The text to send for a prompt and the ids that it is.
 
-    Raises UnsupportedParameter for ids, and for text that the model would take for control tokens.
+    Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
+    would take for control tokens, InvalidRequest for ids that are not in the vocabulary.
     """
+    tenant = options.caller.tenant
     if isinstance(prompt, list):
-        raise UnsupportedParameter(
-            f"prompt: token ids are not served through the model {name!r}, which takes text.",
-            param="prompt",
-        )
+        _check_vocabulary(service, prompt, _param(chat=chat))
+        text = await text_of_ids(service.prompts, prompt, model, tenant=tenant)
+        if text is None:
+            raise UnsupportedParameter(
+                f"prompt: these token ids are not served through the model {name!r}, which takes "
+                "text: no text is known to be tokenized to them.",
+                param="prompt",
+            )
+        return text, prompt
     if isinstance(prompt, GuardedText):
         raise UnsupportedParameter(
             f"messages: control tokens are not served through the model {name!r}, which would take "
             "them for more than text.",
             param="messages",
         )
-    return await fit_text(service.prompts, prompt, model, chat=chat, tenant=options.caller.tenant)
+    return await fit_text(service.prompts, prompt, model, chat=chat, tenant=tenant)
 
 
 async def _prompt_ids(
@@ -202,15 +209,20 @@ async def _prompt_ids(
         )
     else:
         ids = prompt
-        if max(prompt, default=0) >= service.prompts.vocab_size:
-            allowed = service.prompts.vocab_size - 1
-            raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
+        _check_vocabulary(service, prompt, param)
     if options.truncate_prompt is not None:
         keep = options.truncate_prompt
         ids = ids[:keep] if options.truncation_side == "right" else ids[-keep:]
     if not ids:
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
+
+
+def _check_vocabulary(service: Service, ids: list[int], param: str) -> None:
+    """Raises InvalidRequest for token ids that there are not."""
+    if max(ids, default=0) >= service.prompts.vocab_size:
+        allowed = service.prompts.vocab_size - 1
+        raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
 
 
 def longest_prompt(capabilities: ModelCapabilities) -> int:

@@ -9,7 +9,6 @@ preprocessing adds) the model sees what preprocessing makes, and that is what is
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from gateway.errors import UnsupportedParameter
@@ -39,13 +38,30 @@ async def fit_text(
     return text, await encode(text, add_special_tokens=adds)
 
 
+async def text_of_ids(
+    prompts: Prompts, ids: list[int], model: TextModel, *, tenant: str = ""
+) -> str | None:
+    """The text of which the model makes these token ids, None where no text is known for them.
+
+    Raises Overloaded when too much text waits to be tokenized.
+    """
+    text = prompts.decode(ids)
+    for candidate in (text, text.removeprefix(prompts.opening())):
+        found = await prompts.encode(
+            candidate, add_special_tokens=model.adds_special_tokens, tenant=tenant
+        )
+        if found == ids:
+            return candidate
+    return None
+
+
 def text_prompt(
     prompts: Prompts, text: str, prompt_ids: list[int], model: TextModel, options: Options
 ) -> TextPrompt:
     """All of a request that a model takes as text where the core model takes ids.
 
-    Raises UnsupportedParameter for a biased token that no word stands for, and for tools whose
-    calls are marked by tokens that the answer would not show.
+    Raises UnsupportedParameter for a biased token that no word stands for, and for tools and
+    reasoning that are marked by tokens that the answer would not show.
     """
     _check_markers(prompts, model, options)
     stop = () if options.params.sampling.min_tokens else options.params.stop
@@ -75,7 +91,13 @@ def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
-    if special.intersection(replace(form, reasoning=None).markers()):
+    if special.intersection(form.reasoning or ()):
+        raise UnsupportedParameter(
+            "messages: this model marks its reasoning by special tokens, which the served text "
+            "model leaves out: reasoning and answer could not be told apart.",
+            param="messages",
+        )
+    if special.intersection(form.markers()):
         if form.channel is not None:
             raise UnsupportedParameter(
                 "messages: this model marks the channels of its answers by special tokens, which "

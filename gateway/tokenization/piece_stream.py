@@ -9,11 +9,15 @@ from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.text_stream import StopStrings, with_events
 
+# In characters: a piece that is most likely one token. To encode it would cost what all else does.
+_OF_ONE_TOKEN = 8
+
 
 class PieceStream:
     """Turns the deltas of one request into text deltas, the last with a finish reason.
 
-    Tokens are counted by the model's responses where each is one, else by the tokenizer.
+    Tokens are counted by the model's responses where each is one, else by the tokenizer: on the way
+    roughly, at the end all of the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
@@ -25,7 +29,9 @@ class PieceStream:
         self._min_tokens = params.sampling.min_tokens
         words = generation.text.stop if generation.text else ()
         self._endless = generation.end_id is None and not words
+        self._hidden = () if params.include_stop else params.stop
         self._pieces: list[str] = []
+        self._shown = 0
         self._tokens = 0
         self._reused = 0
 
@@ -37,10 +43,15 @@ class PieceStream:
         text, stopped = piece, False
         if self._tokens > self._min_tokens or delta.final:
             text, stopped = self._stop.cut(piece)
-        finish: FinishReason | None = "stop" if stopped else None
-        if delta.final and not stopped:
+        finish: FinishReason | None = None
+        self._shown += len(text)
+        if stopped:
+            finish = "stop"
+            if delta.tokens is None:
+                self._tokens = self._counted(self._until_stop())
+        elif delta.final:
             text += self._stop.flush()
-            finish = self._finish_reason()
+            finish = self._finish_reason(delta)
         tokens = min(self._tokens, self._max_tokens)
         found = TextDelta(text, tokens, finish, self._reused)
         return found if self._message is None else with_events(self._message, found)
@@ -55,11 +66,25 @@ class PieceStream:
             self._tokens += delta.tokens
             return
         self._pieces.append(piece)
-        whole = "".join(self._pieces) if delta.final else piece
-        found = len(self._tokenizer.encode(whole, add_special_tokens=False).ids)
-        self._tokens = found if delta.final else self._tokens + found
+        if delta.finish == "length":
+            self._tokens = self._max_tokens
+        elif delta.final:
+            self._tokens = self._counted("".join(self._pieces)) + delta.unshown
+        elif piece:
+            self._tokens += 1 if len(piece) <= _OF_ONE_TOKEN else self._counted(piece)
 
-    def _finish_reason(self) -> FinishReason:
+    def _counted(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _until_stop(self) -> str:
+        """The text up to the end of the stop string that was found, shown or not."""
+        whole = "".join(self._pieces)
+        found = [len(stop) for stop in self._hidden if whole.startswith(stop, self._shown)]
+        return whole[: self._shown + max(found, default=0)]
+
+    def _finish_reason(self, delta: TokenDelta) -> FinishReason:
+        if delta.finish is not None:
+            return delta.finish
         if self._endless:
             self._tokens = self._max_tokens
         return "length" if self._tokens >= self._max_tokens else "stop"

@@ -13,6 +13,7 @@ from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import ColdSend, StopReason
+from gateway.triton.llmapi.tensors import generation_request as llmapi_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prompt_logits import PromptStream
 from gateway.triton.request import Request
@@ -190,7 +191,8 @@ class Engine:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
         else:
-            request = text_tensors.text_request(capabilities, generation, generation.text)
+            make = text_tensors.text_request if capabilities.llmapi is None else llmapi_request
+            request = make(capabilities, generation, generation.text)
         return TokenStream(
             engine=self,
             capabilities=capabilities,

@@ -7,7 +7,9 @@ and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
 from gateway.errors import (
     ContextLengthExceeded,
@@ -19,9 +21,12 @@ from gateway.errors import (
     GatewayError,
     InvalidRequest,
     Overloaded,
+    UnsupportedParameter,
 )
 
 log = logging.getLogger(__name__)
+
+_Failure = Callable[[], GatewayError]
 
 
 class Status(IntEnum):
@@ -69,6 +74,24 @@ _TEXTS: tuple[tuple[str, type[GatewayError], str], ...] = (
     ("no available versions", EngineUnavailable, _AWAY),
     ("is shutting down", EngineUnavailable, _AWAY),
     ("Shutdown called", EngineUnavailable, _AWAY),
+    ("Request cancelled by client", EngineUnavailable, _AWAY),  # llmapi, of what is still wanted
+)
+
+# The llmapi repository's model begins so whatever went wrong, the client's mistakes and its own
+# end alike. What may stand elsewhere in an engine's own failures is looked for behind it alone.
+_LLMAPI = "Error generating request"
+_LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
+    ("should not exceed max_num_tokens", partial(ContextLengthExceeded, _TOO_LONG)),
+    ("max_seq_len", partial(ContextLengthExceeded, _TOO_LONG)),
+    (
+        "Streaming is only supported",
+        partial(UnsupportedParameter, "stream: the model answers once.", param="stream"),
+    ),
+    ("lora_", partial(InvalidRequest, "The engine refused the adapter.", param="model")),
+    (
+        "Unsupported image_url",
+        partial(InvalidRequest, "The engine cannot load the image.", param="messages"),
+    ),
 )
 
 # After these an engine fails whatever it is given, while Triton still says that it is ready.
@@ -92,6 +115,9 @@ def from_text(text: str) -> GatewayError:
     """Translates the `error_message` of a stream response; its status code is not on the wire."""
     # What it goes on with is about one request, and this is told to all.
     step = any(fragment in text for fragment in _STEP)
+    for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
+        if fragment in text:
+            return make()
     for fragment, error, message in () if step else _TEXTS:
         if fragment in text:
             return error(message)

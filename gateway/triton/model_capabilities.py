@@ -33,7 +33,7 @@ from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["token", "text"]
+Mode = Literal["token", "text", "llmapi"]
 
 _DEFAULT_BLOCK = 64
 _DEFAULT_LORA_HOST_BYTES = 1024**3
@@ -71,6 +71,17 @@ class TextModel:
 
 
 @dataclass(frozen=True, slots=True)
+class LlmapiModel:
+    """Facts about the model of the llmapi repository, beside those of it as a text model.
+
+    `streams` says whether a streamed answer comes token by token. Releases whose model takes no
+    adapters (TensorRT-LLM 1.2) send all of it at its end.
+    """
+
+    streams: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class StopModel:
     """The core model that takes stop requests, and its inputs."""
 
@@ -83,8 +94,9 @@ class ModelCapabilities:
     """Facts about one model; `inputs` and `outputs` are what it declares.
 
     `names_outputs` says whether requests name those that they want.
-    `text` is None for the core model, which takes and gives token ids. Without `decoupled` each
-    request has one response, and none can stream. `restates_prompt` says whether a response that
+    `text` is None for the core model, which takes and gives token ids; `llmapi` is set besides
+    where the model is that of the llmapi repository. Without `decoupled` each request has one
+    response, and none can stream. `restates_prompt` says whether a response that
     does not stream begins with the prompt. `stop` takes stop requests with the ids of this model's
     requests; None where nothing does. `passes_cancellation` says whether the model itself stops the
     engine when the call to it is cancelled.
@@ -122,9 +134,12 @@ class ModelCapabilities:
     tokens_per_block: int
     fingerprint: str
     vocab_size: int
+    llmapi: LlmapiModel | None = None
 
     @property
     def mode(self) -> Mode:
+        if self.llmapi is not None:
+            return "llmapi"
         return "token" if self.text is None else "text"
 
     @property
@@ -256,8 +271,8 @@ def _check(model: str, config: Any, inputs: Inputs, mode: Mode) -> None:
     """Raises EngineUnavailable when the model is not one of inflight_batcher_llm's."""
     if any(tensor.name.startswith("sampling_param_") for tensor in config.input):
         raise EngineUnavailable(
-            f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*), "
-            "which this gateway does not drive; it needs inflight_batcher_llm."
+            f"Triton model {model!r} is that of the llmapi repository (inputs sampling_param_*): "
+            "it is driven as GATEWAY_TRITON_MODEL, with GATEWAY_TRITON_MODE unset or llmapi."
         )
     missing = [
         "/".join(_NAMES[mode][logical]) for logical in _NEEDED[mode] if logical not in inputs

@@ -2,7 +2,8 @@
 
 The gateway asks for logical inputs ("seed"); the tables say under which names a model may know
 them, the name of the oldest release first. (Names: tensorrtllm_backend v0.5 to v0.19, then
-TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them.)
+TensorRT-LLM's triton_backend folder. Those of its GPT repository are among them; its llmapi
+repository has names of its own.)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ LogicalInput = Literal[
     "context_logits",
     "end_id",
     "exclude_prompt",
+    "finish_reason",
     "frequency_penalty",
     "generation_logits",
     "guide",
@@ -43,6 +45,7 @@ LogicalInput = Literal[
     "seed",
     "sequences",
     "stop",
+    "stop_reason",
     "stop_words",
     "streaming",
     "temperature",
@@ -99,6 +102,23 @@ TEXT: dict[LogicalInput, tuple[str, ...]] = _BOTH | {
     "top_p": ("top_p",),
 }
 """Of `ensemble` and `tensorrt_llm_bls`."""
+LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
+    "cache_stats": ("sampling_param_return_perf_metrics",),
+    "exclude_prompt": ("sampling_param_exclude_input_from_output",),
+    "finish_reason": ("return_finish_reason",),
+    "frequency_penalty": ("sampling_param_frequency_penalty",),
+    "max_tokens": ("sampling_param_max_tokens",),
+    "presence_penalty": ("sampling_param_presence_penalty",),
+    "prompt": ("text_input",),
+    "seed": ("sampling_param_seed",),
+    "stop": ("stop",),
+    "stop_reason": ("return_stop_reason",),
+    "streaming": ("streaming",),
+    "temperature": ("sampling_param_temperature",),
+    "top_k": ("sampling_param_top_k",),
+    "top_p": ("sampling_param_top_p",),
+}
+"""Of `tensorrt_llm` in the llmapi repository."""
 
 
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")

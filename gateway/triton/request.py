@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 
 class RequestBuilder:
-    """Each input has a leading batch dimension of 1.
+    """Each input has a leading batch dimension of 1, unless the model is not `batched`.
 
     Without `names_outputs` the request names none, and the model gives all that it makes for it
     (`names.names_outputs`).
@@ -60,11 +60,18 @@ class RequestBuilder:
     """
 
     def __init__(
-        self, model: str, inputs: Inputs, request_id: str, *, names_outputs: bool = True
+        self,
+        model: str,
+        inputs: Inputs,
+        request_id: str,
+        *,
+        names_outputs: bool = True,
+        batched: bool = True,
     ) -> None:
         self._model = model
         self._inputs = inputs
         self._names_outputs = names_outputs
+        self._lead = (1,) if batched else ()
         self._id = request_id
         self._tensors: list[bytes] = []
         self._contents: list[bytes] = []
@@ -86,7 +93,7 @@ class RequestBuilder:
 
     def scalar(self, logical: LogicalInput, value: float) -> None:
         """One number or truth value, [1, 1]."""
-        tensor, contents, pack, limit = _scalar(*self._declared(logical))
+        tensor, contents, pack, limit = _scalar(*self._declared(logical), (*self._lead, 1))
         if limit:
             value = int(value) & limit
         self._tensors.append(tensor)
@@ -106,7 +113,7 @@ class RequestBuilder:
 
     def raw(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
         """[1, *dims] of what is packed already, in the declared type."""
-        self._tensors.append(_input(*self._declared(logical), dims))
+        self._tensors.append(_input(*self._declared(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
 
     def shared(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
@@ -152,18 +159,20 @@ def _head(model: str) -> bytes:
 
 # The shape is part of the key, and prompts have many lengths: hence the larger cache.
 @lru_cache(maxsize=4096)
-def _input(name: str, datatype: str, dims: tuple[int, ...]) -> bytes:
+def _input(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     request = pb.ModelInferRequest()
-    request.inputs.add(name=name, datatype=datatype, shape=(1, *dims))
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
     return bytes(request.SerializeToString())
 
 
 @lru_cache(maxsize=256)
-def _scalar(name: str, datatype: str) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
+def _scalar(
+    name: str, datatype: str, shape: tuple[int, ...]
+) -> tuple[bytes, bytes, Callable[..., bytes], int | None]:
     """Its field, what comes before its value, the value's packer and the mask of unsigned types."""
     one = _ONE[datatype]
     contents = _CONTENTS + varint(one.size)
-    return _input(name, datatype, (1,)), contents, one.pack, _UNSIGNED.get(datatype)
+    return _input(name, datatype, shape), contents, one.pack, _UNSIGNED.get(datatype)
 
 
 @lru_cache(maxsize=256)

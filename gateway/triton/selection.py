@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
+from gateway.triton.llmapi.model import is_llmapi, read_llmapi_capabilities
 from gateway.triton.model_capabilities import (
     ModelCapabilities,
     TextModel,
@@ -19,7 +20,7 @@ from gateway.triton.model_capabilities import (
 )
 from gateway.triton.names import TEXT, read_inputs
 
-WantedMode = Literal["auto", "token", "text"]
+WantedMode = Literal["auto", "token", "text", "llmapi"]
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _BLS_PARTS = {"preprocessing": "preprocessing", "postprocessing": "postprocessing"}
@@ -75,9 +76,13 @@ async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
         return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is token")
     if wanted.mode == "text":
         return ModelSelection(await _text(server, wanted), "GATEWAY_TRITON_MODE is text")
+    if wanted.mode == "llmapi":
+        return ModelSelection(await _core(server, wanted), "GATEWAY_TRITON_MODE is llmapi")
     served = await server.model_ready(wanted.core)
     try:
-        return ModelSelection(await _core(server, wanted), "the core model takes token ids")
+        core = await _core(server, wanted)
+        takes = "token ids" if core.llmapi is None else "text, as llmapi's do"
+        return ModelSelection(core, f"the core model takes {takes}")
     except EngineUnreachable:
         raise
     except EngineUnavailable as error:
@@ -91,12 +96,13 @@ async def select_model(server: Models, wanted: Wanted) -> ModelSelection:
 async def _core(server: Models, wanted: Wanted) -> ModelCapabilities:
     if not await server.model_ready(wanted.core):
         raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
-    return read_capabilities(
-        wanted.core,
-        await server.model_config(wanted.core),
-        max_seq_len=wanted.max_seq_len,
-        vocab_size=wanted.vocab_size,
-    )
+    config = await server.model_config(wanted.core)
+    read = read_capabilities
+    if wanted.mode != "token" and is_llmapi(config):
+        read = read_llmapi_capabilities
+    elif wanted.mode == "llmapi":
+        raise EngineUnavailable(f"Triton model {wanted.core!r} is not of the llmapi repository.")
+    return read(wanted.core, config, max_seq_len=wanted.max_seq_len, vocab_size=wanted.vocab_size)
 
 
 async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:

@@ -19,6 +19,8 @@ from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
 from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.llmapi.reader import LlmapiReader
+from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.response_template import ResponseTemplate
@@ -66,8 +68,10 @@ class TokenStream:
         self._metadata = metadata
         self._generation = generation
         self._lora = generation.params.lora
-        self._reader = None
-        if capabilities.text is not None and generation.text is not None:
+        self._reader: text_tensors.TextReader | LlmapiReader | None = None
+        if capabilities.llmapi is not None:
+            self._reader = LlmapiReader(decoupled=capabilities.decoupled)
+        elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # Of plain tokens only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.params.logprobs is None
@@ -96,7 +100,10 @@ class TokenStream:
         self._drop_stream()
         self._give_back_slot()
         if self._sent and not self._finished and self._capabilities.stop is not None:
-            stop = tensors.stop_request(self._capabilities.stop, self._request.id)
+            of_model = tensors.stop_request
+            if self._capabilities.llmapi is not None:
+                of_model = llmapi_stop_request
+            stop = of_model(self._capabilities.stop, self._request.id)
             self._engine.stop(stop, self._reason(error_type))
 
     def _expire(self) -> None:
@@ -202,7 +209,7 @@ class TokenStream:
         deltas: list[TokenDelta] = []
         while not self._finished:
             response = await self.response()
-            if self._reader is not None:
+            if isinstance(self._reader, text_tensors.TextReader):
                 deltas += self._reader.beams(response)
             else:
                 deltas += tensors.beam_deltas(response, self._capabilities, self._generation)

@@ -112,7 +112,7 @@ def _response(
 
 
 @contextlib.asynccontextmanager
-async def serving(servicer: FakeTriton, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
+async def serving(servicer: Any, endpoint: str = "127.0.0.1:0") -> AsyncIterator[str]:
     """Serves while the context is open; yields the endpoint, a free port by default."""
     # Else its windows grow, and take a megabyte that nobody reads.
     server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)])

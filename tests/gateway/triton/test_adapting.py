@@ -346,7 +346,7 @@ async def test_what_cannot_be_driven_is_not_ready_and_says_why(
 
 async def test_what_text_mode_refuses(triton: Server, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str | None]] = [
-        ({"prompt": [1, 2]}, "prompt"),
+        ({"prompt": [42, 75]}, "prompt"),  # "Hi" is one token
         ({"logprobs": 1}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),

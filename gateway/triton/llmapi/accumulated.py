@@ -1,0 +1,43 @@
+"""What is new in a text that comes whole each time, at a cost of what is new alone."""
+
+from __future__ import annotations
+
+import codecs
+
+from gateway.errors import EngineError
+
+_REPLACEMENT = "\ufffd".encode()
+# So much of what was given out is looked at again before more of it is.
+_SEAM_BYTES = 64
+
+
+class AccumulatedText:
+    """Reads the texts so far, UTF-8, each as a whole; what was given out stays given out.
+
+    Of a text that grows, only its end may change: a character whose last tokens are not there yet
+    is one or more U+FFFD, or half of its bytes, and is held back until it is whole. What is behind
+    the text that was given is looked at, and the seam between both.
+    """
+
+    def __init__(self) -> None:
+        self._given = 0
+        self._seam = b""
+
+    def added(self, text: bytes) -> str:
+        """What `text` has more than was given out, but for an incomplete character at its end.
+
+        A text that is shorter than what was given, and its beginning as far as is known, has
+        nothing more. Raises EngineError when what was given has become another text: nothing
+        behind it would be right.
+        """
+        start = self._given - len(self._seam)
+        if text[start : self._given] != self._seam[: max(0, len(text) - start)]:
+            raise EngineError("The engine changed a text that it had given already.")
+        end = len(text)
+        while end > self._given and text.endswith(_REPLACEMENT, self._given, end):
+            end -= len(_REPLACEMENT)
+        added, used = codecs.utf_8_decode(text[self._given : end], "replace", False)
+        if used:
+            self._given += used
+            self._seam = text[max(0, self._given - _SEAM_BYTES) : self._given]
+        return added

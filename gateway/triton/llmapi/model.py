@@ -1,0 +1,83 @@
+"""The llmapi repository's model: how it is known, and what it can do.
+
+It is known by its tensors alone. Tokenizer and detokenizer are inside of it, and so is what others
+tell in an engine's config.json: limits come from the settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import EngineUnavailable
+from gateway.triton.model_capabilities import LlmapiModel, ModelCapabilities, StopModel, TextModel
+from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_inputs
+
+# By these together; inflight_batcher_llm's models have none or the last alone.
+_MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
+_OTHERS = frozenset({"input_ids", "request_output_len"})
+# Without these an answer has the prompt in it, is cut after 32 tokens, or cannot be given up.
+_NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt", "stop")
+# Brought by the release that streams token by token.
+_SINCE_STREAMING = "lora_id"
+# In tokens, of the PyTorch backend where model.yaml says nothing; no tensor tells.
+_KV_CACHE_BLOCK = 32
+
+
+def is_llmapi(config: Any) -> bool:
+    """Whether an `inference.ModelConfig` is that of the llmapi repository, of any release."""
+    names = {tensor.name for tensor in config.input}
+    return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
+
+
+def read_llmapi_capabilities(
+    model: str, config: Any, *, max_seq_len: int | None, vocab_size: int
+) -> ModelCapabilities:
+    """Those of a model that `is_llmapi`.
+
+    Raises EngineUnavailable when it cannot be driven: a tensor is missing, it is set up with
+    batches, which its code does not know, or nothing says how long a sequence may be.
+    """
+    inputs = read_inputs(config, LLMAPI)
+    missing = ["/".join(LLMAPI[logical]) for logical in _NEEDED if logical not in inputs]
+    if missing:
+        raise EngineUnavailable(f"Triton model {model!r} has no input {', '.join(missing)}.")
+    if config.max_batch_size:
+        raise EngineUnavailable(
+            f"Triton model {model!r} has max_batch_size {config.max_batch_size}; the llmapi "
+            "repository's model works with 0 alone."
+        )
+    if max_seq_len is None:
+        raise EngineUnavailable(
+            "The engine's length limit is unknown: no tensor of the llmapi repository tells it, so "
+            "set GATEWAY_MAX_SEQ_LEN to max_seq_len of its model.yaml."
+        )
+    digest = hashlib.sha256(config.SerializeToString(deterministic=True)).hexdigest()
+    return ModelCapabilities(
+        model=model,
+        inputs=inputs,
+        outputs=frozenset(tensor.name for tensor in config.output),
+        names_outputs=names_outputs(config),
+        # Its LLM encodes and decodes with what cannot be changed from outside.
+        text=TextModel(accumulates=True, token_by_token=False),
+        llmapi=LlmapiModel(streams=any(each.name == _SINCE_STREAMING for each in config.input)),
+        decoupled=bool(config.model_transaction_policy.decoupled),
+        restates_prompt=False,
+        stop=StopModel(model, inputs),
+        passes_cancellation=True,
+        max_batch_size=None,
+        max_seq_len=max_seq_len,
+        max_input_len=None,
+        engine_dir=Path(),
+        lora_dtype=None,
+        lora_host_bytes=0,
+        guides=None,
+        max_beam_width=1,
+        generation_logits=False,
+        context_logits=False,
+        logit_bytes=4,
+        tokens_per_block=_KV_CACHE_BLOCK,
+        fingerprint=f"fp_{digest[:12]}",
+        vocab_size=vocab_size,
+    )

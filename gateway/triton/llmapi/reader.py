@@ -1,0 +1,67 @@
+"""Reads the responses of the llmapi repository's model.
+
+All outputs but one of dimension [1] are BYTES on the wire, numbers in decimal too, whatever the
+model's configuration declares; what was not asked for or is not known is absent, or the text
+``None``. A final response may have no outputs at all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.deltas import TokenDelta
+from gateway.errors import EngineUnavailable
+from gateway.triton import bytes_tensor
+from gateway.triton.llmapi.accumulated import AccumulatedText
+from gateway.triton.tensors import is_final
+
+_TOLD = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
+_LENGTH = 4  # of each text of a BYTES tensor, before it
+
+_ENDED: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+# Whoever it was that stopped it, this gateway did not.
+_GIVEN_UP = frozenset({"cancelled", "timeout"})
+
+
+class LlmapiReader:
+    """Reads the responses to one request."""
+
+    def __init__(self, *, decoupled: bool) -> None:
+        self._decoupled = decoupled
+        self._text = AccumulatedText()
+        self._finish: Literal["stop", "length"] | None = None
+        self._unshown = 0
+        self._reused = 0
+
+    def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
+        """New text. The last delta says why it ended, where the engine told.
+
+        Raises EngineError when the engine goes back on what it gave, EngineUnavailable when it
+        ended the request for no reason of the request's own.
+        """
+        added = ""
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+            if tensor.name == "text_output":
+                added = self._text.added(raw[_LENGTH:])
+            elif tensor.name in _TOLD:
+                self._told(tensor.name, raw)
+        final = is_final(response) or not self._decoupled
+        if not final:
+            return TokenDelta([], False, self._reused, text=added)
+        return TokenDelta(
+            [], True, self._reused, text=added, finish=self._finish, unshown=self._unshown
+        )
+
+    def _told(self, name: str, raw: bytes) -> None:
+        [told] = bytes_tensor.unpack(raw) or [""]
+        if name == "finish_reason":
+            if told in _GIVEN_UP:
+                raise EngineUnavailable("The engine gave the request up; try again shortly.")
+            self._finish = _ENDED.get(told, self._finish)
+        elif name == "stop_reason":
+            # The id of an end token that is not the tokenizer's own. Engines count that one.
+            self._unshown = int(told.isdecimal())
+        elif told.isdecimal():
+            self._reused = int(told)

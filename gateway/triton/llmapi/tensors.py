@@ -1,0 +1,46 @@
+"""Requests to the llmapi repository's model.
+
+It has no batch dimension: shapes are [1], and [n] for texts.
+"""
+
+from __future__ import annotations
+
+from gateway.generation import Generation, TextPrompt
+from gateway.triton.model_capabilities import ModelCapabilities, StopModel
+from gateway.triton.request import Request, RequestBuilder
+from gateway.triton.tensors import add_sampling
+
+
+def generation_request(
+    capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
+) -> Request:
+    """The request for one generation, streaming where the model is decoupled.
+
+    No stop strings are sent: the engine would look for them as sequences of tokens, and some
+    releases fail on them. The text decides, in the gateway.
+    """
+    build = RequestBuilder(
+        *(capabilities.model, capabilities.inputs, generation.request_id),
+        names_outputs=capabilities.names_outputs,
+        batched=False,
+    )
+    build.texts("prompt", [text.text])
+    build.scalar("max_tokens", generation.max_tokens)
+    build.scalar("exclude_prompt", True)
+    if capabilities.decoupled:
+        build.scalar("streaming", True)
+    add_sampling(build, generation)
+    for told in ("finish_reason", "stop_reason"):
+        if build.has(told):
+            build.scalar(told, True)
+    if generation.params.usage and build.has("cache_stats"):
+        build.scalar("cache_stats", True)
+    return build.request
+
+
+def stop_request(model: StopModel, request_id: str) -> Request:
+    """Asks the engine to abort the request with this id; the answer is always an error."""
+    build = RequestBuilder(model.name, model.inputs, request_id, batched=False)
+    build.texts("prompt", [""])
+    build.scalar("stop", True)
+    return build.request

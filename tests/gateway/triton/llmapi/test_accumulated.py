@@ -1,0 +1,57 @@
+"""What is new in texts that come whole each time: any text, cut anywhere, mended at its end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import EngineError
+from gateway.triton.llmapi.accumulated import AccumulatedText
+
+TEXTS = st.text(st.sampled_from("ab \n\ufffd\u00bf\u00e9\u4eac\U0001f600\U0001f3fd"), max_size=200)
+
+
+def shown(raw: bytes, style: int) -> bytes:
+    """Some bytes of a text as detokenizers show them, the half of a character at their end too:
+    as it is, as one U+FFFD, or as one for each byte."""
+    whole = raw.decode(errors="ignore").encode()
+    half = len(raw) - len(whole)
+    return (
+        whole + (raw[len(whole) :], "\ufffd".encode() * bool(half), "\ufffd".encode() * half)[style]
+    )
+
+
+@given(TEXTS, st.lists(st.integers(0, 10_000)), st.integers(0, 2), st.booleans())
+def test_pieces_are_the_text_whatever_is_known_when(
+    text: str, cuts: list[int], style: int, repeated: bool
+) -> None:
+    raw = text.encode()
+    reader, pieces = AccumulatedText(), ""
+    for cut in sorted(cut % (len(raw) + 1) for cut in cuts):
+        for _ in range(1 + repeated):
+            pieces += reader.added(shown(raw[:cut], style))
+            assert text.startswith(pieces)  # nothing is ever taken back
+        assert len(pieces) >= len(raw[:cut].decode(errors="ignore").rstrip("\ufffd"))
+    pieces += reader.added(raw)
+    assert pieces == text.rstrip("\ufffd") or pieces == text
+    assert text.removeprefix(pieces).strip("\ufffd") == ""
+
+
+def test_the_end_may_be_mended_until_it_is_given() -> None:
+    reader = AccumulatedText()
+    texts = ["", "to\ufffd", "to\ufffd\ufffd", "to\u4eac", "to\u4eac!"]
+    assert [reader.added(text.encode()) for text in texts] == ["", "to", "", "\u4eac", "!"]
+
+
+def test_what_was_given_and_shrinks_is_given_once() -> None:
+    reader = AccumulatedText()
+    assert [reader.added(text) for text in (b"one ", b"one", b"one t")] == ["one ", "", "t"]
+
+
+@pytest.mark.parametrize("changed", [b"ond two", b"onx", b"onx two and more", b"x"])
+def test_nothing_is_given_behind_what_became_another_text(changed: bytes) -> None:
+    reader = AccumulatedText()
+    reader.added(b"one t")
+    with pytest.raises(EngineError, match="changed"):
+        reader.added(changed)

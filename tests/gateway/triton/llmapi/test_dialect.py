@@ -1,0 +1,178 @@
+"""The llmapi repository's model as the gateway drives it, over a scripted server."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.triton import bytes_tensor
+from tests.support.fake_llmapi import FakeLlmapi, Step, inputs_of, told
+from tests.support.fake_triton import serving
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+HELLO = (told("he"), told("hell"), told("hello"), told("hello, you", "stop"))
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+async def complete(tokenizer_dir: Path, servicer: FakeLlmapi, **body: Any) -> httpx.Response:
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        return await client.post("/v1/completions", json={"model": "m", "prompt": "x"} | body)
+
+
+def frames(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+async def test_a_request_is_scalars_without_a_batch_dimension(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(*HELLO)
+    asked = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "presence_penalty": 1, "stop": "#"}
+    response = await complete(tokenizer_dir, servicer, **asked)
+    assert response.status_code == 200, response.text
+    [request] = servicer.requests
+    found = inputs_of(request)
+    assert request.id
+    assert found.pop("text_input") == ("BYTES", [1], bytes_tensor.pack(["x"]))
+    assert found.pop("sampling_param_max_tokens") == ("INT32", [1], struct.pack("<i", 7))
+    assert found.pop("sampling_param_temperature") == ("FP32", [1], struct.pack("<f", 0.5))
+    assert found.pop("sampling_param_top_p") == ("FP32", [1], struct.pack("<f", 0.9))
+    assert found.pop("sampling_param_presence_penalty") == ("FP32", [1], struct.pack("<f", 1))
+    assert found.pop("sampling_param_top_k") == ("INT32", [1], bytes(4))
+    datatype, shape, seed = found.pop("sampling_param_seed")
+    assert (datatype, shape, len(seed)) == ("UINT64", [1], 8)
+    assert seed != bytes(8)
+    for name in (
+        *("streaming", "sampling_param_exclude_input_from_output", "return_finish_reason"),
+        *("return_stop_reason", "sampling_param_return_perf_metrics"),
+    ):
+        assert found.pop(name) == ("BOOL", [1], b"\1")
+    assert not found  # no stop strings above all
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        HELLO,
+        (told("hello, you", "stop"),),
+        (told("hello, y"), told("hello, you", "stop"), {}),
+        (told("hello, you"), {}),
+        (told("hell\ufffd"), told("hello, you"), told("hello, you")),
+    ],
+    ids=["as it grows", "in one piece", "reason before the end", "no reason", "mended"],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_texts_so_far_become_deltas(
+    tokenizer_dir: Path, steps: tuple[Step, ...], stream: bool
+) -> None:
+    servicer = FakeLlmapi(*steps)
+    options = {"include_usage": True} if stream else None
+    response = await complete(tokenizer_dir, servicer, stream=stream, stream_options=options)
+    answers = frames(response) if stream else [response.json()]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "hello, you"
+    assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["stop"]
+    assert answers[-1]["usage"]["completion_tokens"] == len("hello, you")
+    assert servicer.stopped == []
+
+
+async def test_the_engine_says_why_it_ended_and_what_it_had(tokenizer_dir: Path) -> None:
+    ended = told("hello", "length", kv_cache_reused_block="2", kv_cache_hit_rate="0.5")
+    prompt = "x" * 40
+    answer = (await complete(tokenizer_dir, FakeLlmapi(ended), prompt=prompt, max_tokens=9)).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    # Special tokens do not show, but were made: it is the limit that was reached.
+    assert answer["usage"]["completion_tokens"] == 9
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 40
+    other = told("hello", "stop") | {"stop_reason": "17"}
+    answer = (await complete(tokenizer_dir, FakeLlmapi(other), max_tokens=9)).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 6  # with the end token that has a number
+
+
+@pytest.mark.parametrize("include", [True, False])
+async def test_stop_strings_are_exact_and_stop_the_engine(
+    tokenizer_dir: Path, include: bool
+) -> None:
+    servicer = FakeLlmapi(told("a."), told("a. b.c"), told("a. b.c.d"), None)
+    body = {"stop": [".c.", "x"], "include_stop_str_in_output": include}
+    answer = (await complete(tokenizer_dir, servicer, **body)).json()
+    assert answer["choices"][0]["text"] == ("a. b.c." if include else "a. b")
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len("a. b.c.")
+    assert servicer.stopped == [servicer.requests[0].id]
+
+
+async def test_choices_are_requests_with_seeds_of_their_own(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(*HELLO)
+    answer = (await complete(tokenizer_dir, servicer, n=3, seed=5)).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello, you"] * 3
+    seeds = {inputs_of(request)["sampling_param_seed"][2] for request in servicer.requests}
+    assert seeds == {struct.pack("<Q", seed) for seed in (5, 6, 7)}
+    assert len({request.id for request in servicer.requests}) == 3
+
+
+async def test_what_has_no_input_is_refused_by_the_clients_name(tokenizer_dir: Path) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"logprobs": 1}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": schema}, "response_format"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"stop_token_ids": [3]}, "stop_token_ids"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"min_p": 0.1}, "min_p"),
+    ]
+    servicer = FakeLlmapi(*HELLO)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        for asked, param in cases:
+            body = {"model": "m", "prompt": "x"} | asked
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 400, (asked, response.text)
+            assert response.json()["error"]["param"] == param, asked
+        messages = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        for asked in ({"logprobs": True}, {"response_format": {"type": "json_object"}}):
+            response = await client.post("/v1/chat/completions", json=messages | asked)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] in asked
+    assert servicer.requests == []
+
+
+async def test_token_ids_are_sent_as_the_text_that_they_are(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(*HELLO)
+    ids = ids_of(tokenizer_dir, "who?\u00e9")
+    answer = (await complete(tokenizer_dir, servicer, prompt=ids)).json()
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    assert inputs_of(servicer.requests[0])["text_input"][2] == bytes_tensor.pack(["who?\u00e9"])
+    refused = await complete(tokenizer_dir, servicer, prompt=ids[:-1])  # half a character
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt"
+    assert len(servicer.requests) == 1
