@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ class LoraAdapters:
     """Adapters by id, the least recently used of which goes for a new one.
 
     The first use of an id reads its path, later ones do not look at it; one that had to go is read
-    again. Not thread-safe.
+    again. The executor knows each reading by a number of its own. Not thread-safe.
     """
 
     def __init__(self, engine_folder: Path, max_cpu_loras: int | None) -> None:
@@ -49,6 +50,7 @@ class LoraAdapters:
         self._base = read_base_model(engine_folder, ())
         self._limit = max_cpu_loras or MAX_CPU_LORAS
         self._adapters: OrderedDict[int, LoraConfig] = OrderedDict()
+        self._task_ids = itertools.count(1)
 
     def get(self, request: LoRARequest) -> LoraConfig:
         """The executor's tensors. Raises ``AdapterError``, or ``ValueError`` for other formats."""
@@ -70,4 +72,4 @@ class LoraAdapters:
         dtype = np.float16 if converted.dtype == "float16" else np.uint16
         rows = list(converted.config_rows())
         weights = np.frombuffer(converted.weights, dtype).reshape(len(rows), -1)
-        return LoraConfig(request.adapter_id, weights, np.array(rows, np.int32))
+        return LoraConfig(next(self._task_ids), weights, np.array(rows, np.int32))
