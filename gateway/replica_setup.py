@@ -28,6 +28,7 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             connection=_connection_options(settings),
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,
+            first_response_timeout=settings.first_response_timeout,
         ),
         partial(_places, settings),
     )

@@ -148,6 +148,12 @@ class Settings(BaseSettings):
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is stopped and answered with 504."
     )
+    first_response_timeout: Seconds = Field(
+        120.0,
+        description="Seconds in which an engine of the llmapi repository must begin to stream an "
+        "answer; another replica is asked then, else the answer is 503. Some of its releases leave "
+        "errors unanswered. Longer than the engine lets requests wait under load.",
+    )
     keep_alive: Seconds = Field(
         10.0,
         description="Seconds without a first token after which a stream whose turn it is sends "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from gateway.deltas import TokenLogprob
@@ -13,6 +15,7 @@ from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
 from gateway.triton.events import ColdSend, StopReason
+from gateway.triton.llmapi.proof import Proof
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prompt_logits import PromptStream
@@ -57,13 +60,17 @@ class Engine:
         connection: ConnectionOptions = _PLAIN,
         mode: WantedMode = "auto",
         text_model: str | None = None,
+        first_response_timeout: float | None = None,
     ) -> None:
+        """`first_response_timeout` is in seconds, for a model of llmapi that streams."""
         self._client = TritonClient(endpoint, connection)
         self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model)
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
         self._selection: ModelSelection | None = None
         self._missed = 0
+        self._first_response_timeout = first_response_timeout
+        self._proof = Proof()
         self.heard = False
         """Whether a request has been answered anything since the last look."""
         self._seen_ready = asyncio.Event()
@@ -79,8 +86,9 @@ class Engine:
 
     @property
     def suspect(self) -> bool:
-        """Whether it did not answer when it was last looked at, though it may just be busy."""
-        return self._missed > 0
+        """Whether it failed to answer a look, though it may just be busy, or a request, which may
+        itself have been the reason."""
+        return self._missed > 0 or self._proof.doubted
 
     @property
     def why_not_ready(self) -> str:
@@ -109,7 +117,10 @@ class Engine:
                 await self.refresh()
             except Exception:  # whatever Triton answered, this must go on looking
                 log.exception("looking at the engine failed")
-            await asyncio.sleep(_POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._proof.wanted.wait()
+            self._proof.wanted.clear()
 
     async def refresh(self) -> None:
         """Looks once whether the model is served and, after an absence, reads its config anew.
@@ -143,11 +154,14 @@ class Engine:
                 raise EngineUnavailable(
                     f"Triton does not serve {chosen.capabilities.model!r} any more."
                 )
+            await self._prove(chosen.capabilities)
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
         selection = await select_model(self._client, self._wanted)
         if selection == self._selection:  # another look was as quick
             return
+        await self._prove(selection.capabilities)
+        self._proof.doubted = False
         self._selection = selection
         self._seen_ready.set()
         mode, model = selection.capabilities.mode, selection.capabilities.model
@@ -166,9 +180,22 @@ class Engine:
                 engine,
             )
 
+    async def _prove(self, capabilities: ModelCapabilities) -> None:
+        """Raises EngineUnavailable for a model of llmapi whose engine is dead."""
+        if capabilities.llmapi is not None:
+            await self._proof.find(partial(self._stream, capabilities), self._client.disconnect)
+
+    def works(self) -> None:
+        self._proof.doubted = False
+
+    def doubt(self) -> None:
+        self._proof.doubt()
+
     def _lost(self, why: str) -> None:
         if self._selection is not None or why != self._why:
             log.warning("engine not ready: %s", why)
+        if self._selection is not None:
+            self._proof.doubted = True
         self._selection = None
         self.residency.restarted()
         self._why = why
@@ -188,6 +215,21 @@ class Engine:
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
             raise EngineUnavailable("The inference server has just changed; try again.")
+        begin_by = None
+        # Of a model that does not stream the first response is the last.
+        if self._first_response_timeout is not None and capabilities.streams_llmapi:
+            begin_by = asyncio.get_running_loop().time() + self._first_response_timeout
+        return self._stream(capabilities, generation, deadline, metadata, aside, begin_by)
+
+    def _stream(
+        self,
+        capabilities: ModelCapabilities,
+        generation: Generation,
+        deadline: float,
+        metadata: Metadata = _NO_METADATA,
+        aside: Aside = _at_once,
+        begin_by: float | None = None,
+    ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
         else:
@@ -201,6 +243,7 @@ class Engine:
             deadline=deadline,
             metadata=metadata,
             aside=aside,
+            begin_by=begin_by,
         )
 
     async def prompt_logprobs(

@@ -143,6 +143,11 @@ class ModelCapabilities:
         return "token" if self.text is None else "text"
 
     @property
+    def streams_llmapi(self) -> bool:
+        """Whether this is a model of llmapi whose first response has the first token."""
+        return self.decoupled and self.llmapi is not None and self.llmapi.streams
+
+    @property
     def stoppable(self) -> bool:
         """Whether the engine can be told that nobody waits for a request any more."""
         return self.stop is not None or self.passes_cancellation

@@ -21,6 +21,12 @@ class StreamOwner(Protocol):
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 
+    def works(self) -> None:
+        """A request has been given a token."""
+
+    def doubt(self) -> None:
+        """A request failed, or was not begun, as those of an engine that is dead would."""
+
     async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
         """Sends a request. Raises GatewayError when there is no connection."""
 

@@ -13,7 +13,7 @@ from typing import Protocol, Self, TypeVar
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.deltas import TokenDelta
-from gateway.errors import EngineUnavailable, Overloaded
+from gateway.errors import EngineError, EngineUnavailable, Overloaded
 from gateway.generation import Generation, Lora
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
@@ -29,6 +29,7 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
+_UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 T = TypeVar("T")
 
@@ -58,9 +59,11 @@ class TokenStream:
         deadline: float,
         metadata: Metadata,
         aside: Aside,
+        begin_by: float | None = None,
     ) -> None:
         """`aside` is for logits: to find the likeliest of a vocabulary takes a hundred times what
-        a token takes."""
+        a token takes. `begin_by` is when the first response must be there, as `deadline` is when
+        the last must."""
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
@@ -86,6 +89,8 @@ class TokenStream:
         self._deadline = deadline
         # One timer for the stream; a timeout around each read would cost as much as parsing it.
         self._timer = loop.call_at(deadline, self._expire)
+        self._unbegun = False
+        self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +102,7 @@ class TokenStream:
         traceback: TracebackType | None,
     ) -> None:
         self._timer.cancel()
+        self._begun()
         self._drop_stream()
         self._give_back_slot()
         if self._sent and not self._finished and self._capabilities.stop is not None:
@@ -111,6 +117,17 @@ class TokenStream:
         self._expired = True
         self._drop_stream()
 
+    def _give_up(self) -> None:
+        """As `_expire`, of a request that another engine may begin with."""
+        self._unbegun = True
+        self._engine.doubt()
+        self._drop_stream()
+
+    def _begun(self) -> None:
+        if self._begin_timer is not None:
+            self._begin_timer.cancel()
+            self._begin_timer = None
+
     def _drop_stream(self) -> None:
         """Reads no more. It is reset only where the engine would not end it."""
         if self._stream is None:
@@ -124,7 +141,7 @@ class TokenStream:
         if error_type is None:
             return "stop_string"
         # Of choices with one deadline, the first that fails by it cancels the others.
-        if self._expired or issubclass(error_type, TimeoutError):
+        if self._expired or self._unbegun or issubclass(error_type, TimeoutError):
             return "timeout"
         return "shutdown" if self._engine.draining else "disconnect"
 
@@ -201,7 +218,10 @@ class TokenStream:
 
     def _delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         if self._reader is not None:
-            return self._reader.delta(response)
+            delta = self._reader.delta(response)
+            if delta.text or delta.finish:
+                self._engine.works()
+            return delta
         return tensors.token_delta(response, self._capabilities, self._generation)
 
     async def beams(self) -> list[TokenDelta]:
@@ -228,9 +248,14 @@ class TokenStream:
         return self._checked(response)
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
+        self._begun()
         if response.error_message:
             self._finished = True
-            raise from_text(response.error_message)
+            error = from_text(response.error_message)
+            if self._capabilities.llmapi is not None and isinstance(error, EngineError):
+                # A dead engine answers so whatever it is asked, and Triton calls its model ready.
+                self._engine.doubt()
+            raise error
         # Without decoupling there is one response, whether it says so or not.
         self._finished = (
             tensors.is_final(response.infer_response) or not self._capabilities.decoupled
@@ -276,8 +301,11 @@ class TokenStream:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._expired and (task is None or not task.cancelling()):
-                raise TimeoutError from None
+            if task is None or not task.cancelling():
+                if self._expired:
+                    raise TimeoutError from None
+                if self._unbegun:
+                    raise EngineUnavailable(_UNBEGUN) from None
             raise
         except EngineUnavailable:
             # The line is gone and with it the request; there is nobody to send a stop to.

@@ -46,6 +46,8 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.streams = streams
         self.decoupled = decoupled
         self.max_batch_size = 0
+        self.of_prompt: dict[str, tuple[Step, ...]] = {}
+        """Other steps, by the prompt that gets them."""
         self.requests: list[pb.ModelInferRequest] = []
         self.stopped: list[str] = []
         self.cancelled: list[str] = []
@@ -77,14 +79,16 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 continue
             self.requests.append(request)
             try:
-                for number, step in enumerate(self.steps):
+                [prompt] = bytes_tensor.unpack(inputs_of(request)["text_input"][2])
+                steps = self.of_prompt.get(prompt, self.steps)
+                for number, step in enumerate(steps):
                     if step is None:
                         await asyncio.Event().wait()
                     elif isinstance(step, str):
                         yield pb.ModelStreamInferResponse(error_message=step)
                         return
                     else:
-                        yield _response(request, step, final=number + 1 == len(self.steps))
+                        yield _response(request, step, final=number + 1 == len(steps))
             except (asyncio.CancelledError, GeneratorExit):
                 self.cancelled.append(request.id)
                 raise

@@ -1,0 +1,70 @@
+"""Whether an engine that may be dead still makes tokens.
+
+The llmapi repository's model answers for a dead engine as it does for a request that fails, and
+Triton calls it ready. A failure says nothing, as a tenant's request may be the reason of its own;
+so the engine is asked for a token, and whoever else is given one meanwhile is a proof as good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+from gateway.errors import EngineUnavailable, GatewayError
+from gateway.generation import Generation, GenerationParams, Sampling, TextPrompt
+from gateway.triton.token_stream import TokenStream
+
+log = logging.getLogger(__name__)
+
+# With no token for anybody: longer than a step on a long prompt takes.
+_WITHIN_S = 30.0
+_PROMPT = "Hello"
+
+
+class Proof:
+    """What is known of one engine. `doubted` from a failure on until a token is made."""
+
+    def __init__(self) -> None:
+        self.doubted = False
+        self.wanted = asyncio.Event()
+        """Set by the failure, for whoever asks for the token."""
+
+    def doubt(self) -> None:
+        if not self.doubted:
+            self.doubted = True
+            self.wanted.set()
+
+    async def find(
+        self, ask: Callable[[Generation, float], TokenStream], give_up: Callable[[], None]
+    ) -> None:
+        """Returns once the engine is not doubted. Raises EngineUnavailable when it makes no token.
+
+        `ask` begins a generation with a deadline. `give_up` is called for an engine that is silent:
+        what others wait for will not come either.
+        """
+        if not self.doubted:
+            return
+        generation = Generation(
+            request_id=secrets.token_hex(16),
+            prompt_ids=[],
+            max_tokens=1,
+            seed=1,
+            params=GenerationParams(sampling=Sampling(temperature=0), usage=False),
+            text=TextPrompt(_PROMPT),
+        )
+        why = "it ended a request without one"
+        try:
+            with ask(generation, asyncio.get_running_loop().time() + _WITHIN_S) as tokens:
+                if not (await tokens.first()).final and self.doubted:
+                    await tokens.feed_deltas(lambda delta: self.doubted and not delta.final)
+        except TimeoutError:
+            why = f"nothing came in {_WITHIN_S:g} s"
+            if self.doubted:
+                give_up()
+        except GatewayError as error:
+            why = error.message
+        if self.doubted:
+            raise EngineUnavailable(f"The engine makes no tokens, though its model is ready: {why}")
+        log.info("an engine that was doubted has made a token")

@@ -1,0 +1,156 @@
+"""Engines of llmapi that fail, are silent, or dead behind a model that Triton calls ready."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fake_llmapi import FakeLlmapi, inputs_of, told
+from tests.support.fake_triton import serving
+from tests.support.in_process import metric_of, running, save_tokenizer
+
+OK = (told("hello", "stop"),)
+DEAD = "Error generating request: the worker processes have ended"
+_WITHIN_S = 60.0
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    return tmp_path
+
+
+async def until(met: Callable[[], object]) -> None:
+    async with asyncio.timeout(_WITHIN_S):
+        while not met():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    tokenizer_dir: Path, *servicers: FakeLlmapi, **settings: Any
+) -> AsyncIterator[tuple[Any, Any]]:
+    """What asks for a completion of a prompt, and the service."""
+    async with contextlib.AsyncExitStack() as stack:
+        endpoints = [await stack.enter_async_context(serving(each)) for each in servicers]
+        client, service, _ = await stack.enter_async_context(
+            running(tokenizer_dir, ",".join(endpoints), **settings)
+        )
+
+        async def ask(prompt: str = "x", **body: Any) -> Any:
+            body = {"model": "m", "prompt": prompt} | body
+            return await client.post("/v1/completions", json=body)
+
+        yield ask, service
+
+
+def proofs(servicer: FakeLlmapi) -> int:
+    """How often the gateway itself asked for a token."""
+    limits = [inputs_of(each)["sampling_param_max_tokens"][2] for each in servicer.requests]
+    return limits.count(struct.pack("<i", 1))
+
+
+async def test_a_dead_engine_is_out_until_it_makes_a_token(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(DEAD)
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        assert (await ask()).status_code == 500
+        await until(lambda: not service.replicas.ready)
+        assert "makes no tokens" in service.replicas.why_not_ready
+        assert (await ask()).status_code == 503
+        before = proofs(servicer)
+        assert before >= 1
+        await until(lambda: proofs(servicer) > before)  # it is asked again and again
+        assert not service.replicas.ready
+        servicer.steps = [{}]
+        before = proofs(servicer)
+        await until(lambda: proofs(servicer) > before + 1)
+        assert not service.replicas.ready  # to end a request is not to make a token
+        servicer.steps = list(OK)
+        await until(lambda: service.replicas.ready)
+        assert (await ask()).json()["choices"][0]["text"] == "hello"
+
+
+async def test_a_request_that_fails_by_itself_takes_no_engine_from_others(
+    tokenizer_dir: Path,
+) -> None:
+    servicer = FakeLlmapi(*OK)
+    servicer.of_prompt["poison"] = (DEAD,)
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        for asked in range(1, 6):
+            assert (await ask("poison")).status_code == 500
+            await until(lambda asked=asked: proofs(servicer) >= asked)
+            assert (await ask()).status_code == 200
+        assert service.replicas.ready
+        [replica] = service.replicas
+        assert replica.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("text", "param", "code"),
+    [
+        ("the sum of prompt length 9 should not exceed max_num_tokens (8)", None, "context_length"),
+        ("prompt length 5 is larger than max_seq_len 4", None, "context_length"),
+        ("Streaming is only supported in decoupled mode.", "stream", "unsupported"),
+        ("lora_id, lora_name, and lora_path must all be provided together", "model", "None"),
+        ("Unsupported image_url 'x'", "messages", "None"),
+    ],
+)
+async def test_a_clients_mistake_is_told_as_one_and_doubts_nobody(
+    tokenizer_dir: Path, text: str, param: str | None, code: str
+) -> None:
+    servicer = FakeLlmapi(f"Error generating request: {text}")
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        for _ in range(4):
+            answer = await ask()
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param
+            assert str(error["code"]).startswith(code)
+        [replica] = service.replicas
+        assert not replica.engine.suspect
+        assert replica.state == "ready"
+    assert proofs(servicer) == 0
+
+
+async def test_a_request_that_is_not_begun_goes_to_another(tokenizer_dir: Path) -> None:
+    silent, other = FakeLlmapi(None), FakeLlmapi(*OK)
+    silent.of_prompt["Hello"] = OK  # what the gateway asks itself: the engine is well
+    async with gateway(tokenizer_dir, silent, other, first_response_timeout=0.3) as (ask, service):
+        while not silent.requests:
+            assert (await ask()).json()["choices"][0]["text"] == "hello"
+        await until(lambda: silent.stopped)
+        [lost] = [each.id for each in silent.requests if each.id in silent.stopped]
+        await until(lambda: lost in silent.cancelled)  # where the stop does not end it, too
+        await until(lambda: proofs(silent))
+        assert all(replica.state == "ready" for replica in service.replicas)
+        assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
+
+
+async def test_what_answers_once_has_no_time_for_a_first_response(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(None, streams=False)
+    async with gateway(tokenizer_dir, servicer, first_response_timeout=0.1, request_timeout=1) as (
+        ask,
+        _,
+    ):
+        answer = await ask()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+    assert servicer.stopped == [servicer.requests[0].id]
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+async def test_an_engine_that_gives_up_is_no_end_of_an_answer(
+    tokenizer_dir: Path, reason: str
+) -> None:
+    servicer = FakeLlmapi(told("he"), told("hell", reason))
+    async with gateway(tokenizer_dir, servicer) as (ask, _):
+        assert (await ask()).status_code == 503
+        streamed = (await ask(stream=True)).text
+        assert '"code":"engine_unavailable"' in streamed
+        assert '"finish_reason":"' not in streamed
