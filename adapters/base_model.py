@@ -70,7 +70,7 @@ def read_base_model(
 
     The keyword arguments override the file: `dtype` where Triton declares another type for
     `lora_weights`, the other two for a Hugging Face configuration, which has no build limits
-    (then: float16, every module of the architecture, rank 64).
+    (then: its own data type, float16 unless it is bfloat16, every module, rank 64).
     Raises `MissingFile` and `UnsupportedEngine`.
     """
     known = (*names, folder.resolve().name)
@@ -156,10 +156,11 @@ def _from_hugging_face(config: Section, names: tuple[str, ...]) -> BaseModel:
     heads = config.needed("num_attention_heads", "n_head")
     hidden = config.needed("hidden_size", "n_embd")
     own_name = config.values.get("_name_or_path")
+    written = (config.values.get("dtype"), config.values.get("torch_dtype"))
     return BaseModel(
         names=(*names, own_name) if isinstance(own_name, str) and own_name else names,
         architecture=architectures[0],
-        dtype="float16",
+        dtype="bfloat16" if "bfloat16" in written else "float16",
         num_hidden_layers=config.needed("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         num_attention_heads=heads,

@@ -201,7 +201,17 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
     if pair.expert is not None:
         yield _expert_row(pair, base)
         return
-    for module, slices in _placements(pair, base):
+    found = placements(pair.projection, base)
+    if not found:
+        projection = pair.projection
+        raise UnsupportedModule(
+            WEIGHTS,
+            f"module of {pair.path}",
+            " or ".join(filter(None, [projection.module, " with ".join(projection.parts)])),
+            ", ".join(base.lora_target_modules),
+            "the engine's lora_target_modules",
+        )
+    for module, slices in found:
         inputs, outputs = module_sizes(module, base)
         b = pair.rank * inputs
         pieces = (
@@ -211,31 +221,26 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
         yield Row(module, pair.layer, pair.rank, pair.rank * (inputs + outputs), pieces)
 
 
-def _placements(pair: _Pair, base: BaseModel) -> list[tuple[str, Slices]]:
-    """Which modules a linear layer's output feeds, and which rows of B each one takes."""
-    projection = pair.projection
+def placements(projection: Projection, base: BaseModel) -> list[tuple[str, Slices]]:
+    """Which modules a linear layer's output feeds, and which rows of B each one takes.
+
+    Empty where the engine has no module for it. Raises what `check_runtime` raises.
+    """
     targets = base.lora_target_modules
     if projection.module in targets:
         check_runtime(projection.module, base)
         if projection.kind == "plain":
             return [(projection.module, ((0, module_sizes(projection.module, base)[1]),))]
         return [(projection.module, _fused_slices(projection, base))]
+    found: list[tuple[str, Slices]] = []
     if projection.parts and all(part in targets for part in projection.parts):
-        placements: list[tuple[str, Slices]] = []
         start = 0
         for part in projection.parts:
             check_runtime(part, base)
             stop = start + module_sizes(part, base)[1]
-            placements.append((part, ((start, stop),)))
+            found.append((part, ((start, stop),)))
             start = stop
-        return placements
-    raise UnsupportedModule(
-        WEIGHTS,
-        f"module of {pair.path}",
-        " or ".join(filter(None, [projection.module, " with ".join(projection.parts)])),
-        ", ".join(targets),
-        "the engine's lora_target_modules",
-    )
+    return found
 
 
 def _fused_slices(projection: Projection, base: BaseModel) -> Slices:

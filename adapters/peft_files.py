@@ -1,0 +1,163 @@
+"""A converted adapter back in PEFT form, for engines that read adapters from their own disk.
+
+The files are a function of the converted tensors, so one digest names both forms, what was checked
+is what an engine reads, and versions from before there was this form have it too. The scale is in B
+already, rounded once; so the configuration says a scale of 1.
+
+TensorRT-LLM's LLM API (`lora_manager.py`) reads `r`, `lora_alpha` and `use_rslora` alone, takes the
+scale of each module from its own rank, and knows neither `rank_pattern` nor `alpha_pattern`. So all
+modules get the largest rank, filled up with zeros, and `lora_alpha` is that rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adapters.adapter import MODULE_NAMES, Converted
+from adapters.base_model import BaseModel
+from adapters.errors import ShapeMismatch, UnsupportedModule
+from adapters.modules import Projection, family, module_sizes
+from adapters.plan import placements
+
+_FILE = "lora_weights"
+_WHY = "these cannot be written back in PEFT form"
+
+Bits = npt.NDArray[np.uint16]
+Pair = tuple[Bits, Bits]
+"""A [rank, in] and B [out, rank], as the bits of their 16-bit values."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeftFiles:
+    """``adapter_config.json``, and ``adapter_model.safetensors`` piece by piece."""
+
+    config: bytes
+    header: bytes
+    tensors: tuple[Bits, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both files."""
+        return len(self.config) + len(self.header) + sum(bits.nbytes for bits in self.tensors)
+
+    def weights(self) -> Iterator[bytes | memoryview]:
+        """The content of the weights file; nothing is copied."""
+        yield self.header
+        for bits in self.tensors:
+            yield bits.reshape(-1).view(np.uint8).data
+
+
+def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
+    """The files for what was converted for `base`.
+
+    Linear layers alone, fused ones too: raises `UnsupportedModule` for experts and for what no
+    linear layer of this architecture is, `ShapeMismatch` for tensors of another base model, and
+    `UnsupportedEngine` for an unknown architecture.
+    """
+    pairs = _pairs(converted, base)
+    rank = max(a.shape[0] for a, _ in pairs.values())
+    tensors: dict[str, Bits] = {}
+    for path, (a, b) in pairs.items():
+        tensors[f"base_model.model.{path}.lora_A.weight"] = _filled(a, (rank, a.shape[1]))
+        tensors[f"base_model.model.{path}.lora_B.weight"] = _filled(b, (b.shape[0], rank))
+    config = {
+        "base_model_name_or_path": base.names[0],
+        "bias": "none",
+        "lora_alpha": rank,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": sorted({path.rsplit(".", 1)[-1] for path in pairs}),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,
+    }
+    dtype = "F16" if converted.dtype == "float16" else "BF16"
+    return PeftFiles(json.dumps(config).encode(), _header(tensors, dtype), tuple(tensors.values()))
+
+
+def _pairs(converted: Converted, base: BaseModel) -> dict[str, Pair]:
+    """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``."""
+    rows = _rows(converted, base)
+    layout = family(base)
+    # What was not converted has no part in how fused layers were taken apart.
+    engine = replace(base, lora_target_modules=tuple({module for module, _ in rows}))
+    pairs: dict[str, Pair] = {}
+    for layer in sorted({layer for _, layer in rows}):
+        for inside, projection in layout.projections.items():
+            found = (
+                None if projection.kind == "expert" else _joined(rows, layer, projection, engine)
+            )
+            if found is not None:
+                pairs[f"{layout.layers}.{layer}.{inside}"] = found
+    if rows:
+        left = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
+        allowed = "linear layers of " + base.architecture
+        raise UnsupportedModule(_FILE, "modules", left, allowed, _WHY)
+    # Rows of zeros were added for the C++ runtime; TensorRT-LLM's reader adds its own.
+    trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
+    return trained or pairs
+
+
+def _rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], Pair]:
+    weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)
+    rows: dict[tuple[str, int], Pair] = {}
+    for row, (number, layer, rank) in zip(weights, converted.config_rows(), strict=True):
+        inputs, outputs = module_sizes(MODULE_NAMES[number], base)
+        a, b = rank * inputs, rank * outputs
+        if a + b > converted.width or row[a + b :].any():
+            field = f"{MODULE_NAMES[number]} of layer {layer}"
+            raise ShapeMismatch(_FILE, field, f"{converted.width} values", f"{a + b} for this base")
+        pair = row[:a].reshape(rank, inputs), row[a : a + b].reshape(outputs, rank)
+        rows[MODULE_NAMES[number], layer] = pair
+    return rows
+
+
+def _joined(
+    rows: dict[tuple[str, int], Pair], layer: int, projection: Projection, engine: BaseModel
+) -> Pair | None:
+    """Takes the rows of one linear layer out of `rows`; None where it has none."""
+    found = placements(projection, engine)
+    places = [(module, layer) for module, _ in found]
+    if not places or not all(place in rows for place in places):
+        return None
+    pairs = [rows[place] for place in places]
+    a, b = pairs[0]
+    if any(not np.array_equal(a, other) for other, _ in pairs[1:]):
+        return None  # no single layer was taken apart into these
+    for place in places:
+        del rows[place]
+    if projection.kind == "plain":
+        return a, b
+    whole = np.empty((sum(b.shape[0] for _, b in pairs), a.shape[0]), np.uint16)
+    for (_, part), (_, slices) in zip(pairs, found, strict=True):
+        taken = 0
+        for start, stop in slices:
+            whole[start:stop] = part[taken : taken + stop - start]
+            taken += stop - start
+    return a, whole
+
+
+def _filled(bits: Bits, shape: tuple[int, int]) -> Bits:
+    if bits.shape == shape:
+        return bits
+    filled = np.zeros(shape, np.uint16)
+    filled[: bits.shape[0], : bits.shape[1]] = bits
+    return filled
+
+
+def _header(tensors: Mapping[str, Bits], dtype: str) -> bytes:
+    """That of a safetensors file; filled up, so that the values begin at a multiple of 8 bytes."""
+    entries: dict[str, Any] = {}
+    start = 0
+    for name, bits in tensors.items():
+        offsets = [start, start + bits.nbytes]
+        entries[name] = {"dtype": dtype, "shape": list(bits.shape), "data_offsets": offsets}
+        start += bits.nbytes
+    text = json.dumps(entries).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(8, "little") + text
