@@ -109,7 +109,7 @@ class RedisTier:
     # Versions.
 
     def has(self, digests: list[str]) -> set[str]:
-        with _translated():
+        with translated():
             return {digest for digest in digests if self._description(digest) is not None}
 
     def put(self, converted: Converted) -> None:
@@ -119,7 +119,7 @@ class RedisTier:
         """
         digest, ttl = converted.digest, self._settings.ttl_s
         new = Description(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
-        with _translated():
+        with translated():
             old = self._description(digest)
             same = old is not None and (old.size, old.chunk_bytes) == (new.size, new.chunk_bytes)
             if same and self._client.set(self._version(digest), new.dump(), ex=ttl, xx=True):
@@ -135,13 +135,13 @@ class RedisTier:
         keys): then the description is deleted too, and the version counts as absent. It raises
         `CorruptBlob` when one has another length than it should.
         """
-        with _translated():
+        with translated():
             description = self._description(digest)
         return None if description is None else self._fetch(digest, description)
 
     def _fetch(self, digest: str, description: Description) -> Iterator[bytes]:
         key, ttl = self._version(digest), self._settings.ttl_s
-        with _translated():
+        with translated():
             for number in description.chunks:
                 chunk_key = self._chunk(digest, number)
                 chunk = (
@@ -157,7 +157,7 @@ class RedisTier:
                 self._client.expire(key, ttl)
 
     def delete(self, digest: str) -> None:
-        with _translated():
+        with translated():
             description = self._description(digest)
             self._client.delete(self._version(digest))
             for number in description.chunks if description is not None else ():
@@ -167,7 +167,7 @@ class RedisTier:
         """Versions that were put at least so long ago."""
         limit = time.time() - older_than_s
         found: set[str] = set()
-        with _translated():
+        with translated():
             for key in self._client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
                 digest = _text(key).removeprefix(f"{self._prefix}:version:")
                 if ":" in digest:
@@ -193,30 +193,30 @@ class RedisTier:
 
     def claim(self, digest: str) -> bool:
         """True for one caller at a time: the one who shall put this version now."""
-        with _translated():
+        with translated():
             key = f"{self._prefix}:filling:{digest}"
             return bool(self._client.set(key, "1", nx=True, ex=_CLAIM_S))
 
     def release(self, digest: str) -> None:
-        with _translated():
+        with translated():
             self._client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
         """Ask whoever has this version on disk to put it."""
-        with _translated():
+        with translated():
             self._client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
         """(epoch, revision) of the records; (None, None) when there are none."""
-        with _translated():
+        with translated():
             epoch, revision = self._client.hmget(self._names, ["@epoch", "@revision"])
         return epoch, revision
 
     def records(self) -> tuple[Position, dict[str, StoredRecord]]:
         """The position, and every record."""
-        with _translated():
+        with translated():
             found: dict[bytes, bytes] = self._client.hgetall(self._names)
         position = (found.pop(b"@epoch", None), found.pop(b"@revision", None))
         return position, {
@@ -224,7 +224,7 @@ class RedisTier:
         }
 
     def record(self, name: str) -> StoredRecord | None:
-        with _translated():
+        with translated():
             found: bytes | None = self._client.hget(self._names, name)
         return None if found is None else self._stored(name, found)
 
@@ -241,7 +241,7 @@ class RedisTier:
         What Redis refuses it has not stored; after `StoreUnavailable` it may have.
         """
         epoch = secrets.token_hex(8)
-        with _translated():
+        with translated():
             old = b"" if expected is None else expected.raw
             arguments = (record.name, old, dump(record), epoch, self._channel)
             return bool(self._client.eval(_SWAP, 1, self._names, *arguments))
@@ -252,7 +252,7 @@ class RedisTier:
         A server that neither tells nor answers is given up, and so is one that sentinels have
         replaced, so that its successor is listened to.
         """
-        with _translated():
+        with translated():
             url = await asyncio.to_thread(self._channel_url)
             timeout_s = self._settings.timeout_s
             async with (
@@ -314,7 +314,8 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
+    """What a client raises, as the errors of `RedisTier`."""
     try:
         yield
     except MasterNotFoundError:

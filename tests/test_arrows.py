@@ -29,7 +29,7 @@ ALLOWED: dict[str, str] = {
     "ops.cli": "ops.commands",
     "ops.commands": "ops.deployment ops.loadtest ops.client ops.local_stack ops.errors"
     " gateway.__main__ gateway.config gateway.triton gateway.errors triton_repo.fill_template"
-    " adapters",
+    " lora_store adapters",
     # From a checkpoint to a running Triton: it starts processes as the local stack does.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
     " triton_repo.gpt_repository triton_repo.parameters triton_repo.cpu_executor adapters",

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ops.commands import admin_api
+from ops.commands import admin_api, lora_agent
 from ops.commands.admin_api import AdminApi
 
 _PEFT_FILES = (
@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
     rollback.add_argument("name")
     rollback.add_argument("version", nargs="?", help="default: the one before the served version")
+    lora_agent.add_arguments(
+        commands.add_parser("agent", help="keep adapters on the disk of a Triton that reads them")
+    )
     size = commands.add_parser("size", help="how many adapters fit TensorRT-LLM's caches")
     size.add_argument("engine", type=Path, help="engine folder, or a Hugging Face model folder")
     size.add_argument("adapters", type=Path, nargs="+", help="PEFT adapter folders")
@@ -54,6 +57,8 @@ def run(parsed: argparse.Namespace) -> int:
     """Runs one command; returns the exit code. Raises SystemExit with what went wrong."""
     if parsed.lora_command == "size":
         return _size(parsed)
+    if parsed.lora_command == "agent":
+        return lora_agent.run(parsed)
     call = AdminApi("gateway lora", "/v1/adapters", parsed)
     if parsed.lora_command in {"add", "import-npy"}:
         names = _PEFT_FILES if parsed.lora_command == "add" else _NPY_FILES

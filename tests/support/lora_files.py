@@ -112,3 +112,11 @@ def content(number: int, nbytes: int = 4096) -> Converted:
     width = -(-nbytes // (2 * len(rows)))
     weights = np.random.default_rng(number).bytes(2 * len(rows) * width)
     return make_converted("float16", rows, width, weights)
+
+
+def linear_content(number: int, rank: int = 4) -> Converted:
+    """A converted adapter for `BASE` that can be written back in PEFT form: q of both layers."""
+    rows = [(1, 0, rank), (1, 1, rank)]
+    width = rank * (8 + 8)
+    values = np.random.default_rng(number).normal(size=(2, width)).astype("<f2")
+    return make_converted("float16", rows, width, values.tobytes())

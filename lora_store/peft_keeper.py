@@ -1,0 +1,223 @@
+"""Which adapter versions a disk holds for its engine, within a bound: one act at a time.
+
+What is wanted comes from the records alone, never from requests: versions that names now serve come
+first, the latest change before the others, then the older ones that can be asked for by digest. As
+many as fit are held.
+
+A version is removed in three steps. It is withdrawn: told as not held any more. When everybody who
+may have named it has seen that and runs nothing with it, it is removed. It is withdrawn when no
+record has named it for `grace_s`, or when a better one needs the room.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from adapters.adapter import Converted
+from adapters.base_model import BaseModel
+from adapters.errors import AdapterError, StoreError
+from adapters.record import Record
+from lora_store.peft_folders import PeftFolders
+
+_LOG = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+_LOOK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`nbytes` is about what the folder will take; what it did take is remembered."""
+
+    digest: str
+    nbytes: int
+
+
+def wanted_of(records: Iterable[Record]) -> list[Wanted]:
+    """All versions of these names, the most wanted first."""
+    live = sorted((r for r in records if not r.removed), key=lambda r: r.updated, reverse=True)
+    served = [record.version for record in live]
+    older = [v for record in live for v in record.versions if v.digest != record.served]
+    older.sort(key=lambda version: version.created, reverse=True)
+    found: dict[str, Wanted] = {}
+    for version in (*served, *older):
+        found.setdefault(version.weights, Wanted(version.weights, version.nbytes))
+    return list(found.values())
+
+
+class Keeper:
+    """For one thread. `revision` grows with each change of what is held."""
+
+    def __init__(
+        self,
+        folders: PeftFolders,
+        *,
+        max_bytes: int | None,
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folders = folders
+        self._max_bytes = max_bytes
+        self._grace_s = grace_s
+        self._clock = clock
+        self._here: dict[str, int] = {}
+        self._looked = -math.inf
+        self._withdrawn: dict[str, int] = {}
+        self._unnamed: dict[str, float] = {}
+        self._sizes: dict[str, int] = {}
+        self._retry: dict[str, tuple[float, str]] = {}
+        self.revision = 0
+        self.lacks: frozenset[str] = frozenset()
+        """Versions that are wanted and do not fit."""
+        self.refused: dict[str, str] = {}
+        """Versions that have no PEFT form, with the reason."""
+        self._look()
+
+    @property
+    def held(self) -> frozenset[str]:
+        """What requests may name."""
+        return frozenset(self._here.keys() - self._withdrawn.keys())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._here.values())
+
+    def act(
+        self,
+        wanted: list[Wanted],
+        fetch: Callable[[str], Converted],
+        base: BaseModel | None,
+        unused: Callable[[str, int], bool] | None,
+    ) -> bool:
+        """One step towards what is wanted; False when there was nothing to do.
+
+        `fetch` raises StoreError for what cannot be had now. Without `base` nothing is written.
+        `unused` says whether nobody names a version who has seen this revision; while it is None
+        nothing is withdrawn or removed. Raises `OSError`.
+        """
+        self._look()
+        wanted = [each for each in wanted if each.digest not in self.refused]
+        target = self._target(wanted)
+        self._note_unnamed(wanted)
+        for digest in [digest for digest in self._withdrawn if digest in target]:
+            del self._withdrawn[digest]
+            self.revision += 1
+        for digest, revision in self._withdrawn.items():
+            if unused is not None and unused(digest, revision):
+                self._remove(digest)
+                return True
+        missing = [] if base is None else self._missing(target)
+        leave = self._to_withdraw(wanted, target, missing[0] if missing else None)
+        if leave and unused is not None:
+            self.revision += 1
+            self._withdrawn.update(dict.fromkeys(leave, self.revision))
+            return True
+        for each in missing:
+            if base is not None and self._fits(self._size(each)) and self._bring(each, fetch, base):
+                return True
+        return False
+
+    def _look(self) -> None:
+        """What is on the disk: somebody may have taken folders away."""
+        now = self._clock()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        found = self._folders.held()
+        if found.keys() != self._here.keys():
+            self.revision += 1
+        self._here = found
+        self._withdrawn = {d: r for d, r in self._withdrawn.items() if d in found}
+
+    def _size(self, wanted: Wanted) -> int:
+        return self._here.get(wanted.digest) or self._sizes.get(wanted.digest) or wanted.nbytes
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._max_bytes is None or self.nbytes + nbytes <= self._max_bytes
+
+    def _target(self, wanted: list[Wanted]) -> Mapping[str, Wanted]:
+        """As many as fit, in their order."""
+        target: dict[str, Wanted] = {}
+        left = self._max_bytes
+        for each in wanted:
+            size = self._size(each)
+            if left is None or size <= left:
+                target[each.digest] = each
+                left = None if left is None else left - size
+        lacks = frozenset(each.digest for each in wanted if each.digest not in target)
+        if lacks - self.lacks:
+            _LOG.error(
+                "%d of %d adapter versions do not fit in %s bytes",
+                *(len(lacks), len(wanted), self._max_bytes),
+            )
+        self.lacks = lacks
+        return target
+
+    def _note_unnamed(self, wanted: list[Wanted]) -> None:
+        now, named = self._clock(), {each.digest for each in wanted}
+        since = {d: self._unnamed.get(d, now) for d in self._here if d not in named}
+        self._unnamed = since
+
+    def _missing(self, target: Mapping[str, Wanted]) -> list[Wanted]:
+        now = self._clock()
+        return [
+            each
+            for digest, each in target.items()
+            if digest not in self._here and self._retry.get(digest, (0.0, ""))[0] <= now
+        ]
+
+    def _to_withdraw(
+        self, wanted: list[Wanted], target: Mapping[str, Wanted], missing: Wanted | None
+    ) -> list[str]:
+        now = self._clock()
+        old = [d for d, since in self._unnamed.items() if now - since >= self._grace_s]
+        leave = [digest for digest in old if digest not in self._withdrawn]
+        if self._max_bytes is None:
+            return leave
+        needed = 0 if missing is None else self._size(missing)
+        # What is withdrawn already will make its room by itself.
+        going = [*self._withdrawn, *leave]
+        room = self._max_bytes - self.nbytes + sum(self._here[digest] for digest in going)
+        order = {each.digest: place for place, each in enumerate(wanted)}
+        spare = [d for d in self._here if d not in target and d not in going]
+        spare.sort(key=lambda digest: order.get(digest, len(order)), reverse=True)
+        for digest in spare:
+            if room >= needed:
+                break
+            leave.append(digest)
+            room += self._here[digest]
+        return leave
+
+    def _bring(self, each: Wanted, fetch: Callable[[str], Converted], base: BaseModel) -> bool:
+        # numpy is needed here alone; who imports this to look at folders does without.
+        from adapters.peft_files import peft_files  # noqa: PLC0415
+
+        try:
+            files = peft_files(fetch(each.digest), base)
+            self._sizes[each.digest] = files.nbytes
+            if self._fits(files.nbytes):
+                self._folders.put(each.digest, files)
+                self._here[each.digest] = files.nbytes
+                self._retry.pop(each.digest, None)
+                self.revision += 1
+                _LOG.info("holds %s: %d bytes", each.digest[:12], files.nbytes)
+            return True
+        except AdapterError as error:
+            self.refused[each.digest] = str(error)
+            _LOG.error("%s: %s", each.digest[:12], error)
+            return True
+        except (StoreError, OSError) as error:
+            known = self._retry.get(each.digest)
+            self._retry[each.digest] = self._clock() + _RETRY_S, str(error)
+            if known is None or known[1] != str(error):
+                _LOG.warning("cannot hold %s yet: %s", each.digest[:12], error)
+            return False
+
+    def _remove(self, digest: str) -> None:
+        self._folders.remove(digest)
+        del self._withdrawn[digest], self._here[digest]
+        _LOG.info("removed %s", digest[:12])

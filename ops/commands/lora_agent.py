@@ -1,0 +1,106 @@
+"""`gateway lora agent`: beside a Triton that reads adapters from its own disk."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+_GRACE_S = 900.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Keeps the adapters of the gateways' Redis (GATEWAY_REDIS_URL) as PEFT folders on this "
+        "disk, for a Triton that reads them from there, and tells the gateways what it holds. "
+        "SIGINT or SIGTERM end it; the folders stay."
+    )
+    parser.add_argument("folder", type=Path, help="where the adapters are kept, this agent's alone")
+    parser.add_argument(
+        "--replica",
+        action="append",
+        required=True,
+        type=_replica,
+        metavar="HOST:PORT",
+        help="Triton's gRPC endpoint as the gateways know it; repeated where several see it",
+    )
+    parser.add_argument(
+        "--max-bytes",
+        required=True,
+        type=_bytes,
+        metavar="BYTES",
+        help="what the adapters may take of the disk",
+    )
+    parser.add_argument(
+        "--path", metavar="DIR", help="the folder as Triton sees it (default: as it is here)"
+    )
+    parser.add_argument(
+        "--model-name",
+        default=os.environ.get("GATEWAY_MODEL_NAME", "demo"),
+        metavar="NAME",
+        help="the gateways' GATEWAY_MODEL_NAME (default: that of this environment, or demo)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=_GRACE_S,
+        metavar="SECONDS",
+        help="how long an adapter outlives its last name, and what a gateway used its death; more "
+        f"than the gateways' GATEWAY_REQUEST_TIMEOUT (default: {_GRACE_S:g})",
+    )
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Blocks until SIGINT or SIGTERM. Raises SystemExit with what is wrong."""
+    import logging
+    import signal
+    import threading
+    from urllib.parse import quote
+
+    from lora_store.peft_agent import Agent
+    from lora_store.peft_folders import PeftFolders
+    from lora_store.peft_notices import PeftNotices
+    from lora_store.redis import RedisSettings, RedisTier
+
+    url = os.environ.get("GATEWAY_REDIS_URL")
+    if not url:
+        raise SystemExit("gateway lora agent: set GATEWAY_REDIS_URL, as for the gateways")
+    settings = RedisSettings(url, prefix=f"lora:{quote(parsed.model_name, safe='')}")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        tier, notices = RedisTier(settings), PeftNotices(settings)
+        folders = PeftFolders(parsed.folder)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"gateway lora agent: {error}") from error
+    try:
+        Agent(
+            folders,
+            tier,
+            notices,
+            replicas=parsed.replica,
+            path=parsed.path or str(parsed.folder.resolve()),
+            max_bytes=parsed.max_bytes,
+            grace_s=parsed.grace,
+        ).run(ended)
+    finally:
+        notices.close()
+        tier.close()
+    return 0
+
+
+def _replica(text: str) -> str:
+    """The address alone, however it is connected to."""
+    address = text.rpartition("://")[2]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed HOST:PORT")
+    return address
+
+
+def _bytes(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"found {text!r}, allowed a number of bytes")
+    return int(text)

@@ -1,0 +1,212 @@
+"""The agent beside a Triton, a real Redis between it and gateways that come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from adapters.adapter import Converted
+from adapters.peft_files import peft_files
+from lora_store.peft_folders import PeftFolders
+from lora_store.redis import RedisSettings
+from tests.support.adapter_store import StoreGateway, becomes, store_gateway
+from tests.support.lora_files import BASE, linear_content
+from tests.support.peft_agents import Told, running_agent
+from tests.support.redis_server import RedisServer
+
+REPLICA = "triton:8001"
+SIZE = peft_files(linear_content(0), BASE).nbytes
+SMALL = linear_content(99, rank=1)
+
+
+def _digest(number: int) -> str:
+    return linear_content(number).digest
+
+
+async def _add(gateway: StoreGateway, name: str, content: Converted) -> None:
+    await gateway.registry.add(name, "demo", content, "test")
+
+
+@pytest.fixture
+def told(redis_server: RedisServer) -> Iterator[Told]:
+    told = Told(redis_server.settings())
+    told.notices.tell_base(BASE)
+    with contextlib.closing(told.notices):
+        yield told
+
+
+def _on_disk(root: Path) -> set[str]:
+    return set(PeftFolders(root).held())
+
+
+async def test_it_holds_what_names_name_and_lets_go_by_agreement(
+    tmp_path: Path, redis_server: RedisServer, told: Told
+) -> None:
+    disk = tmp_path / "disk"
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        with running_agent(disk, settings, REPLICA, grace_s=1.0):
+            await _add(gateway, "zh", linear_content(1))
+            await _add(gateway, "zh", linear_content(2))
+            await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
+            [held] = told.agents().values()
+            assert (held.replicas, held.path) == ((REPLICA,), str(disk))
+            # A gateway runs something with it: withdrawn, and not removed, as long as it does.
+            await gateway.registry.remove("zh")
+            await _add(gateway, "ja", linear_content(3))
+            in_use = {_digest(1): frozenset({REPLICA}), _digest(2): frozenset({"other:8001"})}
+            told.beat(in_use=in_use)
+
+            def only_the_first_is_left() -> bool:
+                told.beat(in_use=in_use)
+                return _on_disk(disk) == {_digest(1), _digest(3)}
+
+            await becomes(only_the_first_is_left)
+            assert told.holds() == {_digest(3)}
+
+            def it_too_has_gone() -> bool:
+                told.beat()
+                return _on_disk(disk) == {_digest(3)}
+
+            await becomes(it_too_has_gone)
+
+
+async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
+    tmp_path: Path, redis_server: RedisServer, told: Told
+) -> None:
+    """Until its grace is over: then what it ran has ended, wherever it is."""
+    disk = tmp_path / "disk"
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        await _add(gateway, "zh", linear_content(1))
+        await _add(gateway, "ja", linear_content(2))
+        told.beat("silent", {_digest(1): frozenset({REPLICA})})
+        bound = 2 * SIZE + peft_files(SMALL, BASE).nbytes
+        with running_agent(disk, settings, REPLICA, max_bytes=bound):
+            await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
+            await gateway.registry.remove("zh")
+            await _add(gateway, "ko", linear_content(3))
+            # Its room is wanted, and it is withdrawn for that.
+            await becomes(lambda: told.holds() == {_digest(2)})
+            told.beat("another")
+            # It looks again, and does what it can: what fits beside the one that is still there.
+            await _add(gateway, "mi", SMALL)
+            await becomes(lambda: told.holds() == {_digest(2), SMALL.digest})
+            assert _on_disk(disk) == {_digest(1), _digest(2), SMALL.digest}
+        with running_agent(disk, settings, REPLICA, max_bytes=bound, grace_s=2.0):
+
+            def room_was_made() -> bool:
+                told.beat("another")
+                return told.holds() == {_digest(2), _digest(3), SMALL.digest}
+
+            await becomes(room_was_made)
+            assert _on_disk(disk) == {_digest(2), _digest(3), SMALL.digest}
+
+
+async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
+    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+) -> None:
+    disk = tmp_path / "disk"
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        for number in (1, 2, 3):
+            await _add(gateway, f"a{number}", linear_content(number))
+        everything = {_digest(number) for number in (1, 2, 3)}
+        # A wrong step would be taken at once: no grace, and no room for anything else.
+        with running_agent(disk, settings, REPLICA, max_bytes=3 * SIZE, grace_s=0.0, settle_s=60):
+            await becomes(lambda: told.holds() == everything)
+            at_redis.flushall()
+            # It tells of itself again, and gateways fill in the rest.
+            await becomes(lambda: told.holds() == everything)
+            told.notices.tell_base(BASE)
+            assert _on_disk(disk) == everything
+            redis_server.kill()
+            redis_server.start()
+            await becomes(lambda: told.holds() == everything)
+            told.notices.tell_base(BASE)
+            await _add(gateway, "a3", linear_content(3))
+            assert _on_disk(disk) == everything
+
+
+async def test_what_redis_has_lost_is_asked_of_gateways(
+    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+) -> None:
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        await _add(gateway, "zh", linear_content(1))
+        await becomes(lambda: at_redis.pubsub_numsub("lora:changes")[0][1] == 1)
+        for key in at_redis.scan_iter("lora:version:*"):
+            at_redis.delete(key)
+        with running_agent(tmp_path / "disk", settings, REPLICA):
+            await becomes(lambda: told.holds() == {_digest(1)})
+
+
+async def test_a_corrupt_copy_in_redis_is_never_written(
+    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+) -> None:
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        await _add(gateway, "zh", linear_content(1))
+        await becomes(lambda: at_redis.pubsub_numsub("lora:changes")[0][1] == 1)
+        key = f"lora:version:{_digest(1)}:0"
+        raw = at_redis.get(key)
+        assert isinstance(raw, bytes)
+        at_redis.set(key, raw[:-1] + bytes([raw[-1] ^ 1]))
+        with running_agent(tmp_path / "disk", settings, REPLICA):
+            await becomes(lambda: told.holds() == {_digest(1)})
+        files = peft_files(linear_content(1), BASE)
+        weights = tmp_path / "disk" / _digest(1) / "adapter_model.safetensors"
+        assert weights.read_bytes() == b"".join(files.weights())
+
+
+async def test_killed_at_any_moment_it_goes_on_where_it_was(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """The command itself: each time what is there is whole, and within its bound."""
+    settings = RedisSettings(redis_server.url, prefix="lora:demo", timeout_s=30.0)
+    told = Told(settings)
+    told.notices.tell_base(BASE)
+    contents = [linear_content(number, rank=8) for number in range(14)]
+    size = peft_files(contents[0], BASE).nbytes
+    disk = tmp_path / "disk"
+    command = [sys.executable, "-m", "ops", "lora", "agent", str(disk), "--replica", REPLICA]
+    command += ["--max-bytes", str(10 * size), "--grace", "3600"]
+    environment = {**os.environ, "GATEWAY_REDIS_URL": redis_server.url}
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        for number, content in enumerate(contents):
+            await _add(gateway, f"a{number}", content)
+        chance = random.Random(1)
+        for wanted in (1, 5, 10):
+            agent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            try:
+                # Somewhere in the midst of what it does, but for the last time.
+                await becomes(lambda wanted=wanted: len(_on_disk(disk)) >= wanted)
+                time.sleep(chance.random() / 100)
+                if wanted == 10:
+                    await becomes(lambda: len(told.holds()) == 10)
+                    agent.terminate()
+                    assert agent.wait() == 0
+            finally:
+                agent.send_signal(signal.SIGKILL)
+                agent.wait()
+            held = PeftFolders(disk).held()
+            assert set(held.values()) == {size}
+            assert sum(p.stat().st_size for p in disk.rglob("*") if p.is_file()) <= 10 * size
+            for digest in held:
+                [content] = [each for each in contents if each.digest == digest]
+                weights = (disk / digest / "adapter_model.safetensors").read_bytes()
+                assert weights == b"".join(peft_files(content, BASE).weights())
+    assert not [path for path in disk.iterdir() if path.name.startswith(".") and path.is_dir()]
+    # The latest are those that are held.
+    assert told.holds() == {content.digest for content in contents[4:]}
+    told.notices.close()

@@ -1,0 +1,258 @@
+"""Folders that an engine reads: whole or not there, within their bound, removed by agreement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from adapters.adapter import Converted
+from adapters.convert import convert
+from adapters.errors import StoreError
+from adapters.peft import read
+from adapters.peft_files import peft_files
+from adapters.record import Record, Version
+from lora_store.peft_folders import PeftFolders
+from lora_store.peft_keeper import Keeper, Wanted, wanted_of
+from tests.support.full_disk import full_disk
+from tests.support.lora_files import BASE, content, linear_content
+
+GRACE_S = 900.0
+CONTENTS = {linear_content(n).digest: linear_content(n) for n in range(10)}
+DIGESTS = list(CONTENTS)
+SIZE = peft_files(linear_content(0), BASE).nbytes
+
+
+class World:
+    """A keeper over a real folder, with a clock and gateways of the test's own."""
+
+    def __init__(self, root: Path, max_bytes: int | None = None) -> None:
+        self.now = 0.0
+        self.folders = PeftFolders(root)
+        assert self.folders.take()
+        self.used: set[str] = set()
+        self.seen = 1000
+        self.keeper = Keeper(
+            self.folders, max_bytes=max_bytes, grace_s=GRACE_S, clock=lambda: self.now
+        )
+
+    def fetch(self, digest: str) -> Converted:
+        if digest not in CONTENTS:
+            raise StoreError("it is not there")
+        return CONTENTS[digest]
+
+    def unused(self, digest: str, revision: int) -> bool:
+        return revision <= self.seen and digest not in self.used
+
+    def acts(self, *numbers: int, nbytes: int = SIZE, sure: bool = True) -> bool:
+        wanted = [Wanted(DIGESTS[n], nbytes) for n in numbers]
+        return self.keeper.act(wanted, self.fetch, BASE, self.unused if sure else None)
+
+    def settle(self, *numbers: int, nbytes: int = SIZE, sure: bool = True) -> None:
+        for _ in range(100):
+            if not self.acts(*numbers, nbytes=nbytes, sure=sure):
+                return
+        pytest.fail("it never comes to rest")
+
+    def holds(self, *numbers: int) -> bool:
+        """These alone, on the disk and as told, and each is what it should be."""
+        digests = {DIGESTS[n] for n in numbers}
+        for digest in digests:
+            assert convert(read(self.root / digest), BASE).digest != ""
+        return digests == self.folders.held().keys() == self.keeper.held
+
+    @property
+    def root(self) -> Path:
+        return self.folders._root
+
+
+def test_what_is_wanted_comes_in_its_order_and_is_what_was_converted(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.acts(2, 0)
+    assert world.holds(2)
+    world.settle(2, 0)
+    assert world.holds(0, 2)
+    folder = tmp_path / DIGESTS[0]
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["target_modules"]) == (4, ["q_proj"])
+    files = peft_files(CONTENTS[DIGESTS[0]], BASE)
+    assert (folder / "adapter_model.safetensors").read_bytes() == b"".join(files.weights())
+
+
+def test_it_goes_when_its_grace_is_over_and_nobody_runs_anything_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0, 1)
+    world.used = {DIGESTS[1]}
+    world.settle(0)
+    world.now = GRACE_S - 1
+    world.settle(0)
+    assert world.holds(0, 1)
+    world.now = GRACE_S + 1
+    world.settle(0)
+    # Told as not held, and still there for who is under way.
+    assert world.keeper.held == {DIGESTS[0]}
+    assert DIGESTS[1] in world.folders.held()
+    world.used = set()
+    world.settle(0)
+    assert world.holds(0)
+
+
+def test_it_waits_for_gateways_that_have_not_seen_it_withdrawn(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0)
+    world.settle()
+    world.now, world.seen = GRACE_S + 1, world.keeper.revision
+    world.settle()
+    assert DIGESTS[0] in world.folders.held()
+    world.seen = world.keeper.revision
+    world.settle()
+    assert world.holds()
+
+
+def test_what_is_named_again_is_held_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0)
+    world.used = {DIGESTS[0]}
+    world.settle()
+    world.now = GRACE_S + 1
+    world.settle()
+    assert not world.keeper.held
+    before = world.keeper.revision
+    world.settle(0)
+    assert world.holds(0)
+    assert world.keeper.revision > before
+
+
+def test_nothing_goes_while_it_is_not_sure_what_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path, 2 * SIZE)
+    world.settle(0, 1)
+    world.settle(sure=False)
+    world.now = 2 * GRACE_S
+    world.settle(2, sure=False)
+    assert world.holds(0, 1)
+
+
+def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: Path) -> None:
+    world = World(tmp_path, 3 * SIZE + SIZE // 2)
+    for _ in range(100):
+        acted = world.acts(0, 1, 2, 3, 4)
+        assert sum(world.folders.held().values()) <= 3 * SIZE + SIZE // 2
+        if not acted:
+            break
+    assert world.holds(0, 1, 2)
+    assert world.keeper.lacks == {DIGESTS[3], DIGESTS[4]}
+    # A new one comes first: the least wanted goes, at once, as soon as nothing runs with it.
+    world.used = {DIGESTS[2]}
+    world.settle(5, 0, 1, 2, 3, 4)
+    assert world.keeper.held == {DIGESTS[0], DIGESTS[1]}
+    assert DIGESTS[2] in world.folders.held()
+    world.used = set()
+    world.settle(5, 0, 1, 2, 3, 4)
+    assert world.holds(5, 0, 1)
+
+
+def test_what_no_name_names_goes_first(tmp_path: Path) -> None:
+    world = World(tmp_path, 3 * SIZE)
+    world.settle(0, 1, 2)
+    world.settle(1, 2, 3)
+    assert world.holds(1, 2, 3)
+
+
+@pytest.mark.parametrize("guess", [1, 2 * SIZE])
+def test_a_wrong_guess_of_a_size_is_made_good(tmp_path: Path, guess: int) -> None:
+    world = World(tmp_path, 2 * SIZE)
+    world.settle(0, 1, 2, nbytes=guess)
+    assert len(world.folders.held()) in (1, 2)
+    assert world.keeper.nbytes <= 2 * SIZE
+
+
+def test_a_smaller_bound_makes_it_smaller(tmp_path: Path) -> None:
+    world = World(tmp_path, 3 * SIZE)
+    world.settle(0, 1, 2)
+    world.folders.close()
+    again = World(tmp_path, SIZE)
+    again.settle(0, 1, 2)
+    assert again.holds(0)
+
+
+def test_what_a_killed_process_left_is_swept_and_one_process_works_at_a_time(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.settle(0)
+    other = PeftFolders(tmp_path)
+    assert not other.take()
+    for ending in ("tmp", "gone"):
+        half = tmp_path / f".{DIGESTS[1]}.00.{ending}"
+        half.mkdir()
+        (half / "adapter_config.json").write_text("{")
+    assert other.held().keys() == {DIGESTS[0]}
+    world.folders.close()
+    assert other.take()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", DIGESTS[0]}
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0)
+    with full_disk(400):
+        world.settle(0, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", DIGESTS[0]}
+    world.now = 2.0
+    world.settle(0, 1)
+    assert world.holds(0, 1)
+
+
+def test_what_cannot_be_had_now_keeps_nothing_else_waiting(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    wanted = [Wanted("f" * 64, SIZE), Wanted(DIGESTS[0], SIZE)]
+    assert world.keeper.act(wanted, world.fetch, BASE, world.unused)
+    assert world.holds(0)
+
+
+def test_what_has_no_peft_form_is_told_and_takes_no_room(tmp_path: Path) -> None:
+    world = World(tmp_path, 2 * SIZE)
+    strange = content(1)
+    wanted = [Wanted(strange.digest, SIZE), *[Wanted(DIGESTS[n], SIZE) for n in (0, 1)]]
+
+    def fetch(digest: str) -> Converted:
+        return strange if digest == strange.digest else CONTENTS[digest]
+
+    while world.keeper.act(wanted, fetch, BASE, world.unused):
+        pass
+    assert world.holds(0, 1)
+    assert "attn_q of layer 0" in world.keeper.refused[strange.digest]
+
+
+def test_folders_that_somebody_took_away_come_back(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0, 1)
+    (tmp_path / DIGESTS[1] / "adapter_model.safetensors").unlink()
+    before = world.keeper.revision
+    world.now = 60.0
+    world.settle(0, 1)
+    assert world.holds(0, 1)
+    assert world.keeper.revision > before
+
+
+def _record(name: str, updated: float, *numbers: int) -> Record:
+    """The last of `numbers` is served; each was made at the time of its number."""
+    versions = tuple(
+        Version.of(CONTENTS[DIGESTS[n]], "demo", float(n), "test", n + 1) for n in numbers
+    )
+    return Record(
+        name=name,
+        life=1,
+        revision=len(numbers),
+        updated=updated,
+        served=versions[-1].digest if versions else "",
+        versions=versions,
+    )
+
+
+def test_the_served_come_first_and_the_latest_of_them_before_the_others() -> None:
+    records = [_record("a", 5.0, 0, 1), _record("b", 9.0, 3, 2), _record("gone", 99.0)]
+    assert [each.digest for each in wanted_of(records)] == [DIGESTS[n] for n in (2, 1, 3, 0)]
+    both = [*records, _record("c", 20.0, 0)]
+    assert [each.digest for each in wanted_of(both)] == [DIGESTS[n] for n in (0, 2, 1, 3)]
