@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,18 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from ops.commands.up import DEMO_ADAPTERS
+from tests.support.llmapi_models import ENDLESS, RELEASES, asked, render_releases
 from tests.support.triton_server import MODEL, Arrays, Reply, Server, Stream, error_of, serving
-from triton_repo.cpu_executor import synthetic
-from triton_repo.llmapi_repository import MAIN, V1_2, V1_3, render_llmapi
+from triton_repo.llmapi_repository import render_llmapi
 
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 ANSWER = "The capital of France is Paris."
-# On the synthetic engine, which answers one request after the other and to its last token.
-RELEASES = {"like_main": MAIN, "like_1_3": V1_3, "like_1_2": V1_2}
-ENDLESS = 1_000_000
 CANCELLED = "Request cancelled by client"
 METRICS = {
     *("kv_cache_reused_block", "kv_cache_missed_block", "kv_cache_alloc_new_blocks"),
@@ -40,43 +35,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     real = {"model": str(MODEL), "max_num_tokens": 1000, **lora}
     render_llmapi(repository, real, model="real")
     render_llmapi(repository, {"model": str(MODEL), "decoupled": False}, model="whole")
-    engine = build_synthetic(folder / "engine")
-    for name, behaves_as in RELEASES.items():
-        parameters = {"model": str(engine), "behaves_as": behaves_as}
-        render_llmapi(repository, parameters, model=name)
+    render_releases(repository, folder / "engine")
     with serving(folder) as server:
         yield server
-
-
-def build_synthetic(folder: Path) -> Path:
-    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    synthetic.build(
-        folder,
-        vocab_size=4096,
-        tokens=tokenizer.encode(" one").ids,
-        first_token_ms=0,
-        max_batch_size=1,
-        max_seq_len=ENDLESS + 100,
-    )
-    shutil.copyfile(MODEL / "tokenizer.json", folder / "tokenizer.json")
-    return folder
-
-
-def asked(text: Any, **more: Any) -> Arrays:
-    """Each input a tensor of one element; arrays go as they are."""
-    return {name: _tensor(name, value) for name, value in {"text_input": text, **more}.items()}
-
-
-def _tensor(name: str, value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, str | bytes):
-        return np.array([value.encode() if isinstance(value, str) else value], np.object_)
-    if isinstance(value, bool):
-        return np.array([value])
-    if isinstance(value, float):
-        return np.array([value], np.float32)
-    return np.array([value], np.uint64 if name in ("lora_id", "sampling_param_seed") else np.int32)
 
 
 def streamed(**more: Any) -> Arrays:
