@@ -60,6 +60,9 @@ TRITON_MODES: dict[str, tuple[list[str], dict[str, str]]] = {
         ["--parameter", "accumulate_tokens=true", "--parameter", "bls_instance_count=4"],
         {"triton_mode": "text", "triton_text_model": "tensorrt_llm_bls"},
     ),
+    "llmapi": (["--repository", "llmapi"], {}),
+    "llmapi-1.3": (["--repository", "llmapi", "--parameter", "behaves_as=1.3"], {}),
+    "llmapi-1.2": (["--repository", "llmapi", "--parameter", "behaves_as=1.2"], {}),
 }
 
 

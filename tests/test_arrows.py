@@ -35,7 +35,8 @@ ALLOWED: dict[str, str] = {
     " triton_repo.gpt_repository triton_repo.parameters triton_repo.cpu_executor adapters",
     "ops.loadtest": "ops.local_stack ops.errors gateway.tokenization gateway.triton gateway.errors",
     "ops.client": "ops.errors gateway.tokenization gateway.triton adapters",
-    "ops.local_stack": "triton_repo.render triton_repo.cpu_executor adapters",
+    "ops.local_stack": "triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor"
+    " adapters",
     "ops.errors": "",
     "ops.__init__": "",
     # The service. `service` is all that lives as long as the process, so what runs a request

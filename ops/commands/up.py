@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 DEMO_MODEL = Path(__file__).parents[2] / "demo" / "model"
 DEMO_ADAPTERS = DEMO_MODEL.parent / "adapters"
+INFLIGHT, LLMAPI = REPOSITORIES = ("inflight_batcher_llm", "llmapi")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,12 +66,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{server}-port", type=_port, default=0, metavar="PORT", help="default: a free one"
         )
     parser.add_argument(
+        "--repository",
+        choices=REPOSITORIES,
+        default=REPOSITORIES[0],
+        help="the model repository that Triton loads: five models and token ids, or the one of "
+        "TensorRT-LLM's LLM API and text (default: %(default)s)",
+    )
+    parser.add_argument(
         "--parameter",
         action="append",
         default=[],
         type=_parameter,
         metavar="NAME=VALUE",
-        help="a template parameter of the model repository; may be repeated",
+        help="a template parameter of the model repository, such as llmapi's behaves_as=1.2; may "
+        "be repeated",
     )
     parser.add_argument(
         "--load-model",
@@ -116,6 +125,7 @@ def _options(parsed: argparse.Namespace) -> Options:
         state_dir=parsed.state_dir,
         model_name=parsed.model_name or "demo",
         parameters=dict(parsed.parameter),
+        llmapi=parsed.repository == LLMAPI,
         load_models=tuple(parsed.load_model),
         restart=parsed.restart,
     )
@@ -125,6 +135,8 @@ def _imported(parsed: argparse.Namespace) -> Options:
     from ops.deployment.importing import ImportingError, read_imported
     from ops.local_stack.stack import Options
 
+    if parsed.repository != INFLIGHT:
+        raise SystemExit("gateway up: --repository: an imported one is there; leave it out")
     if parsed.parameter:
         raise SystemExit("gateway up: --parameter: the repository is rendered; import it anew")
     try:

@@ -12,6 +12,8 @@ from ops.local_stack.errors import StackError
 REPOSITORY = "repository"
 MAX_BATCH_SIZE = 64
 MAX_BEAM_WIDTH = 4
+# Half of what 64 full contexts would take, so that the cache stays below 400 MB.
+MAX_KV_CACHE_TOKENS = "65536"
 
 # One instance is one process of about 100 MB; a bigger machine can raise the counts.
 PARAMETERS = {
@@ -31,14 +33,13 @@ PARAMETERS = {
 # What only the engines that are built here are known to allow.
 BUILT_HERE = {
     "max_beam_width": str(MAX_BEAM_WIDTH),
-    # Half of what 64 full contexts would take, so that the cache stays below 400 MB.
-    "max_tokens_in_paged_kv_cache": "65536",
+    "max_tokens_in_paged_kv_cache": MAX_KV_CACHE_TOKENS,
 }
 
 
 def link(repository: Path, state_dir: Path) -> None:
     """Makes `repository/` in `state_dir` one that was rendered before."""
-    _remove(state_dir / REPOSITORY)
+    clear(state_dir / REPOSITORY)
     (state_dir / REPOSITORY).symlink_to(repository.absolute())
 
 
@@ -62,7 +63,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
 
     repository, engine_dir = state_dir / REPOSITORY, state_dir / "engine"
     for folder in (repository, engine_dir):
-        _remove(folder)
+        clear(folder)
     try:
         if read_config(model).is_engine:
             engine_dir, own = model, {}
@@ -84,7 +85,8 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
         raise StackError(f"the model repository of {model} cannot be made: {error}") from error
 
 
-def _remove(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Removes it, or the link that it is."""
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)

@@ -82,11 +82,15 @@ def loading(models: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Served:
-    """What the gateway serves: the base model's name and tokenizer folder, adapters by name."""
+    """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
+
+    `max_seq_len` is for a model that does not tell it.
+    """
 
     model_name: str
     tokenizer: Path
     adapters: Mapping[str, Path]
+    max_seq_len: int | None = None
 
 
 def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> Child:
@@ -105,6 +109,8 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
         "GATEWAY_ADMIN_KEY": admin_key(state_dir),
         "GATEWAY_SHUTDOWN_GRACE": str(GATEWAY_GRACE),
     }
+    if served.max_seq_len is not None:
+        env = {"GATEWAY_MAX_SEQ_LEN": str(served.max_seq_len)} | env
     return Child("gateway", [sys.executable, "-m", "gateway"], env, log)
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 from ops.local_stack import servers
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.guard import Guard
+from ops.local_stack.llmapi import max_seq_len, prepare_llmapi
 from ops.local_stack.ports import LOCALHOST
 from ops.local_stack.process import Child, adopt_orphans
 from ops.local_stack.repository import link, prepare
@@ -36,6 +37,7 @@ class Options:
         model_name: the model's name for the gateway's clients.
         adapters: PEFT folders by the name to serve them under.
         parameters: template parameters of the model repository.
+        llmapi: whether the model repository is llmapi's, and not that of inflight_batcher_llm.
         repository: one that was rendered before; `model` then only has the tokenizer.
         load_models: those of the repository that Triton loads; none says all of them.
         restart: whether Redis and Triton are started again when they die.
@@ -46,6 +48,7 @@ class Options:
     model_name: str
     adapters: Mapping[str, Path] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    llmapi: bool = False
     repository: Path | None = None
     load_models: Sequence[str] = ()
     restart: bool = False
@@ -76,7 +79,10 @@ class Stack:
         )
         self._gateway = servers.gateway_child(
             ports,
-            servers.Served(options.model_name, options.model, options.adapters),
+            servers.Served(
+                *(options.model_name, options.model, options.adapters),
+                max_seq_len(options.model, options.parameters) if options.llmapi else None,
+            ),
             options.state_dir,
             logs / "gateway.log",
         )
@@ -124,7 +130,8 @@ class Stack:
         ports = self._ports
         options = self._options
         if options.repository is None:
-            prepare(options.model, options.state_dir, options.parameters)
+            make = prepare_llmapi if options.llmapi else prepare
+            make(options.model, options.state_dir, options.parameters)
         else:
             link(options.repository, options.state_dir)
         self._launch(self._redis)

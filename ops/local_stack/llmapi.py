@@ -1,0 +1,48 @@
+"""What Triton loads with `gateway up --repository llmapi`: one model, over the CPU executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.config_json import read_config
+from ops.local_stack.errors import StackError
+from ops.local_stack.repository import MAX_BATCH_SIZE, MAX_KV_CACHE_TOKENS, REPOSITORY, clear
+
+MAX_SEQ_LEN = "max_seq_len"
+
+
+def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
+    """Prompt and output in tokens: what the repository's model never tells its clients.
+
+    Raises StackError for a folder that is no model of the CPU executor's.
+    """
+    from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
+
+    if (given := parameters.get(MAX_SEQ_LEN, "")).isdecimal():
+        return int(given)
+    try:
+        return load_config(model).max_seq_len
+    except (OSError, ValueError) as error:
+        raise StackError(f"--model: {error}") from error
+
+
+def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:
+    """Makes `repository/` in `state_dir` anew; see `ops.local_stack.repository.prepare`."""
+    from triton_repo.cpu_executor import engine  # noqa: PLC0415
+    from triton_repo.llmapi_repository import render_llmapi  # noqa: PLC0415
+    from triton_repo.render import RenderError  # noqa: PLC0415
+
+    repository = state_dir / REPOSITORY
+    clear(repository)
+    values = {"model": str(model.absolute()), "max_batch_size": str(MAX_BATCH_SIZE)}
+    try:
+        # An engine folder has its own limits, and says which modules adapters may change.
+        if not read_config(model).is_engine:
+            values["max_tokens_in_kv_cache"] = MAX_KV_CACHE_TOKENS
+            values[MAX_SEQ_LEN] = str(max_seq_len(model, parameters))
+            if modules := engine.lora_modules(model):
+                values["lora_target_modules"] = ",".join(modules)
+        render_llmapi(repository, values | dict(parameters))
+    except (RenderError, ValueError) as error:
+        raise StackError(f"the model repository of {model} cannot be made: {error}") from error
