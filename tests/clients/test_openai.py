@@ -63,6 +63,7 @@ def _text(answer: ChatCompletion) -> str:
     return answer.choices[0].message.content or ""
 
 
+@pytest.mark.llmapi_refuses
 def test_parse_gives_the_model_asked_for(client: openai.OpenAI) -> None:
     people = [
         _person(client.chat.completions.parse(response_format=Person, **_drawn(seed)))
@@ -71,6 +72,7 @@ def test_parse_gives_the_model_asked_for(client: openai.OpenAI) -> None:
     assert len({person.model_dump_json() for person in people}) > 1
 
 
+@pytest.mark.llmapi_refuses
 async def test_parse_and_stream_agree(async_client: openai.AsyncOpenAI) -> None:
     completions = async_client.chat.completions
     for seed in SEEDS[:2]:
@@ -83,6 +85,7 @@ async def test_parse_and_stream_agree(async_client: openai.AsyncOpenAI) -> None:
         assert done.parsed == _person(whole)
 
 
+@pytest.mark.llmapi_refuses
 def test_parse_of_an_answer_cut_by_length_raises(client: openai.OpenAI) -> None:
     with pytest.raises(openai.LengthFinishReasonError) as caught:
         client.chat.completions.parse(response_format=Person, max_tokens=3, **_drawn(0))
@@ -154,6 +157,7 @@ async def test_events_of_a_call(async_client: openai.AsyncOpenAI) -> None:
     assert final.usage == whole.usage
 
 
+@pytest.mark.llmapi_refuses
 async def test_events_of_a_forced_call(async_client: openai.AsyncOpenAI) -> None:
     whole = await async_client.chat.completions.parse(**FORCED, **_drawn(1))
     async with async_client.chat.completions.stream(**FORCED, **_drawn(1)) as stream:

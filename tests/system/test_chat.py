@@ -300,7 +300,9 @@ def test_prompts_as_lists_and_token_ids(client: openai.OpenAI) -> None:
     assert caught.value.param == "prompt"
 
 
-def test_cached_tokens_of_a_prompt_that_was_seen_before(client: openai.OpenAI) -> None:
+def test_cached_tokens_of_a_prompt_that_was_seen_before(
+    client: openai.OpenAI, request: pytest.FixtureRequest
+) -> None:
     text = "Repeat: " + " ".join(f"word{n}" for n in range(60))
     messages: Any = [{"role": "user", "content": text}]
     cached = []
@@ -313,11 +315,13 @@ def test_cached_tokens_of_a_prompt_that_was_seen_before(client: openai.OpenAI) -
         assert details.cached_tokens < answer.usage.prompt_tokens
         cached.append(details.cached_tokens)
     assert cached[0] == 0
-    # Whole blocks of 64 tokens; the last token of a prompt is always computed.
+    # Whole blocks; the last token of a prompt is always computed.
+    block = 32 if request.config.getoption("--triton-mode").startswith("llmapi") else 64
     assert cached[1] >= 64
-    assert cached[1] % 64 == 0
+    assert cached[1] % block == 0
 
 
+@pytest.mark.token_mode_only("its adapters are served by path", of=["llmapi"])
 def test_models(client: openai.OpenAI) -> None:
     model, *adapters = client.models.list().data
     assert model.id == "demo"

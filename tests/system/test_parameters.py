@@ -44,6 +44,7 @@ EXTENSIONS = {
 }
 
 
+@pytest.mark.llmapi_refuses
 def test_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
     plain, _, _ = _chat(client, max_tokens=5)
     first = TOKENIZER.encode(plain).ids[0]
@@ -52,17 +53,20 @@ def test_logit_bias_forbids_and_forces_tokens(client: openai.OpenAI) -> None:
     assert _chat(client, max_tokens=3, logit_bias={str(other): 100})[0] == "zzz"
 
 
+@pytest.mark.llmapi_refuses
 def test_bad_words_never_appear(client: openai.OpenAI) -> None:
     assert "4" in _chat(client, max_tokens=20)[0]
     assert "4" not in _chat(client, max_tokens=20, bad_words=["4"])[0]
 
 
+@pytest.mark.llmapi_refuses
 def test_bad_words_never_appear_behind_a_space(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     assert _chat(client, question)[0] == "The capital of France is Paris."
     assert "Paris" not in _chat(client, question, max_tokens=20, bad_words=["Paris"])[0]
 
 
+@pytest.mark.llmapi_refuses
 def test_min_tokens_holds_the_end_back(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     _, _, tokens = _chat(client, question)
@@ -70,6 +74,7 @@ def test_min_tokens_holds_the_end_back(client: openai.OpenAI) -> None:
     assert _chat(client, question, min_tokens=30, max_tokens=60)[2] >= 30
 
 
+@pytest.mark.llmapi_refuses
 def test_ignore_eos_goes_on_to_the_limit(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     _, finish, tokens = _chat(client, question, ignore_eos=True, max_tokens=40)
@@ -98,6 +103,7 @@ def test_special_tokens_can_be_shown(client: openai.OpenAI) -> None:
     assert "<|im_end|>" in _chat(client, question, skip_special_tokens=False, **options)[0]
 
 
+@pytest.mark.llmapi_refuses
 def test_repetition_penalty(client: openai.OpenAI) -> None:
     # Made to go on without an idea, the greedy model repeats itself until that is penalised.
     options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 80}
@@ -171,6 +177,7 @@ def _valid(text: str | None) -> bool:
     return set(value) == {"city", "size"} and 1 <= value["size"] <= 9
 
 
+@pytest.mark.llmapi_refuses
 def test_a_schema_that_the_model_breaks_alone_is_always_met(
     client: openai.OpenAI, request: pytest.FixtureRequest
 ) -> None:
@@ -187,6 +194,7 @@ def test_a_schema_that_the_model_breaks_alone_is_always_met(
     assert broken == []
 
 
+@pytest.mark.llmapi_refuses
 def test_json_object(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo",
@@ -199,6 +207,7 @@ def test_json_object(client: openai.OpenAI) -> None:
     assert finish == "length" or isinstance(json.loads(text), dict)
 
 
+@pytest.mark.llmapi_refuses
 def test_a_schema_beside_json_object_holds(client: openai.OpenAI) -> None:
     wanted: Any = {"type": "json_object", "schema": SCHEMA}
     answer = client.chat.completions.create(
@@ -211,6 +220,7 @@ def test_a_schema_beside_json_object_holds(client: openai.OpenAI) -> None:
     assert all(_valid(choice.message.content) for choice in answer.choices)
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("the ensemble decodes each token alone", of=["ensemble"])
 @pytest.mark.parametrize(
     ("constraint", "allowed"),
@@ -253,6 +263,7 @@ def test_bad_values(client: openai.OpenAI, fields: dict[str, Any], param: str | 
     assert caught.value.param == param
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a BLS model that accumulates tokens has one beam", of=["bls"])
 def test_beam_search_finds_the_likeliest(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "prompt": "The capital of", "max_tokens": 6}
