@@ -162,6 +162,10 @@ class Overloaded(GatewayError):
         self.wait_s = wait_s
 
 
+class AdapterNotReady(Overloaded):
+    """No replica has the adapter on its disk yet. Another one may, or this one in a moment."""
+
+
 class ShuttingDown(GatewayError):
     """This gateway is ending and the request outlived the grace; another one may serve it."""
 

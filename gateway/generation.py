@@ -7,9 +7,9 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from adapters.adapter import Converted
 from gateway.deltas import FinishReason, TextDelta, TokenLogprob
@@ -53,12 +53,27 @@ class Guide:
     text: str
 
 
+class Folders(Protocol):
+    """Where engines that read adapters from their own disk have one version."""
+
+    def at(self, endpoint: str) -> str | None:
+        """Its folder as that replica sees it; None where it is not there, as far as is known."""
+
+    def using(self, endpoint: str) -> AbstractContextManager[object]:
+        """While a request names it there: until then it is not taken away."""
+
+    async def looked(self) -> None:
+        """Returns when replicas have been looked at once more. Raises EngineError where the version
+        will never come."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lora:
     """The adapter version of a request.
 
     `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
     tensors, `nbytes`, which only a cold one needs: within `turn`, which lasts until they are sent.
+    Engines that read adapters from their own disk need none of that but `folders`.
     """
 
     name: str
@@ -66,6 +81,7 @@ class Lora:
     nbytes: int
     weights: Callable[[], Awaitable[Converted]]
     turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+    folders: Folders | None = None
 
 
 @dataclass(frozen=True, slots=True)

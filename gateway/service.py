@@ -20,6 +20,7 @@ from gateway.errors import GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
 from gateway.replica_setup import endpoints_of, make_replicas
+from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
@@ -60,6 +61,8 @@ class Service:
     admission: Admission
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
+    adapter_wait: AdapterWait
+    """Where requests wait for a replica that has their adapter on its disk."""
     cold_sends: Admission
     """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
     guides: GuideCheck
@@ -87,6 +90,7 @@ class Service:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self.accounting.keep_books())
+            tasks.create_task(self.adapters.follow_disks(lambda: self.replicas.read_adapters))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
@@ -170,6 +174,7 @@ async def running_service(
                 replicas=replicas,
                 admission=admission,
                 bodies=_bodies(settings, configuration),
+                adapter_wait=AdapterWait(replicas, settings.adapter_wait),
                 cold_sends=_cold_sends(settings, configuration),
                 guides=guides,
                 logits=logits,

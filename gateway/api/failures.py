@@ -71,6 +71,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.EngineError: Row(500, _SERVER),
     errors.EngineBroken: Row(500, _SERVER),
     errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
+    errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
     errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),

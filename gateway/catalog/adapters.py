@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -26,16 +26,23 @@ from adapters.errors import (
     UnsupportedFeature,
 )
 from adapters.record import Record, Version, selected_name
+from gateway.catalog.disks import AgentDisks, SharedDisk
+from gateway.catalog.placement import Placement
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
+from lora_store.peft_notices import PeftNotices
 from lora_store.redis import RedisSettings, RedisTier
 from lora_store.tiered import TieredStore
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_SOON_S = 0.25
+_GRACE_S = 3600.0
 
 
 class Adapters:
@@ -52,16 +59,33 @@ class Adapters:
         self._capabilities = capabilities
         # Each base model has its own adapters: another may have their shapes, never their weights.
         home = quote(settings.model_name, safe="")
-        redis = None
+        redis, shared = None, None
         if settings.redis_url is not None:
-            redis = RedisTier(
-                RedisSettings(settings.redis_url, prefix=f"lora:{home}", ttl_s=settings.redis_ttl)
+            shared = RedisSettings(
+                settings.redis_url, prefix=f"lora:{home}", ttl_s=settings.redis_ttl
             )
-        disk = Disk(settings.store_dir / home)
-        self.store = TieredStore(disk, redis, memory_bytes=settings.memory_bytes)
+            redis = RedisTier(shared)
+        folder = settings.store_dir / home
+        self.store = TieredStore(Disk(folder), redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
         self._converting = asyncio.Lock()
+        self.placement = Placement()
+        """Which replicas have what on their disks, of those that read adapters from there."""
+        self._disks: AgentDisks | SharedDisk | None = None
+        if settings.peft_dir is not None:
+            self._disks = SharedDisk(
+                folder / "peft",
+                settings.peft_dir,
+                self.placement,
+                store=self.store,
+                records=self._known,
+                base=self._base_model,
+                grace_s=max(_GRACE_S, 2 * settings.request_timeout),
+            )
+        elif shared is not None:
+            notices = PeftNotices(shared)
+            self._disks = AgentDisks(notices, self.placement, self._base_model)
         self.refused: dict[str, str] = {}
         """Adapters of the configuration that could not be registered, with the reason."""
 
@@ -71,13 +95,32 @@ class Adapters:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._disks is not None:
+            self._disks.close()
         await self.store.__aexit__(None, None, None)
+
+    async def follow_disks(self, needed: Callable[[], bool]) -> None:
+        """Keeps `placement` true while some replica needs it; until cancelled."""
+        told = ""
+        while True:
+            try:
+                if self._disks is not None and needed():
+                    await self._disks.look()
+                    told = ""
+            except (StoreError, OSError, AdapterError, GatewayError) as error:
+                if told != str(error):
+                    log.warning("what replicas have on their disks is as it was: %s", error)
+                told = str(error)
+            self.placement.wake()
+            await asyncio.sleep(_SOON_S if self.placement.waiting else _LOOK_S)
+
+    def _known(self) -> Iterable[Record]:
+        return self._registry.snapshot.records.values()
 
     @property
     def records(self) -> list[Record]:
         """All names now served, sorted."""
-        records = self._registry.snapshot.records.values()
-        own = [record for record in records if self._is_own(record.version)]
+        own = [record for record in self._known() if self._is_own(record.version)]
         return sorted(own, key=lambda record: record.name)
 
     def _is_own(self, version: Version) -> bool:
@@ -99,19 +142,25 @@ class Adapters:
             raise ModelNotFound(model)
         served = self._capabilities()
         wanted = served.lora_dtype
-        if wanted is None:
+        if served.reads_adapters and self._disks is None:
+            raise EngineError(
+                "The inference server reads adapters from its own disk, and nothing brings them "
+                "there: the gateway needs GATEWAY_PEFT_DIR, or GATEWAY_REDIS_URL and agents."
+            )
+        if wanted is None and not served.reads_adapters:
             raise UnsupportedParameter(
                 f"The model `{model}` is a LoRA adapter, which {served.model!r} of this server "
                 "does not take.",
                 param="model",
             )
-        if version.dtype != wanted:
+        if wanted is not None and version.dtype != wanted:
             raise EngineError(
                 f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
                 "the adapter again."
             )
         name, read = selected_name(model), partial(self.store.get, version.weights)
-        return Lora(name, version.task_id, version.nbytes, read), version
+        folders = self.placement.of(version.weights)
+        return Lora(name, version.task_id, version.nbytes, read, folders=folders), version
 
     async def register_configured(self) -> None:
         """Adds the adapters of the settings, unless their content is known under that name.
@@ -195,6 +244,8 @@ class Adapters:
         """How the served versions fit the engine's caches; None while that is unknown."""
         served = [record.version.modules for record in self.records]
         try:
+            if self._capabilities().reads_adapters:
+                return None  # its cache is the LLM API's, by count
             settings = sizes.CacheSettings(host_bytes=self._capabilities().lora_host_bytes)
             return sizes.cache_fit(self._base_model(), served, settings)
         except (GatewayError, AdapterError):
@@ -215,7 +266,7 @@ class Adapters:
                 "the core model, the ensemble or the BLS model of v0.19",
                 "it passes adapters on to the engine in a wrong shape",
             )
-        if capabilities.lora_dtype is None:
+        if capabilities.lora_dtype is None and not capabilities.reads_adapters:
             raise UnsupportedEngine(
                 capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
             )
@@ -230,14 +281,20 @@ class Adapters:
         base = self._base_model()
         limit = self._settings.max_adapter_bytes
         # One at a time: a conversion holds the whole adapter in memory.
+        back = self._capabilities().reads_adapters
         async with self._converting:
-            return await asyncio.to_thread(_read, folder, base, within, limit)
+            return await asyncio.to_thread(_read, folder, base, within, limit, back)
 
 
-def _read(folder: Path, base: BaseModel, within: Path | None, limit: int) -> Converted:
+def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> Converted:
+    """`back` says that it must have a PEFT form, too."""
     # numpy is needed for conversion alone; serving does without.
-    from adapters import convert, npy  # noqa: PLC0415
+    from adapters import convert, npy, peft_files  # noqa: PLC0415
 
     if (folder / npy.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
-        return npy.read(folder, base, within=within, max_bytes=limit)
-    return convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
+        converted = npy.read(folder, base, within=within, max_bytes=limit)
+    else:
+        converted = convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
+    if back:
+        peft_files.peft_files(converted, base)
+    return converted

@@ -330,6 +330,17 @@ class Settings(BaseSettings):
         "their own. It runs in this process, sandboxed but without a limit of time or memory. "
         "Those of GATEWAY_ADAPTERS always may.",
     )
+    peft_dir: Path | None = Field(
+        None,
+        description="Where Tritons that read adapters from disk (llmapi) see the folder `peft` of "
+        "this gateway's store, GATEWAY_STORE_DIR/MODEL/peft, on a volume that they share with it. "
+        "Unset, agents bring adapters to their disks (docs/lora.md).",
+    )
+    adapter_wait: Seconds = Field(
+        20.0,
+        description="Seconds that a request waits for a Triton to get its adapter on its disk; it "
+        "then gets 503 `adapter_not_ready`.",
+    )
     max_adapter_bytes: int = Field(
         1024**3, gt=0, description="Largest adapter weights file, in bytes."
     )

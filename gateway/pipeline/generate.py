@@ -34,10 +34,13 @@ async def generate(
     Each choice begins when it has a place, those of one request in their order; `on_place` is
     called for each, before the engine is asked. Cancelled, or at an
     error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
+    AdapterNotReady when no replica gets its adapter in time,
     RequestTimeout at its deadline, ClientDeadline where its client chose that, and InvalidRequest
     for more beams than can ever have a turn.
     """
+    lora = batch.generations[0].params.lora
     try:
+        await service.adapter_wait.until_there(lora, batch.caller.tenant, batch.deadline)
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
                 on_place()

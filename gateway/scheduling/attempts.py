@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from gateway.errors import (
@@ -17,7 +18,7 @@ from gateway.errors import (
     GatewayError,
     Overloaded,
 )
-from gateway.generation import Batch
+from gateway.generation import Batch, Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
@@ -43,17 +44,19 @@ async def attempt(
     token is there.
     """
     tried: list[Replica] = []
+    lora = batch.generations[index].params.lora
+    home = _home_of(batch, index) if replicas.several else None
     while True:
-        lease = replicas.pick(request, _home_of(batch, index) if replicas.several else None, tried)
+        lease = replicas.pick(request, home, tried, lora)
         try:
-            with lease:
+            with lease, _using(lora, lease.replica):
                 if asyncio.get_running_loop().time() >= batch.deadline:
                     raise TimeoutError
                 return await ask(lease)
         except (EngineUnavailable, Overloaded) as error:
             if lease.has_answered:
                 raise
-            _another(replicas, lease.replica, tried, error)
+            _another(replicas, lease.replica, tried, lora, error)
         except EngineStepFailed as error:
             # No other replica is risked for it. Whether it was this request that ended the others
             # is not known; one with a guide that has not begun most likely was.
@@ -65,12 +68,22 @@ async def attempt(
             ) from error
 
 
+def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:
+    if lora is None or lora.folders is None:
+        return nullcontext()
+    return lora.folders.using(replica.endpoint)
+
+
 def _another(
-    replicas: Replicas, failed: Replica, tried: list[Replica], error: GatewayError
+    replicas: Replicas,
+    failed: Replica,
+    tried: list[Replica],
+    lora: Lora | None,
+    error: GatewayError,
 ) -> None:
     """Notes that a replica has failed. Raises `error` when there is no other to ask."""
     tried.append(failed)
-    if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried):
+    if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried, lora):
         raise error
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gateway.errors import EngineBroken, EngineUnavailable
+from gateway.generation import Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.breaker import Breaker
 from gateway.triton.engine import Engine
@@ -40,6 +41,12 @@ class Replica:
     def ready(self) -> bool:
         """Whether it serves the model, as far as was last seen."""
         return self.engine.ready and not self.leaving
+
+    def takes(self, lora: Lora | None) -> bool:
+        """Whether a request for this adapter can be sent there now."""
+        if lora is None or not self.engine.capabilities.reads_adapters:
+            return True
+        return lora.folders is not None and lora.folders.at(self.endpoint) is not None
 
     @property
     def state(self) -> str:

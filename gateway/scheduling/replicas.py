@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from gateway.errors import EngineUnavailable
+from gateway.errors import AdapterNotReady, EngineUnavailable
+from gateway.generation import Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.discovery import is_name, resolve
@@ -92,9 +93,25 @@ class Replicas:
                 places += limit
         return places
 
-    def has_other_than(self, tried: Collection[Replica]) -> bool:
+    def has_other_than(self, tried: Collection[Replica], lora: Lora | None = None) -> bool:
         """Whether `pick` would find one that is none of `tried`."""
-        return bool(self._candidates(tried))
+        return bool(self._candidates(tried, lora))
+
+    def can_take(self, lora: Lora) -> bool:
+        """Whether a request for this adapter need not wait for a replica to get it.
+
+        So it is, too, where no replica is ready.
+        """
+        ready = [replica for replica in self._replicas.values() if replica.ready]
+        return not ready or any(replica.takes(lora) for replica in ready)
+
+    @property
+    def read_adapters(self) -> bool:
+        """Whether any of them reads adapters from its own disk."""
+        return any(
+            replica.ready and replica.engine.capabilities.reads_adapters
+            for replica in self._replicas.values()
+        )
 
     @property
     def why_not_ready(self) -> str:
@@ -121,24 +138,33 @@ class Replicas:
         await self._seen_ready.wait()
 
     def pick(
-        self, request: RequestContext, key: bytes | None = None, avoid: Collection[Replica] = ()
+        self,
+        request: RequestContext,
+        key: bytes | None = None,
+        avoid: Collection[Replica] = (),
+        lora: Lora | None = None,
     ) -> ReplicaLease:
-        """A place for `request` on a replica that works, and is none of `avoid`.
+        """A place for `request` on a replica that works, has its adapter and is none of `avoid`.
 
-        Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none.
+        Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none, and
+        AdapterNotReady when all of them lack the adapter.
         """
-        candidates = self._candidates(avoid)
+        candidates = self._candidates(avoid, lora)
+        if not candidates and lora is not None and self._candidates(avoid):
+            raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
         if not candidates:
             raise EngineUnavailable("No inference server is available; try again shortly.")
         return ReplicaLease(choose(candidates, key), request, self._released)
 
-    def _candidates(self, avoid: Collection[Replica]) -> list[Replica]:
+    def _candidates(self, avoid: Collection[Replica], lora: Lora | None = None) -> list[Replica]:
         """Those that work, or else seem to; among them those with room, or else all."""
         able = [
             replica
             for replica in self._replicas.values()
             if replica.ready and replica.breaker.allows and replica not in avoid
         ]
+        if lora is not None:
+            able = [replica for replica in able if replica.takes(lora)]
         if len(able) < 2:
             return able
         able = [replica for replica in able if not replica.engine.suspect] or able

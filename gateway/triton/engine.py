@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.deltas import TokenLogprob
-from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
+from gateway.errors import AdapterNotReady, EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
@@ -232,9 +232,15 @@ class Engine:
     ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
+        elif capabilities.llmapi is None:
+            request = text_tensors.text_request(capabilities, generation, generation.text)
         else:
-            make = text_tensors.text_request if capabilities.llmapi is None else llmapi_request
-            request = make(capabilities, generation, generation.text)
+            lora = generation.params.lora
+            folders = None if lora is None else lora.folders
+            adapter = None if folders is None else folders.at(self._client.endpoint)
+            if lora is not None and adapter is None:
+                raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
+            request = llmapi_request(capabilities, generation, generation.text, adapter)
         return TokenStream(
             engine=self,
             capabilities=capabilities,

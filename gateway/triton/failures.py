@@ -12,6 +12,7 @@ from enum import IntEnum
 from functools import partial
 
 from gateway.errors import (
+    AdapterNotReady,
     ContextLengthExceeded,
     EngineBroken,
     EngineError,
@@ -49,6 +50,8 @@ _AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN)
 
 _BUSY = "The engine's queue is full; try again shortly."
 _AWAY = "The inference server is not available; try again shortly."
+_SOON_S = 2.0
+_NOT_THERE = "The adapter is not on the inference server's disk; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
 _BAD_GUIDE = (
     "The engine cannot enforce this response_format, structured_outputs or tool schema: it is "
@@ -87,6 +90,7 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
         "Streaming is only supported",
         partial(UnsupportedParameter, "stream: the model answers once.", param="stream"),
     ),
+    ("lora_path does not exist", partial(AdapterNotReady, _NOT_THERE, _SOON_S)),
     ("lora_", partial(InvalidRequest, "The engine refused the adapter.", param="model")),
     (
         "Unsupported image_url",

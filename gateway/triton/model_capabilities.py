@@ -47,6 +47,7 @@ _NAMES = {"token": CORE, "text": TEXT}
 _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # What an ensemble's preprocessing turns into ids.
 _WORDS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
+_ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -141,6 +142,11 @@ class ModelCapabilities:
         if self.llmapi is not None:
             return "llmapi"
         return "token" if self.text is None else "text"
+
+    @property
+    def reads_adapters(self) -> bool:
+        """Whether the engine reads adapters from its own disk, by the path that a request names."""
+        return self.llmapi is not None and self.inputs.keys() >= _ADAPTER_BY_PATH
 
     @property
     def streams_llmapi(self) -> bool:

@@ -70,7 +70,8 @@ class TokenStream:
         self._request = request
         self._metadata = metadata
         self._generation = generation
-        self._lora = generation.params.lora
+        # An engine that reads adapters itself brings in again what it holds no more.
+        self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:
             self._reader = LlmapiReader(decoupled=capabilities.decoupled)

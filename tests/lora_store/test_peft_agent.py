@@ -55,30 +55,32 @@ async def test_it_holds_what_names_name_and_lets_go_by_agreement(
     disk = tmp_path / "disk"
     settings = redis_server.settings()
     async with store_gateway(tmp_path / "a", settings) as gateway:
-        with running_agent(disk, settings, REPLICA, grace_s=1.0):
+        with running_agent(disk, settings, REPLICA, max_bytes=2 * SIZE):
             await _add(gateway, "zh", linear_content(1))
             await _add(gateway, "zh", linear_content(2))
             await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
             [held] = told.agents().values()
             assert (held.replicas, held.path) == ((REPLICA,), str(disk))
-            # A gateway runs something with it: withdrawn, and not removed, as long as it does.
+            # Their room is wanted. A gateway runs something with one of them: it is withdrawn, and
+            # not removed, as long as that runs.
             await gateway.registry.remove("zh")
             await _add(gateway, "ja", linear_content(3))
+            await _add(gateway, "ko", linear_content(4))
             in_use = {_digest(1): frozenset({REPLICA}), _digest(2): frozenset({"other:8001"})}
-            told.beat(in_use=in_use)
 
-            def only_the_first_is_left() -> bool:
+            def one_has_gone() -> bool:
                 told.beat(in_use=in_use)
-                return _on_disk(disk) == {_digest(1), _digest(3)}
+                return told.holds() == {_digest(4)}
 
-            await becomes(only_the_first_is_left)
-            assert told.holds() == {_digest(3)}
+            await becomes(one_has_gone)
+            assert _on_disk(disk) == {_digest(1), _digest(4)}
 
-            def it_too_has_gone() -> bool:
+            def the_other_too() -> bool:
                 told.beat()
-                return _on_disk(disk) == {_digest(3)}
+                return told.holds() == {_digest(3), _digest(4)}
 
-            await becomes(it_too_has_gone)
+            await becomes(the_other_too)
+            assert _on_disk(disk) == {_digest(3), _digest(4)}
 
 
 async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(

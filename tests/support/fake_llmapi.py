@@ -88,7 +88,7 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                         yield pb.ModelStreamInferResponse(error_message=step)
                         return
                     else:
-                        yield _response(request, step, final=number + 1 == len(steps))
+                        yield answer_to(request, step, final=number + 1 == len(steps))
             except (asyncio.CancelledError, GeneratorExit):
                 self.cancelled.append(request.id)
                 raise
@@ -100,7 +100,7 @@ def inputs_of(request: pb.ModelInferRequest) -> dict[str, tuple[str, list[int], 
     return {each.name: (each.datatype, list(each.shape), raw) for each, raw in contents}
 
 
-def _response(
+def answer_to(
     request: pb.ModelInferRequest, outputs: dict[str, str], *, final: bool
 ) -> pb.ModelStreamInferResponse:
     message = pb.ModelStreamInferResponse()

@@ -12,9 +12,15 @@ from gateway.triton.tensors import add_sampling
 
 
 def generation_request(
-    capabilities: ModelCapabilities, generation: Generation, text: TextPrompt
+    capabilities: ModelCapabilities,
+    generation: Generation,
+    text: TextPrompt,
+    adapter: str | None = None,
 ) -> Request:
     """The request for one generation, streaming where the model is decoupled.
+
+    `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows it by
+    its id alone: what is in the folder it reads when it does not hold that.
 
     No stop strings are sent: the engine would look for them as sequences of tokens, and some
     releases fail on them. The text decides, in the gateway.
@@ -29,6 +35,10 @@ def generation_request(
     build.scalar("exclude_prompt", True)
     if capabilities.decoupled:
         build.scalar("streaming", True)
+    if generation.params.lora is not None and adapter is not None:
+        build.scalar("lora_id", generation.params.lora.task_id)
+        build.texts("lora_name", [generation.params.lora.name])
+        build.texts("lora_path", [adapter])
     add_sampling(build, generation)
     for told in ("finish_reason", "stop_reason"):
         if build.has(told):

@@ -1,0 +1,54 @@
+"""Requests for adapters that no replica has on its disk yet: they wait apart, and have no place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from gateway.errors import AdapterNotReady
+from gateway.generation import Lora
+from gateway.scheduling.replicas import Replicas
+
+# Of one tenant. Each keeps a connection, of which all tenants together have a limit.
+_WAITING = 32
+_RETRY_S = 2.0
+
+
+class AdapterWait:
+    """Belongs to one event loop."""
+
+    def __init__(self, replicas: Replicas, wait_s: float) -> None:
+        self._replicas = replicas
+        self._wait_s = wait_s
+        self._waiting: Counter[str] = Counter()
+
+    async def until_there(self, lora: Lora | None, tenant: str, deadline: float) -> None:
+        """Returns when some replica can take a request for it, or none is ready at all.
+
+        Raises AdapterNotReady after its time, or at once where many of this tenant wait already,
+        and TimeoutError at `deadline`, a time of the event loop.
+        """
+        if lora is None or lora.folders is None or self._replicas.can_take(lora):
+            return
+        if self._waiting[tenant] >= _WAITING:
+            raise not_ready(lora)
+        now = asyncio.get_running_loop().time()
+        self._waiting[tenant] += 1
+        try:
+            async with asyncio.timeout_at(min(deadline, now + self._wait_s)):
+                while not self._replicas.can_take(lora):
+                    await lora.folders.looked()
+        except TimeoutError:
+            if now + self._wait_s > deadline:
+                raise
+            raise not_ready(lora) from None
+        finally:
+            self._waiting[tenant] -= 1
+            self._waiting += Counter()  # without those of nobody
+
+
+def not_ready(lora: Lora) -> AdapterNotReady:
+    return AdapterNotReady(
+        f"The model `{lora.name}` is on its way to the inference server; try again shortly.",
+        _RETRY_S,
+    )

@@ -1,0 +1,284 @@
+"""Adapters that Tritons read from disks of their own: gateway, agents and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from adapters.errors import UnsupportedModule
+from lora_store.peft_folders import PeftFolders
+from lora_store.redis import RedisSettings
+from tests.support.adapter_store import becomes
+from tests.support.disk_engine import (
+    BASE_ANSWER,
+    FOR_EVER,
+    DiskEngine,
+    answer_of,
+    save_model,
+    written,
+)
+from tests.support.fake_triton import serving
+from tests.support.in_process import running
+from tests.support.lora_files import pair, qv_tensors, write_peft
+from tests.support.peft_agents import Told, running_agent
+from tests.support.redis_server import RedisServer
+
+MODEL = "demo"
+
+
+def _source(tmp_path: Path, seed: int) -> Path:
+    return write_peft(tmp_path / "sources" / str(seed), qv_tensors(seed=seed))
+
+
+@contextlib.asynccontextmanager
+async def _gateway(
+    tmp_path: Path, endpoints: list[str], **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    (tmp_path / "model").mkdir(exist_ok=True)
+    folder = save_model(tmp_path / "model")
+    settings = {"model_name": MODEL, **settings}
+    async with running(folder, ",".join(endpoints), **settings) as (client, service, _):
+        await asyncio.wait_for(service.started.wait(), 60)
+        yield client, service
+
+
+async def _add(service: Any, name: str, source: Path) -> str:
+    """The version's own name as a model."""
+    record = await service.adapters.add(name, MODEL, source, source="test", within=None)
+    return f"{name}@{record.version.short_digest}"
+
+
+async def _ask(client: httpx.AsyncClient, model: str, prompt: str = "x") -> httpx.Response:
+    return await client.post("/v1/completions", json={"model": model, "prompt": prompt})
+
+
+def _text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def _seen(told: Told) -> set[int]:
+    """The revisions that gateways have seen of agents."""
+    return {n for named in told.notices.named().values() for _, n in named.seen.values()}
+
+
+def _redis(server: RedisServer) -> RedisSettings:
+    return RedisSettings(server.url, prefix=f"lora:{MODEL}", timeout_s=30.0)
+
+
+class _Asking:
+    """Clients that ask for what should be there, in no order, and compare."""
+
+    def __init__(self, client: httpx.AsyncClient, expected: dict[str, str]) -> None:
+        self._client = client
+        self._expected = expected
+        self._done = 0
+        self.wrong: list[str] = []
+        self.ended = False
+
+    async def keep_on(self, seed: int) -> None:
+        chance = random.Random(seed)
+        while not self.ended:
+            model = chance.choice(list(self._expected))
+            response = await _ask(self._client, model)
+            if response.status_code != 200 or _text(response) != self._expected[model]:
+                self.wrong.append(f"{model}: {response.text}")
+            self._done += 1
+            await asyncio.sleep(0.01)
+
+    async def more(self, count: int) -> None:
+        """Until so many more have been answered."""
+        least = self._done + count
+        await becomes(lambda: self._done >= least)
+
+
+async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_redis(
+    tmp_path: Path, redis_server: RedisServer, at_redis: Redis
+) -> None:
+    """No request fails that could be served, none is wrong, and each disk keeps its bound."""
+    disks = [tmp_path / f"disk{number}" for number in range(3)]
+    engines = [DiskEngine(disk) for disk in disks]
+    sources = {
+        f"a{n}": [_source(tmp_path, 10 * n + version) for version in (1, 2)] for n in range(8)
+    }
+    bound = 17 * written(sources["a0"][0]).nbytes  # of all of them, and of one more
+    async with contextlib.AsyncExitStack() as stack:
+        endpoints = [await stack.enter_async_context(serving(engine)) for engine in engines]
+        gateway = _gateway(tmp_path, endpoints, redis_url=redis_server.url)
+        client, service = await stack.enter_async_context(gateway)
+        agents = [contextlib.ExitStack() for _ in disks]
+        for each in agents:
+            stack.callback(each.close)
+
+        async def start(number: int) -> None:
+            # In a thread: to wait for an agent's end stops the gateway's event loop.
+            agent = running_agent(
+                disks[number], _redis(redis_server), endpoints[number], max_bytes=bound, settle_s=60
+            )
+            await asyncio.to_thread(agents[number].enter_context, agent)
+
+        exact: dict[str, str] = {}
+        for name, each in sources.items():
+            for source in each:
+                # The bare name is the last one.
+                exact[name] = exact[await _add(service, name, source)] = answer_of(source)
+        for number in range(3):
+            await start(number)
+        told = Told(_redis(redis_server))
+        stack.callback(told.notices.close)
+        await becomes(lambda: len(told.holds()) == 2 * len(sources))
+
+        asking = _Asking(client, exact)
+        tasks = [asyncio.create_task(asking.keep_on(seed)) for seed in range(4)]
+        await asking.more(50)
+        await asyncio.to_thread(agents[0].close)
+        await asking.more(20)
+        at_redis.flushall()
+        await asking.more(50)
+        await start(0)
+        # What is added while one of them is there alone is served all the same.
+        for each in agents[1:]:
+            await asyncio.to_thread(each.close)
+        late = _source(tmp_path, 999)
+        await _add(service, "late", late)
+        assert _text(await _ask(client, "late")) == answer_of(late)
+        for number in (1, 2):
+            await start(number)
+        redis_server.kill()
+        await asking.more(50)
+        redis_server.start()
+        await asking.more(50)
+        asking.ended = True
+        await asyncio.gather(*tasks)
+        assert not asking.wrong
+        for disk in disks:
+            assert sum(PeftFolders(disk).held().values()) <= bound
+        for engine in engines:
+            assert engine.requests
+            assert all(len(read) == 1 for read in engine.ids.values())
+
+
+async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    async with (
+        serving(DiskEngine(tmp_path / "disk")) as endpoint,
+        _gateway(
+            tmp_path,
+            [endpoint],
+            redis_url=redis_server.url,
+            adapter_wait=30.0,
+            max_in_flight=1,
+            queue_size=0,
+        ) as (client, service),
+    ):
+        source = _source(tmp_path, 1)
+        await _add(service, "zh", source)
+        waiting = [asyncio.create_task(_ask(client, "zh")) for _ in range(33)]
+        # All but the last of so many of one tenant wait; they have no place, and no turn.
+        [first], _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        refused = first.result()
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "adapter_not_ready"
+        assert refused.headers["retry-after"] == "2"
+        assert refused.headers["x-should-retry"] == "true"
+        assert _text(await _ask(client, MODEL)) == BASE_ANSWER
+        for task in waiting[2:]:
+            task.cancel()
+        kept = [task for task in waiting[:2] if task is not first][:1]
+        # The first agent that has it is who they waited for.
+        with running_agent(tmp_path / "disk", _redis(redis_server), endpoint):
+            assert [_text(await task) for task in kept] == [answer_of(source)]
+
+
+async def test_none_comes(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with (
+        serving(DiskEngine(tmp_path / "disk")) as endpoint,
+        _gateway(tmp_path, [endpoint], redis_url=redis_server.url, adapter_wait=0.1) as (
+            client,
+            service,
+        ),
+    ):
+        await _add(service, "zh", _source(tmp_path, 1))
+        response = await _ask(client, "zh")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "adapter_not_ready"
+
+
+async def test_a_version_stays_as_long_as_a_request_runs_with_it(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    disk = tmp_path / "disk"
+    settings = _redis(redis_server)
+    async with (
+        serving(DiskEngine(disk)) as endpoint,
+        _gateway(tmp_path, [endpoint], redis_url=redis_server.url) as (client, service),
+    ):
+        told = Told(settings)
+        source = _source(tmp_path, 1)
+        await _add(service, "zh", source)
+        with running_agent(disk, settings, endpoint, max_bytes=written(source).nbytes):
+            endless = {"model": "zh", "prompt": FOR_EVER, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=endless) as response:
+                await anext(response.aiter_lines())
+                [digest] = PeftFolders(disk).held()
+                await service.adapters.remove("zh")
+                await _add(service, "ja", _source(tmp_path, 2))
+                # It is withdrawn for the other, which there is no room for as long as this runs.
+                await becomes(lambda: told.agents() and not told.holds())
+                (held,) = told.agents().values()
+                await becomes(lambda: held.revision in _seen(told))
+                assert PeftFolders(disk).has(digest)
+            assert _text(await _ask(client, "ja")) == answer_of(_source(tmp_path, 2))
+            assert not PeftFolders(disk).has(digest)
+        told.notices.close()
+
+
+async def test_a_shared_volume_needs_no_agent(tmp_path: Path) -> None:
+    """The gateway keeps the folder in its store; Triton sees it at another place, say."""
+    disk = tmp_path / "seen"
+    disk.symlink_to(tmp_path / "model" / "adapters" / MODEL / "peft")
+    source = _source(tmp_path, 1)
+    engine = DiskEngine(disk)
+    async with serving(engine) as endpoint:
+        async with _gateway(tmp_path, [endpoint], peft_dir=disk) as (client, service):
+            await _add(service, "zh", source)
+            assert _text(await _ask(client, "zh")) == answer_of(source)
+        async with _gateway(tmp_path, [endpoint], peft_dir=disk) as (client, _):
+            assert _text(await _ask(client, "zh")) == answer_of(source)
+
+
+async def test_what_could_never_be_served_is_refused_when_it_is_added(tmp_path: Path) -> None:
+    """Of a model whose adapters have no PEFT form that can be written back."""
+    async with (
+        serving(DiskEngine(tmp_path / "disk")) as endpoint,
+        _gateway(tmp_path, [endpoint], peft_dir=tmp_path / "disk") as (client, service),
+    ):
+        config = tmp_path / "model" / "config.json"
+        text = config.read_text().replace("LlamaForCausalLM", "MixtralForCausalLM")
+        config.write_text(text.replace("{", '{"num_local_experts": 3, ', 1))
+        tensors = pair("model.layers.1.block_sparse_moe.experts.0.w1", 4, (8, 12))
+        source = write_peft(tmp_path / "sources" / "moe", tensors)
+        with pytest.raises(UnsupportedModule, match="moe_h_to_4h of layer 1"):
+            await _add(service, "moe", source)
+        assert (await _ask(client, "moe")).status_code == 404
+
+
+async def test_without_anything_that_brings_adapters_it_says_so(tmp_path: Path) -> None:
+    async with (
+        serving(DiskEngine(tmp_path / "disk")) as endpoint,
+        _gateway(tmp_path, [endpoint]) as (client, service),
+    ):
+        await _add(service, "zh", _source(tmp_path, 1))
+        response = await _ask(client, "zh")
+        assert response.status_code == 500
+        assert "GATEWAY_PEFT_DIR" in response.json()["error"]["message"]

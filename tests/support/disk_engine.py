@@ -1,0 +1,101 @@
+"""A scripted server of the llmapi repository's model that reads adapters from a disk of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from adapters.convert import convert
+from adapters.peft import read
+from adapters.peft_files import PeftFiles, peft_files
+from gateway.triton import bytes_tensor
+from tests.support.fake_llmapi import FakeLlmapi, answer_to, inputs_of, told
+from tests.support.in_process import save_tokenizer
+from tests.support.lora_files import BASE
+
+BASE_ANSWER = "base"
+FOR_EVER = "for ever"
+"""The prompt that is answered with a first piece, and no end."""
+
+
+def save_model(folder: Path) -> Path:
+    """What a gateway's tokenizer folder holds for the base model of `tests.support.lora_files`."""
+    save_tokenizer(folder)
+    config = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    config = {
+        "architectures": [BASE.architecture],
+        "num_hidden_layers": BASE.num_hidden_layers,
+        "hidden_size": BASE.hidden_size,
+        "num_attention_heads": BASE.num_attention_heads,
+        "num_key_value_heads": BASE.num_key_value_heads,
+        "intermediate_size": BASE.intermediate_size,
+        "_name_or_path": "demo",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def written(source: Path) -> PeftFiles:
+    """The adapter of this PEFT folder, converted and written back."""
+    return peft_files(convert(read(source), BASE), BASE)
+
+
+def answer_of(source: Path) -> str:
+    """What an engine answers that has read what was written back of it."""
+    return _answer(b"".join(written(source).weights()))
+
+
+def _answer(weights: bytes) -> str:
+    return hashlib.sha256(weights).hexdigest()[:12]
+
+
+class DiskEngine(FakeLlmapi):
+    """Answers with what is in the folder that a request names, which it reads anew each time.
+
+    As the real one it takes what is below its `disk` alone, and a folder that is not whole fails.
+    """
+
+    def __init__(self, disk: Path) -> None:
+        super().__init__()
+        self.disk = disk
+        self.ids: dict[int, set[str]] = {}
+        """The answers that were given under each adapter id."""
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Any
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        async for request in requests:
+            inputs = inputs_of(request)
+            if "stop" in inputs:
+                yield pb.ModelStreamInferResponse(error_message="Request cancelled by client")
+                continue
+            self.requests.append(request)
+            error, text = None, BASE_ANSWER
+            if "lora_path" in inputs:
+                [path] = bytes_tensor.unpack(inputs["lora_path"][2])
+                error, text = self._read(Path(path))
+                number = int.from_bytes(inputs["lora_id"][2], "little")
+                self.ids.setdefault(number, set()).add(text)
+            if error is not None:
+                yield pb.ModelStreamInferResponse(error_message=error)
+                continue
+            [prompt] = bytes_tensor.unpack(inputs["text_input"][2])
+            if prompt == FOR_EVER:
+                yield answer_to(request, told(text), final=False)
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            yield answer_to(request, told(text, "stop"), final=True)
+
+    def _read(self, folder: Path) -> tuple[str | None, str]:
+        if not folder.is_dir() or folder.parent != self.disk:
+            gone = "lora_path does not exist on the Triton server's filesystem"
+            return f"Error generating request: {gone}: {folder}", ""
+        read(folder)
+        return None, _answer((folder / "adapter_model.safetensors").read_bytes())
