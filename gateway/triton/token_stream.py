@@ -165,6 +165,26 @@ class TokenStream:
             await self._feed_from_logits(self._stream, self._aside, take)
             return
 
+        def read_texts(messages: Sequence[bytes], reader: LlmapiReader) -> bool:
+            # Each has all of the text so far, so of those that have arrived together the last will
+            # do.
+            self._engine.heard = True
+            more, found = True, None
+            for data in messages:
+                if (text := reader.find(data)) is not None:
+                    found = data, text
+                    continue
+                if found is not None:
+                    more = take(reader.more(*found)) and more
+                    found = None
+                more = take(self._delta(self._checked(self._parsed(data)))) and more
+                if self._finished:
+                    return False
+            if found is not None:
+                more = take(reader.more(*found)) and more
+                self._engine.works()
+            return more
+
         def read_tokens(messages: Sequence[bytes]) -> bool:
             self._engine.heard = True
             more, ids = True, []
@@ -183,8 +203,11 @@ class TokenStream:
                 more = take(TokenDelta(ids, False)) and more
             return more
 
+        read = read_tokens
+        if isinstance(self._reader, LlmapiReader):
+            read = partial(read_texts, reader=self._reader)
         with self._reading():
-            if not await self._stream.feed(read_tokens):
+            if not await self._stream.feed(read):
                 raise EngineUnavailable("The inference server ended the stream early.")
 
     async def _feed_from_logits(
@@ -286,6 +309,8 @@ class TokenStream:
         response = parse_response(data)
         if self._plain and self._template is None and not response.error_message:
             self._template = ResponseTemplate.of(data, response.infer_response)
+        if isinstance(self._reader, LlmapiReader):
+            self._reader.learn(data, response.infer_response)
         return response
 
     async def _read(self, stream: ResponseStream[bytes]) -> bytes:

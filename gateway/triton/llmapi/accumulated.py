@@ -23,21 +23,24 @@ class AccumulatedText:
         self._given = 0
         self._seam = b""
 
-    def added(self, text: bytes) -> str:
-        """What `text` has more than was given out, but for an incomplete character at its end.
+    def added(self, data: bytes, start: int = 0, end: int | None = None) -> str:
+        """What a text has more than was given out, but for an incomplete character at its end.
+
+        The text is ``data[start:end]``.
 
         A text that is shorter than what was given, and its beginning as far as is known, has
         nothing more. Raises EngineError when what was given has become another text: nothing
         behind it would be right.
         """
-        start = self._given - len(self._seam)
-        if text[start : self._given] != self._seam[: max(0, len(text) - start)]:
+        end = len(data) if end is None else end
+        new = start + self._given
+        seam = new - len(self._seam)
+        if data[seam : min(new, end)] != self._seam[: max(0, end - seam)]:
             raise EngineError("The engine changed a text that it had given already.")
-        end = len(text)
-        while end > self._given and text.endswith(_REPLACEMENT, self._given, end):
+        while end > new and data.endswith(_REPLACEMENT, new, end):
             end -= len(_REPLACEMENT)
-        added, used = codecs.utf_8_decode(text[self._given : end], "replace", False)
+        added, used = codecs.utf_8_decode(data[new:end], "replace", False)
         if used:
             self._given += used
-            self._seam = text[max(0, self._given - _SEAM_BYTES) : self._given]
+            self._seam = data[max(start, new + used - _SEAM_BYTES) : new + used]
         return added

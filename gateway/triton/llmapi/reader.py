@@ -15,6 +15,7 @@ from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.triton import bytes_tensor
 from gateway.triton.llmapi.accumulated import AccumulatedText
+from gateway.triton.llmapi.template import TextTemplate
 from gateway.triton.tensors import is_final
 
 _TOLD = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})
@@ -31,9 +32,23 @@ class LlmapiReader:
     def __init__(self, *, decoupled: bool) -> None:
         self._decoupled = decoupled
         self._text = AccumulatedText()
+        self._template: TextTemplate | None = None
         self._finish: Literal["stop", "length"] | None = None
         self._unshown = 0
         self._reused = 0
+
+    def learn(self, data: bytes, response: pb.ModelInferResponse) -> None:
+        """Takes note of how a response is laid out: `data` parsed as `response`."""
+        if not is_final(response):
+            self._template = TextTemplate.of(data, response)
+
+    def find(self, data: bytes) -> tuple[int, int] | None:
+        """Where in a response its text is, None where there may be more than that to it."""
+        return None if self._template is None else self._template.text(data)
+
+    def more(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
+        """As `delta`, of a response with a text alone, which is where `find` said."""
+        return TokenDelta([], False, self._reused, text=self._text.added(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         """New text. The last delta says why it ended, where the engine told.
@@ -44,7 +59,7 @@ class LlmapiReader:
         added = ""
         for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
             if tensor.name == "text_output":
-                added = self._text.added(raw[_LENGTH:])
+                added = self._text.added(raw, _LENGTH)
             elif tensor.name in _TOLD:
                 self._told(tensor.name, raw)
         final = is_final(response) or not self._decoupled

@@ -22,15 +22,18 @@ def shown(raw: bytes, style: int) -> bytes:
     )
 
 
-@given(TEXTS, st.lists(st.integers(0, 10_000)), st.integers(0, 2), st.booleans())
+@given(TEXTS, st.lists(st.integers(0, 10_000)), st.integers(0, 2), st.booleans(), st.integers(0, 9))
 def test_pieces_are_the_text_whatever_is_known_when(
-    text: str, cuts: list[int], style: int, repeated: bool
+    text: str, cuts: list[int], style: int, repeated: bool, lead: int
 ) -> None:
     raw = text.encode()
     reader, pieces = AccumulatedText(), ""
     for cut in sorted(cut % (len(raw) + 1) for cut in cuts):
         for _ in range(1 + repeated):
-            pieces += reader.added(shown(raw[:cut], style))
+            text_so_far = shown(raw[:cut], style)
+            # It may stand within something else.
+            data = b"x" * lead + text_so_far + b"behind"
+            pieces += reader.added(data, lead, lead + len(text_so_far))
             assert text.startswith(pieces)  # nothing is ever taken back
         assert len(pieces) >= len(raw[:cut].decode(errors="ignore").rstrip("\ufffd"))
     pieces += reader.added(raw)
