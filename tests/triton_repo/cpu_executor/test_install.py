@@ -18,7 +18,14 @@ import tensorrt_llm.bindings.executor as trtllm
 import tensorrt_llm.logger as logger
 from tensorrt_llm.llmapi.tokenizer import _xgrammar_tokenizer_info
 import tensorrt_llm
+from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm._utils import global_mpi_rank, global_mpi_size
+from tensorrt_llm.executor.request import LoRARequest
+from tensorrt_llm.llmapi.llm import RequestOutput
+from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 logger.debug("text")
+assert (global_mpi_rank(), global_mpi_size()) == (0, 1)
+assert update_llm_args_with_extra_dict({"a": 1, "b": 2}, {"b": 3}) == {"a": 1, "b": 3}
 assert trtllm.SamplingConfig(top_k=3).top_k == 3
 assert tensorrt_llm.bindings.executor is trtllm
 assert tensorrt_llm.__version__ == trtllm.__version__

@@ -63,7 +63,9 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
     def sampling_config(self) -> SamplingConfig:
         """The executor's settings, which take "nothing said" as greedy whatever the temperature."""
