@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ops.local_stack.binaries import find_redis_server, find_triton_server
 from ops.local_stack.ports import LOCALHOST
@@ -84,7 +84,7 @@ def loading(models: Sequence[str]) -> list[str]:
 class Served:
     """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
 
-    `max_seq_len` is for a model that does not tell it.
+    `max_seq_len` is for a model that does not tell it, and reads adapters from the disk.
     """
 
     model_name: str
@@ -110,7 +110,9 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
         "GATEWAY_SHUTDOWN_GRACE": str(GATEWAY_GRACE),
     }
     if served.max_seq_len is not None:
+        folders = state_dir / "adapters" / quote(served.model_name, safe="") / "peft"
         env = {"GATEWAY_MAX_SEQ_LEN": str(served.max_seq_len)} | env
+        env["GATEWAY_PEFT_DIR"] = str(folders.absolute())
     return Child("gateway", [sys.executable, "-m", "gateway"], env, log)
 
 

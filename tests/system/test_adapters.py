@@ -43,6 +43,12 @@ def _upload(admin: httpx.Client, name: str, folder: Path, base: str = "demo") ->
     return admin.post("/v1/adapters", data={"name": name, "base": base}, files=files)
 
 
+def _shapes(up: Up) -> Path:
+    """The engine, or the model where there is none to build."""
+    engine = up.state_dir / "engine"
+    return engine if engine.is_dir() else DEMO_MODEL
+
+
 def _answer(client: openai.OpenAI, model: str) -> str:
     answer = client.completions.create(model=model, prompt=PROMPT, max_tokens=TOKENS, temperature=0)
     assert answer.model == model
@@ -259,7 +265,7 @@ def test_the_command_line(
     assert (gone.returncode, "cli" in gone.stderr) == (1, True)
     refused = _lora(up, "add", "demo", folder, "--base", "demo")
     assert (refused.returncode, "name" in refused.stderr) == (1, True)
-    size = _lora(up, "size", str(up.state_dir / "engine"), folder, "--count", "200")
+    size = _lora(up, "size", str(_shapes(up)), folder, "--count", "200")
     assert "adapters: 200" in size.stdout, size.stderr
     assert "lora_cache_host_memory_bytes:" in size.stdout
 
@@ -273,7 +279,7 @@ def test_converted_adapters_are_imported(
     folder = write_adapter(tmp_path / "a", DEMO_MODEL, seed=12)
     assert _upload(admin, "peft", folder).status_code == 201
     (tmp_path / "npy").mkdir()
-    npy.write(converted(folder, up.state_dir / "engine"), tmp_path / "npy")
+    npy.write(converted(folder, _shapes(up)), tmp_path / "npy")
     imported = _lora(up, "import-npy", "npy", str(tmp_path / "npy"), "--base", "demo")
     assert imported.returncode == 0, imported.stderr
     assert _answer(client, "npy") == _answer(client, "peft")
@@ -289,6 +295,7 @@ def test_an_upload_past_the_limit_is_refused(admin: httpx.Client, up: Up, tmp_pa
     assert "big" not in _names(admin)
 
 
+@pytest.mark.token_mode_only("adapters are read from its disk and never sent", of=["llmapi"])
 def test_metrics(stack: Stack, admin: httpx.Client, client: openai.OpenAI, tmp_path: Path) -> None:
     _upload(admin, "counted", write_adapter(tmp_path / "a", DEMO_MODEL, seed=13))
     _answer(client, "counted")
