@@ -66,6 +66,10 @@ class Server:
             if line.startswith("data: ")
         ]
 
+    def load(self, model: str) -> tuple[int, str]:
+        """Load a model of the repository; needs `--model-control-mode=explicit`."""
+        return self._post(f"/v2/repository/models/{model}/load", {})
+
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.http, timeout=ANSWER_WITHIN)
         with contextlib.closing(connection):

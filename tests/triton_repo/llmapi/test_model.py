@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,15 +27,19 @@ METRICS = {
 
 
 @pytest.fixture(scope="module")
-def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("llmapi")
-    repository = folder / "repository"
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("llmapi") / "repository"
+
+
+@pytest.fixture(scope="module")
+def triton(repository: Path) -> Iterator[Server]:
     lora = {"max_cpu_loras": 2, "max_lora_rank": 16}
     real = {"model": str(MODEL), "max_num_tokens": 1000, **lora}
     render_llmapi(repository, real, model="real")
     render_llmapi(repository, {"model": str(MODEL), "decoupled": False}, model="whole")
-    render_releases(repository, folder / "engine")
-    with serving(folder) as server:
+    render_releases(repository, repository.parent / "engine")
+    names = [f"--load-model={path.name}" for path in repository.iterdir()]
+    with serving(repository.parent, "--model-control-mode=explicit", *names) as server:
         yield server
 
 
@@ -260,8 +263,20 @@ def test_a_stop_request_needs_an_id_and_nothing_to_stop(triton: Server) -> None:
     assert error_of(triton.ask(stop, "real", request_id="unheard of")) == CANCELLED
 
 
-def test_the_repository_is_that_of_upstream(tmp_path: Path) -> None:
-    render_llmapi(tmp_path, {"model": 'a "model"'})
-    files = {path.name for path in (tmp_path / "tensorrt_llm" / "1").iterdir()}
-    assert {"model.py", "model.yaml"} <= files
-    assert json.dumps("tensorrt_llm") in (tmp_path / "tensorrt_llm" / "config.pbtxt").read_text()
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('behaves_as: "main"', 'behaves_as: "1.4"', "triton_config.behaves_as: found 1.4"),
+        ("  max_batch_size: 0", "  max_batch_size: 4", "triton_config.max_batch_size: found 4"),
+        ("backend: pytorch", "speculative_config: {a: 1}", "speculative_config: not supported"),
+    ],
+)
+def test_a_model_yaml_that_means_nothing_here_is_refused(
+    triton: Server, repository: Path, old: str, new: str, why: str
+) -> None:
+    render_llmapi(repository, {"model": str(MODEL)}, model="wrong")
+    path = repository / "wrong" / "1" / "model.yaml"
+    path.write_text(path.read_text().replace(old, new))
+    status, text = triton.load("wrong")
+    assert status == 400
+    assert why in text
