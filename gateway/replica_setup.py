@@ -29,6 +29,7 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             mode=settings.triton_mode,
             text_model=settings.triton_text_model,
             first_response_timeout=settings.first_response_timeout,
+            tokens_per_block=settings.tokens_per_block,
         ),
         partial(_places, settings),
     )

@@ -145,6 +145,12 @@ class Settings(BaseSettings):
         description="Prompt plus output limit in tokens; needed where the engine's config.json "
         "cannot be read from here, and with the llmapi repository, which has none.",
     )
+    tokens_per_block: int = Field(
+        32,
+        gt=0,
+        description="Tokens in a block of the KV cache, for cached tokens through the llmapi "
+        "repository, which counts blocks: tokens_per_block of kv_cache_config in its model.yaml.",
+    )
     request_timeout: Seconds = Field(
         600.0, description="Seconds after which a request is stopped and answered with 504."
     )

@@ -61,10 +61,12 @@ class Engine:
         mode: WantedMode = "auto",
         text_model: str | None = None,
         first_response_timeout: float | None = None,
+        tokens_per_block: int = 32,
     ) -> None:
-        """`first_response_timeout` is in seconds, for a model of llmapi that streams."""
+        """Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
+        `tokens_per_block` are those of its KV cache."""
         self._client = TritonClient(endpoint, connection)
-        self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model)
+        self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model, tokens_per_block)
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
         self._selection: ModelSelection | None = None

@@ -38,13 +38,17 @@ class Models(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the operator asks for; `text_model` None takes the ensemble, else the BLS model."""
+    """What the operator asks for; `text_model` None takes the ensemble, else the BLS model.
+
+    `tokens_per_block` is told of a model of llmapi, which does not tell it.
+    """
 
     core: str
     max_seq_len: int | None
     vocab_size: int
     mode: WantedMode = "auto"
     text_model: str | None = None
+    tokens_per_block: int = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,19 @@ async def _core(server: Models, wanted: Wanted) -> ModelCapabilities:
     if not await server.model_ready(wanted.core):
         raise EngineUnavailable(f"Triton does not serve {wanted.core!r}.")
     config = await server.model_config(wanted.core)
-    read = read_capabilities
     if wanted.mode != "token" and is_llmapi(config):
-        read = read_llmapi_capabilities
-    elif wanted.mode == "llmapi":
+        return read_llmapi_capabilities(
+            wanted.core,
+            config,
+            max_seq_len=wanted.max_seq_len,
+            vocab_size=wanted.vocab_size,
+            tokens_per_block=wanted.tokens_per_block,
+        )
+    if wanted.mode == "llmapi":
         raise EngineUnavailable(f"Triton model {wanted.core!r} is not of the llmapi repository.")
-    return read(wanted.core, config, max_seq_len=wanted.max_seq_len, vocab_size=wanted.vocab_size)
+    return read_capabilities(
+        wanted.core, config, max_seq_len=wanted.max_seq_len, vocab_size=wanted.vocab_size
+    )
 
 
 async def _text(server: Models, wanted: Wanted) -> ModelCapabilities:

@@ -46,6 +46,8 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.streams = streams
         self.decoupled = decoupled
         self.max_batch_size = 0
+        self.drop = ""
+        """An input that it does not declare."""
         self.of_prompt: dict[str, tuple[Step, ...]] = {}
         """Other steps, by the prompt that gets them."""
         self.requests: list[pb.ModelInferRequest] = []
@@ -62,6 +64,8 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         for declared in (INPUTS, LORA) if self.streams else (INPUTS,):
             for datatype, names in declared.items():
                 for name in names:
+                    if name == self.drop:
+                        continue
                     optional = name != "text_input"
                     config.input.add(name=name, data_type=f"TYPE_{datatype}", optional=optional)
         for name in ("text_output", "finish_reason", "stop_reason"):

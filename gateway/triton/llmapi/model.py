@@ -21,8 +21,6 @@ _OTHERS = frozenset({"input_ids", "request_output_len"})
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt", "stop")
 # Brought by the release that streams token by token.
 _SINCE_STREAMING = "lora_id"
-# In tokens, of the PyTorch backend where model.yaml says nothing; no tensor tells.
-_KV_CACHE_BLOCK = 32
 
 
 def is_llmapi(config: Any) -> bool:
@@ -32,7 +30,12 @@ def is_llmapi(config: Any) -> bool:
 
 
 def read_llmapi_capabilities(
-    model: str, config: Any, *, max_seq_len: int | None, vocab_size: int
+    model: str,
+    config: Any,
+    *,
+    max_seq_len: int | None,
+    vocab_size: int,
+    tokens_per_block: int,
 ) -> ModelCapabilities:
     """Those of a model that `is_llmapi`.
 
@@ -77,7 +80,7 @@ def read_llmapi_capabilities(
         generation_logits=False,
         context_logits=False,
         logit_bytes=4,
-        tokens_per_block=_KV_CACHE_BLOCK,
+        tokens_per_block=tokens_per_block,
         fingerprint=f"fp_{digest[:12]}",
         vocab_size=vocab_size,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from gateway.triton import bytes_tensor
 from tests.support.fake_llmapi import FakeLlmapi, Step, inputs_of, told
@@ -116,6 +119,87 @@ async def test_stop_strings_are_exact_and_stop_the_engine(
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == len("a. b.c.")
     assert servicer.stopped == [servicer.requests[0].id]
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "why"),
+    [
+        ({"max_batch_size": 8}, {}, "max_batch_size 8"),
+        ({}, {"max_seq_len": None}, "GATEWAY_MAX_SEQ_LEN"),
+        ({}, {"triton_mode": "token"}, "llmapi repository"),
+        ({"drop": "sampling_param_max_tokens"}, {"triton_mode": "llmapi"}, "not of the llmapi"),
+        ({"drop": "sampling_param_seed"}, {}, "no input sampling_param_seed"),
+    ],
+)
+async def test_what_cannot_be_driven_says_why(
+    tokenizer_dir: Path, changed: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    servicer = FakeLlmapi(*HELLO)
+    for name, value in changed.items():
+        setattr(servicer, name, value)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, ready=False, **settings) as (client, service, _),
+    ):
+        async with asyncio.timeout(60):
+            while why not in service.replicas.why_not_ready:
+                await asyncio.sleep(0.01)
+        assert (await client.get("/health/ready")).status_code == 503
+
+
+async def test_without_decoupled_mode_nothing_streams(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(told("hello", "stop"), decoupled=False)
+    refused = await complete(tokenizer_dir, servicer, stream=True)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+    assert servicer.requests == []
+    answer = (await complete(tokenizer_dir, servicer)).json()
+    assert answer["choices"][0]["text"] == "hello"
+    assert "streaming" not in inputs_of(servicer.requests[0])
+
+
+async def test_what_begins_a_text_is_there_once(tokenizer_dir: Path) -> None:
+    """The model's tokenizer puts it before whatever it is given, and a template writes its own."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer.save(str(tokenizer_dir / "tokenizer.json"))
+    config = {"eos_token": "!", "chat_template": "<s>{{ messages[0].content }}"}
+    (tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(config))
+    servicer = FakeLlmapi(*HELLO)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        body = {"model": "m", "messages": [{"role": "user", "content": "who?"}]}
+        chat = (await client.post("/v1/chat/completions", json=body)).json()
+        ids = {"model": "m", "prompt": [begin, *tokenizer.encode("who?").ids[1:]]}
+        completion = (await client.post("/v1/completions", json=ids)).json()
+    sent = [inputs_of(request)["text_input"][2] for request in servicer.requests]
+    assert sent == [bytes_tensor.pack(["who?"])] * 2
+    assert chat["usage"]["prompt_tokens"] == completion["usage"]["prompt_tokens"] == 5
+
+
+@pytest.mark.parametrize("special", [True, False])
+async def test_reasoning_is_told_apart_or_refused(tokenizer_dir: Path, special: bool) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    tags = [AddedToken(tag, special=special) for tag in ("[THINK]", "[/THINK]")]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tags)
+    tokenizer.save(str(tokenizer_dir / "tokenizer.json"))
+    servicer = FakeLlmapi(told("[THINK]hm"), told("[THINK]hm[/THINK]yes", "stop"))
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, reasoning_parser="mistral") as (client, _, _),
+    ):
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        response = await client.post("/v1/chat/completions", json=body)
+    if special:  # the model would leave them out
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "messages"
+        assert servicer.requests == []
+    else:
+        message = response.json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
 
 
 async def test_choices_are_requests_with_seeds_of_their_own(tokenizer_dir: Path) -> None:
