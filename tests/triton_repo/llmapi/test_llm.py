@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from ops.commands.up import DEMO_ADAPTERS
 from tests.support.triton_server import MODEL
+from triton_repo.cpu_executor import synthetic
 from triton_repo.cpu_executor.llmapi.llm import LLM
 from triton_repo.cpu_executor.llmapi.lora import LoRARequest
 from triton_repo.cpu_executor.llmapi.outputs import RequestError
@@ -44,6 +47,20 @@ async def test_each_step_of_a_stream_adds_to_the_text(llm: LLM) -> None:
         assert (completion.text, completion.token_ids) == (text, ids)
     assert text == ANSWER
     assert output.finished
+
+
+async def test_characters_of_several_tokens_come_whole(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    ids = tokenizer.encode("\N{SLIGHTLY SMILING FACE}").ids
+    assert len(ids) > 2
+    synthetic.build(tmp_path, vocab_size=4096, tokens=ids, first_token_ms=0)
+    with LLM(str(tmp_path), str(MODEL)) as llm:
+        for more, end in ((0, ""), (1, "\N{REPLACEMENT CHARACTER}")):
+            params = SamplingParams(max_tokens=2 * len(ids) + more)
+            steps = llm.generate_async(PROMPT, params, streaming=True)
+            texts = [step.outputs[0].text async for step in steps]
+            assert texts[-1] == 2 * "\N{SLIGHTLY SMILING FACE}" + end
+            assert set("".join(texts[:-1])) == {"\N{SLIGHTLY SMILING FACE}"}
 
 
 async def test_the_third_position_is_that_of_an_adapter(llm: LLM) -> None:

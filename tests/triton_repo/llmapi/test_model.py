@@ -146,14 +146,6 @@ def test_an_adapter_is_read_by_path_and_kept_by_id(triton: Server) -> None:
 JA_ZH = ((1, "ja"), (2, "zh"))
 
 
-def test_characters_come_whole(triton: Server) -> None:
-    replies = triton.ask(streamed(**lora(1, "ja")), "real")
-    texts = [text_of(reply) for reply in replies]
-    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in texts)
-    assert len(set(texts)) < len(texts)
-    assert texts[-1] == answer(triton, whole(**lora(1, "ja")))
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
