@@ -74,7 +74,7 @@ class LlmapiReader:
         if name == "finish_reason":
             if told in _GIVEN_UP:
                 raise EngineUnavailable("The engine gave the request up; try again shortly.")
-            self._finish = _ENDED.get(told, self._finish)
+            self._finish = _ENDED.get(told)
         elif name == "stop_reason":
             # The id of an end token that is not the tokenizer's own. Engines count that one.
             self._unshown = int(told.isdecimal())

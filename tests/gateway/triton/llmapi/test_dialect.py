@@ -94,16 +94,20 @@ async def test_texts_so_far_become_deltas(
     assert servicer.stopped == []
 
 
-async def test_the_engine_says_why_it_ended_and_what_it_had(tokenizer_dir: Path) -> None:
+@pytest.mark.parametrize("behind", [(), ({},)], ids=["at the end", "before it"])
+async def test_the_engine_says_why_it_ended_and_what_it_had(
+    tokenizer_dir: Path, behind: tuple[Step, ...]
+) -> None:
     ended = told("hello", "length", kv_cache_reused_block="2", kv_cache_hit_rate="0.5")
     prompt = "x" * 40
-    answer = (await complete(tokenizer_dir, FakeLlmapi(ended), prompt=prompt, max_tokens=9)).json()
+    servicer = FakeLlmapi(ended, *behind)
+    answer = (await complete(tokenizer_dir, servicer, prompt=prompt, max_tokens=9)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     # Special tokens do not show, but were made: it is the limit that was reached.
     assert answer["usage"]["completion_tokens"] == 9
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 40
     other = told("hello", "stop") | {"stop_reason": "17"}
-    answer = (await complete(tokenizer_dir, FakeLlmapi(other), max_tokens=9)).json()
+    answer = (await complete(tokenizer_dir, FakeLlmapi(other, *behind), max_tokens=9)).json()
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 6  # with the end token that has a number
 
