@@ -7,7 +7,13 @@ from pathlib import Path
 
 from adapters.config_json import read_config
 from ops.local_stack.errors import StackError
-from ops.local_stack.repository import MAX_BATCH_SIZE, MAX_KV_CACHE_TOKENS, REPOSITORY, clear
+from ops.local_stack.repository import (
+    MAX_BATCH_SIZE,
+    MAX_KV_CACHE_TOKENS,
+    REPOSITORY,
+    clear,
+    require_files,
+)
 
 MAX_SEQ_LEN = "max_seq_len"
 
@@ -19,11 +25,12 @@ def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
     """
     from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
 
+    require_files(model)
     if (given := parameters.get(MAX_SEQ_LEN, "")).isdecimal():
         return int(given)
     try:
         return load_config(model).max_seq_len
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise StackError(f"--model: {error}") from error
 
 

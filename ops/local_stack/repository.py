@@ -54,9 +54,7 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
 
     Raises StackError naming what is missing or wrong.
     """
-    for needed in ("config.json", "tokenizer.json"):
-        if not (model / needed).exists():
-            raise StackError(f"--model: {model}/{needed} does not exist")
+    require_files(model)
     # numpy and the tokenizer tables are not needed before the checks above.
     from triton_repo.cpu_executor import engine  # noqa: PLC0415
     from triton_repo.render import RenderError, render  # noqa: PLC0415
@@ -83,6 +81,13 @@ def prepare(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None
         render(repository, PARAMETERS | own | places | dict(parameters))
     except (RenderError, ValueError) as error:
         raise StackError(f"the model repository of {model} cannot be made: {error}") from error
+
+
+def require_files(model: Path) -> None:
+    """Raises StackError naming a file that the model's folder lacks."""
+    for needed in ("config.json", "tokenizer.json"):
+        if not (model / needed).exists():
+            raise StackError(f"--model: {model}/{needed} does not exist")
 
 
 def clear(folder: Path) -> None:

@@ -100,6 +100,28 @@ def test_up_on_a_full_disk_says_so(tmp_path: Path, largest_file: int) -> None:
     assert not key.exists() if largest_file == 0 else len(key.read_text()) > 32
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--parameter", "behaves_as=1.4"), "behaves_as: found '1.4'; allowed: one of main, 1.3"),
+        (
+            ("--parameter", "engine_dir=x"),
+            "engine_dir: unknown parameter; allowed for tensorrt_llm",
+        ),
+        (("--model", "/nowhere"), "--model: /nowhere/config.json does not exist"),
+        (("--imported", "/nowhere"), "--repository: an imported one is there; leave it out"),
+    ],
+)
+def test_up_refuses_an_llmapi_repository_that_cannot_be(
+    tmp_path: Path, arguments: tuple[str, str], why: str
+) -> None:
+    wrong = ("--repository", "llmapi", "--port", "0", "--state-dir", str(tmp_path), *arguments)
+    answer = _run("up", *wrong)
+    assert answer.returncode == 1
+    [line] = answer.stderr.splitlines()
+    assert why in line
+
+
 def test_serve_names_the_variables_that_are_wrong(gateway: Gateway) -> None:
     answer = gateway("serve", GATEWAY_PORT="http")
     assert answer.returncode == 2

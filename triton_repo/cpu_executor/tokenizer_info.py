@@ -22,7 +22,7 @@ class FastTokenizer:
     def __init__(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"{path} does not exist; guided decoding knows no other tokenizer")
+            raise ValueError(f"{path} does not exist; no other tokenizer is known here")
         self.backend_tokenizer = Tokenizer.from_file(str(path))
         end = _end(folder)
         self.eos_token_id = None if end is None else self.backend_tokenizer.token_to_id(end)
