@@ -7,21 +7,18 @@ from tokenizers import Tokenizer
 from gateway.deltas import FinishReason, TextDelta, TokenDelta
 from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
+from gateway.tokenization.text_count import TextCount
 from gateway.tokenization.text_stream import StopStrings, with_events
-
-# In characters: a piece that is most likely one token. To encode it would cost what all else does.
-_OF_ONE_TOKEN = 8
 
 
 class PieceStream:
     """Turns the deltas of one request into text deltas, the last with a finish reason.
 
-    Tokens are counted by the model's responses where each is one, else by the tokenizer: on the way
-    roughly, at the end all of the text.
+    Tokens are counted by the model's responses where each is one, else by the tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer, generation: Generation) -> None:
-        self._tokenizer = tokenizer
+        self._text = TextCount(tokenizer)
         params = generation.params
         self._message = MessageReader(params.message) if params.message else None
         self._stop = StopStrings(params.stop, include=params.include_stop)
@@ -30,7 +27,6 @@ class PieceStream:
         words = generation.text.stop if generation.text else ()
         self._endless = generation.end_id is None and not words
         self._hidden = () if params.include_stop else params.stop
-        self._pieces: list[str] = []
         self._shown = 0
         self._tokens = 0
         self._reused = 0
@@ -48,7 +44,7 @@ class PieceStream:
         if stopped:
             finish = "stop"
             if delta.tokens is None:
-                self._tokens = self._counted(self._until_stop())
+                self._tokens = self._until_stop()
         elif delta.final:
             text += self._stop.flush()
             finish = self._finish_reason(delta)
@@ -65,22 +61,18 @@ class PieceStream:
         if delta.tokens is not None:
             self._tokens += delta.tokens
             return
-        self._pieces.append(piece)
+        self._text.add(piece, self._shown)
+        self._tokens = self._text.tokens
         if delta.finish == "length":
             self._tokens = self._max_tokens
         elif delta.final:
-            self._tokens = self._counted("".join(self._pieces)) + delta.unshown
-        elif piece:
-            self._tokens += 1 if len(piece) <= _OF_ONE_TOKEN else self._counted(piece)
+            self._tokens = self._text.all() + delta.unshown
 
-    def _counted(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _until_stop(self) -> str:
-        """The text up to the end of the stop string that was found, shown or not."""
-        whole = "".join(self._pieces)
-        found = [len(stop) for stop in self._hidden if whole.startswith(stop, self._shown)]
-        return whole[: self._shown + max(found, default=0)]
+    def _until_stop(self) -> int:
+        """The tokens up to the end of the stop string that was found, shown or not."""
+        behind = self._text.behind(self._shown)
+        found = [len(stop) for stop in self._hidden if behind.startswith(stop)]
+        return self._text.all(self._shown + max(found, default=0))
 
     def _finish_reason(self, delta: TokenDelta) -> FinishReason:
         if delta.finish is not None:
