@@ -21,10 +21,11 @@ __all__ = ["LoRARequest", "SamplingParams", "start"]
 
 
 def start(arguments: dict[str, Any]) -> Any:
-    """The running `LLM`. Raises for what it refuses."""
+    """The running `LLM`, with its own defaults for what is None. Raises for what it refuses."""
     if global_mpi_size() > 1 or global_mpi_rank() > 0:
         raise RuntimeError(
             "llmapi: this process is one of several MPI ranks; start Triton without mpirun, or by "
             "trtllm-llmapi-launch, which gives the model a single one"
         )
-    return LLM(**update_llm_args_with_extra_dict({}, arguments))
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return LLM(**update_llm_args_with_extra_dict({}, given))

@@ -54,8 +54,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        if config["instance_group"][0]["count"] != 1:
-            raise pb_utils.TritonModelException("instance_group.count: allowed: 1")
+        if (count := config["instance_group"][0]["count"]) != 1:
+            raise pb_utils.TritonModelException(f"instance_group.count: found {count}; allowed: 1")
         settings = read_settings()
         # What Triton believes counts: it may not have asked `auto_complete_config`.
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
@@ -147,8 +147,12 @@ class TritonPythonModel:
         while True:
             await asyncio.sleep(self._period)
             for answer in list(self._running):
-                if answer.sender.is_cancelled():
-                    self._cancel(answer)
+                try:
+                    if answer.sender.is_cancelled():
+                        self._cancel(answer)
+                # Others were left, too; nobody would notice that this task has ended.
+                except Exception as failure:
+                    pb_utils.Logger.log_error(f"A request could not be cancelled: {failure}")
 
     async def _end(self) -> None:
         for answer in list(self._running):
