@@ -124,8 +124,7 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
         for number in (1, 2, 3):
             await _add(gateway, f"a{number}", linear_content(number))
         everything = {_digest(number) for number in (1, 2, 3)}
-        # A wrong step would be taken at once: no grace, and no room for anything else.
-        with running_agent(disk, settings, REPLICA, max_bytes=3 * SIZE, grace_s=0.0, settle_s=60):
+        with running_agent(disk, settings, REPLICA, max_bytes=3 * SIZE):
             await becomes(lambda: told.holds() == everything)
             at_redis.flushall()
             # It tells of itself again, and gateways fill in the rest.
@@ -138,6 +137,31 @@ async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(
             told.notices.tell_base(BASE)
             await _add(gateway, "a3", linear_content(3))
             assert _on_disk(disk) == everything
+
+
+async def test_names_that_come_back_one_by_one_cost_the_others_nothing(
+    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+) -> None:
+    """Redis has lost all, and who is there first knows other names alone."""
+    disk = tmp_path / "disk"
+    settings = redis_server.settings()
+    smaller = linear_content(98, rank=1)
+    bound = 2 * SIZE + 2 * peft_files(SMALL, BASE).nbytes
+    with running_agent(disk, settings, REPLICA, max_bytes=bound, settle_s=60):
+        async with store_gateway(tmp_path / "a", settings) as gateway:
+            for number in (1, 2):
+                await _add(gateway, f"a{number}", linear_content(number))
+            await becomes(lambda: told.holds() == {_digest(1), _digest(2)})
+        at_redis.flushall()
+        told.notices.tell_base(BASE)
+        async with store_gateway(tmp_path / "b", settings) as gateway:
+            # There is no room for it but theirs; what is small tells that the agent has looked.
+            await _add(gateway, "b", linear_content(3))
+            for name, small in (("mi", SMALL), ("mini", smaller)):
+                await _add(gateway, name, small)
+                await becomes(lambda small=small: small.digest in told.holds())
+            assert told.holds() == {_digest(1), _digest(2), SMALL.digest, smaller.digest}
+            assert _on_disk(disk) == told.holds()
 
 
 async def test_what_redis_has_lost_is_asked_of_gateways(

@@ -225,11 +225,14 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
     ):
         told = Told(settings)
         source = _source(tmp_path, 1)
+        small = write_peft(tmp_path / "sources" / "small", qv_tensors(rank=1), r=1)
+        bound = written(source).nbytes + written(small).nbytes
         await _add(service, "zh", source)
-        with running_agent(disk, settings, endpoint, max_bytes=written(source).nbytes):
+        with running_agent(disk, settings, endpoint, max_bytes=bound):
             endless = {"model": "zh", "prompt": FOR_EVER, "stream": True}
             async with client.stream("POST", "/v1/completions", json=endless) as response:
-                await anext(response.aiter_lines())
+                lines = response.aiter_lines()  # let go of, it would end the request
+                await anext(lines)
                 [digest] = PeftFolders(disk).held()
                 await service.adapters.remove("zh")
                 await _add(service, "ja", _source(tmp_path, 2))
@@ -237,6 +240,9 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
                 await becomes(lambda: told.agents() and not told.holds())
                 (held,) = told.agents().values()
                 await becomes(lambda: held.revision in _seen(told))
+                # The agent has looked since then: it holds what fits beside it.
+                await _add(service, "mi", small)
+                await becomes(lambda: len(told.holds()) == 1)
                 assert PeftFolders(disk).has(digest)
             assert _text(await _ask(client, "ja")) == answer_of(_source(tmp_path, 2))
             assert not PeftFolders(disk).has(digest)
