@@ -174,12 +174,16 @@ class Heard(Generic[T]):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._values: dict[str, tuple[T, float]] = {}
+        self._dropped: dict[str, T] = {}
 
     def take(self, values: Mapping[str, T]) -> None:
         """What is told now. Those that are missing stay: Redis may have lost them."""
         now = self._clock()
+        # What was dropped and is told still is what it was.
+        self._dropped = {who: old for who, old in self._dropped.items() if values.get(who) == old}
         for who, value in values.items():
-            if who not in self._values or self._values[who][0] != value:
+            known = who in self._dropped or (who in self._values and self._values[who][0] == value)
+            if not known:
                 self._values[who] = value, now
 
     def drop(self, older_than_s: float) -> list[str]:
@@ -187,7 +191,7 @@ class Heard(Generic[T]):
         since = self._clock() - older_than_s
         gone = [who for who, (_, heard) in self._values.items() if heard < since]
         for who in gone:
-            del self._values[who]
+            self._dropped[who] = self._values.pop(who)[0]
         return gone
 
     def recent(self, within_s: float = float("inf")) -> dict[str, T]:
@@ -200,12 +204,15 @@ def _held(raw: bytes) -> Held:
     holds = frozenset(value["holds"])
     if not all(is_digest(digest) for digest in holds):
         raise ValueError("holds: not digests")
+    path = _str(value["path"])
+    if not path.startswith("/"):
+        raise ValueError("path: not an absolute one")
     refused = {_str(key): _str(why) for key, why in value["refused"].items()}
     return Held(
         boot=_str(value["boot"]),
         revision=_int(value["revision"]),
         replicas=tuple(_str(replica) for replica in value["replicas"]),
-        path=_str(value["path"]),
+        path=path,
         holds=holds,
         refused=refused,
     )

@@ -7,6 +7,7 @@ folder of this gateway's own store, on a volume that all replicas see.
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -33,24 +34,29 @@ class AgentDisks:
     """What agents tell, and what this process tells them. Belongs to one event loop."""
 
     def __init__(
-        self, notices: PeftNotices, placement: Placement, base: Callable[[], BaseModel]
+        self,
+        notices: PeftNotices,
+        placement: Placement,
+        base: Callable[[], BaseModel],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._notices = notices
         self._placement = placement
         self._base = base
         self._id = secrets.token_hex(8)
         self._beat = 0
-        self._told_base = -_TELL_BASE_S
+        self._clock = clock
+        self._told_base = -math.inf
         # Seconds in which Redis answered: while it is away, agents are silent through no fault.
         self._now = 0.0
-        self._looked = time.monotonic()
+        self._looked = clock()
         self._beats: Heard[str] = Heard(lambda: self._now)
         self._held: dict[str, Held] = {}
 
     async def look(self) -> None:
         """Raises StoreError, and what `base` raises; what was known stays known then."""
         beats = await asyncio.to_thread(self._notices.beats)
-        now = time.monotonic()
+        now = self._clock()
         self._now += min(now - self._looked, _MOST_UNHEARD_S)
         self._looked = now
         self._beats.take(beats)

@@ -51,6 +51,7 @@ _AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN)
 _BUSY = "The engine's queue is full; try again shortly."
 _AWAY = "The inference server is not available; try again shortly."
 _SOON_S = 2.0
+_PATH_IS_WRONG = "lora_path does not exist"
 _NOT_THERE = "The adapter is not on the inference server's disk; try again shortly."
 _TOO_LONG = "The prompt is longer than this model's maximum input length."
 _BAD_GUIDE = (
@@ -90,7 +91,7 @@ _LLMAPI_TEXTS: tuple[tuple[str, _Failure], ...] = (
         "Streaming is only supported",
         partial(UnsupportedParameter, "stream: the model answers once.", param="stream"),
     ),
-    ("lora_path does not exist", partial(AdapterNotReady, _NOT_THERE, _SOON_S)),
+    (_PATH_IS_WRONG, partial(AdapterNotReady, _NOT_THERE, _SOON_S)),
     ("lora_", partial(InvalidRequest, "The engine refused the adapter.", param="model")),
     (
         "Unsupported image_url",
@@ -121,6 +122,9 @@ def from_text(text: str) -> GatewayError:
     step = any(fragment in text for fragment in _STEP)
     for fragment, make in _LLMAPI_TEXTS if _LLMAPI in text else ():
         if fragment in text:
+            if fragment == _PATH_IS_WRONG:
+                # What replicas see may not be what they are told to: GATEWAY_PEFT_DIR, --path.
+                log.error("%s", text.splitlines()[0])
             return make()
     for fragment, error, message in () if step else _TEXTS:
         if fragment in text:

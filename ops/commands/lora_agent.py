@@ -65,6 +65,9 @@ def run(parsed: argparse.Namespace) -> int:
     url = os.environ.get("GATEWAY_REDIS_URL")
     if not url:
         raise SystemExit("gateway lora agent: set GATEWAY_REDIS_URL, as for the gateways")
+    path = parsed.path or str(parsed.folder.resolve())
+    if not path.startswith("/"):
+        raise SystemExit(f"gateway lora agent: --path: found {path!r}, allowed an absolute path")
     settings = RedisSettings(url, prefix=f"lora:{quote(parsed.model_name, safe='')}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     ended = threading.Event()
@@ -81,7 +84,7 @@ def run(parsed: argparse.Namespace) -> int:
             tier,
             notices,
             replicas=parsed.replica,
-            path=parsed.path or str(parsed.folder.resolve()),
+            path=path,
             max_bytes=parsed.max_bytes,
             grace_s=parsed.grace,
         ).run(ended)
