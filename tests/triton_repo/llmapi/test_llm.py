@@ -36,6 +36,8 @@ def test_a_text_token_ids_and_a_mapping_are_prompts(llm: LLM) -> None:
         assert output.prompt_token_ids == ids
         assert output.outputs[0].text == ANSWER
         assert output.outputs[0].finish_reason == "stop"
+    both = llm.generate([PROMPT, ids], SamplingParams(max_tokens=2))
+    assert [output.outputs[0].text for output in both] == ["The capital"] * 2
 
 
 async def test_each_step_of_a_stream_adds_to_the_text(llm: LLM) -> None:
@@ -110,6 +112,8 @@ def test_what_the_engine_refuses_is_raised(llm: LLM) -> None:
     adapter = LoRARequest("ja", 1, str(DEMO_ADAPTERS / "ja"))
     with pytest.raises(ValueError, match="without lora_config"):
         llm.generate(PROMPT, lora_request=adapter)
+    with pytest.raises(ValueError, match="prompt_adapter_request"):
+        llm.generate(PROMPT, prompt_adapter_request=1)
     with pytest.raises(TypeError, match="logprobs"):
         SamplingParams(logprobs=1)  # type: ignore[call-arg]
 

@@ -71,6 +71,8 @@ class LLM:
 
         Raises ``ValueError`` for a request that cannot run.
         """
+        if prompt_adapter_request is not None:
+            raise ValueError("prompt_adapter_request: not supported by the CPU executor")
         params = sampling_params or SamplingParams()
         text, ids = self._prompt(inputs, params)
         self._check_lengths(len(ids))
@@ -96,9 +98,12 @@ class LLM:
         output.abort = lambda: self._executor.cancel_request(engine_id)
         return output
 
-    def generate(self, inputs: Prompt, *arguments: Any, **more: Any) -> RequestOutput:
-        """`generate_async`, awaited."""
-        return self.generate_async(inputs, *arguments, **more).result()
+    def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
+        """The finished answer of `generate_async`, or of a list of prompts a list of them."""
+        if isinstance(inputs, str | Mapping) or all(isinstance(each, int) for each in inputs):
+            return self.generate_async(inputs, *arguments, **more).result()
+        started = [self.generate_async(each, *arguments, **more) for each in inputs]
+        return [output.result() for output in started]
 
     def shutdown(self) -> None:
         """Take no more requests, and return when the accepted ones are done."""
