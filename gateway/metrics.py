@@ -225,13 +225,24 @@ class _LoraCollector(Collector):
             labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
         )
         residencies = [replica.engine.residency for replica in self._replicas]
+        running = self._names(residency.active for residency in residencies)
         labels = [
-            self._names(residency.active for residency in residencies),
+            ",".join(sorted({*running.split(","), *self._adapters.names_in_use} - {""})),
             self._names(residency.waiting for residency in residencies),
             str(fit.host_adapters if fit else 0),
         ]
         info.add_metric(labels, time.time())
         yield info
+        held = GaugeMetricFamily(
+            "gateway_replica_adapters",
+            "Adapter versions that a replica has on its disk, of those that read them from there.",
+            labels=["replica"],
+        )
+        for replica in self._replicas:
+            if replica.ready and replica.engine.capabilities.reads_adapters:
+                count = self._adapters.placement.count(replica.endpoint)
+                held.add_metric([replica.endpoint], count)
+        yield held
         stats = self._adapters.store.stats
         for field in fields(stats):
             value = getattr(stats, field.name)

@@ -258,6 +258,12 @@ class Adapters:
                 return record.name
         return "removed"
 
+    @property
+    def names_in_use(self) -> set[str]:
+        """Of what runs on replicas that read adapters from their disks, for metrics."""
+        used = self.placement.in_use()
+        return {r.name for r in self._known() if any(v.weights in used for v in r.versions)}
+
     def _base_model(self) -> BaseModel:
         capabilities = self._capabilities()
         if capabilities.text is not None and capabilities.text.loses_lora:

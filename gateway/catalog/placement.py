@@ -57,6 +57,10 @@ class Placement:
         found = self._folders.get(address_of(endpoint), {}).get(digest)
         return self._everywhere.get(digest) if found is None else found
 
+    def count(self, endpoint: str) -> int:
+        """How many versions that replica has."""
+        return len({*self._folders.get(address_of(endpoint), {}), *self._everywhere})
+
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:
         place = address_of(endpoint), digest

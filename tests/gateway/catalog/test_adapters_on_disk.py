@@ -26,7 +26,7 @@ from tests.support.disk_engine import (
     written,
 )
 from tests.support.fake_triton import serving
-from tests.support.in_process import running
+from tests.support.in_process import metric_of, running
 from tests.support.lora_files import pair, qv_tensors, write_peft
 from tests.support.peft_agents import Told, running_agent
 from tests.support.redis_server import RedisServer
@@ -233,6 +233,9 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
             async with client.stream("POST", "/v1/completions", json=endless) as response:
                 lines = response.aiter_lines()  # let go of, it would end the request
                 await anext(lines)
+                labels = {"running_lora_adapters": "zh", "waiting_lora_adapters": ""}
+                assert metric_of(service, "lora_requests_info", **labels, max_lora="0")
+                assert metric_of(service, "gateway_replica_adapters", replica=endpoint) == 1
                 [digest] = PeftFolders(disk).held()
                 await service.adapters.remove("zh")
                 await _add(service, "ja", _source(tmp_path, 2))
