@@ -55,17 +55,17 @@ class PieceStream:
     def cut_short(self) -> TextDelta:
         """The last delta, were this the limit of tokens."""
         self._max_tokens = self._tokens
-        return self.to_text(TokenDelta([], final=True, tokens=0))
+        return self.to_text(TokenDelta([], final=True, tokens=0, finish="length"))
 
     def _count(self, delta: TokenDelta, piece: str) -> None:
-        if delta.tokens is not None:
+        if delta.tokens is None:
+            self._text.add(piece, self._shown)
+            self._tokens = self._text.tokens
+        else:
             self._tokens += delta.tokens
-            return
-        self._text.add(piece, self._shown)
-        self._tokens = self._text.tokens
         if delta.finish == "length":
             self._tokens = self._max_tokens
-        elif delta.final:
+        elif delta.final and self._text.tokens:
             self._tokens = self._text.all() + delta.unshown
 
     def _until_stop(self) -> int:

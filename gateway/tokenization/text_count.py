@@ -31,9 +31,11 @@ class TextCount:
         """The next piece. Of the text before it, `settled` characters will count in any case."""
         if not piece:
             return
+        # The first may be all that comes.
+        short = len(piece) <= _OF_ONE_TOKEN and self.tokens > 0
+        self.tokens += 1 if short else self._encode(piece)
         self._pieces.append(piece)
         self._size += len(piece)
-        self.tokens += 1 if len(piece) <= _OF_ONE_TOKEN else self._encode(piece)
         if self._size >= self._look_at:
             self._close_block(settled - self._before)
 

@@ -184,8 +184,12 @@ class Engine:
 
     async def _prove(self, capabilities: ModelCapabilities) -> None:
         """Raises EngineUnavailable for a model of llmapi whose engine is dead."""
-        if capabilities.llmapi is not None:
-            await self._proof.find(partial(self._stream, capabilities), self._client.disconnect)
+        if capabilities.llmapi is None:
+            return
+        # One that answers at the end may just be busy: with long answers, and full.
+        silence_tells = capabilities.streams_llmapi or not self.ready
+        give_up = self._client.disconnect if silence_tells else None
+        await self._proof.find(partial(self._stream, capabilities), give_up)
 
     def works(self) -> None:
         self._proof.doubted = False

@@ -29,6 +29,8 @@ from gateway.triton.transport import Message, Metadata, ResponseStream
 
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
+# A client may set a deadline that no engine could meet.
+_SILENCE_S = 10.0
 _UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 T = TypeVar("T")
@@ -90,6 +92,7 @@ class TokenStream:
         self._deadline = deadline
         # One timer for the stream; a timeout around each read would cost as much as parsing it.
         self._timer = loop.call_at(deadline, self._expire)
+        self._since = loop.time()
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
 
@@ -116,6 +119,9 @@ class TokenStream:
     def _expire(self) -> None:
         """Ends a read under way, or the next one; whoever consumes is never interrupted."""
         self._expired = True
+        waited_s = asyncio.get_running_loop().time() - self._since
+        if self._begin_timer is not None and waited_s > _SILENCE_S:
+            self._engine.doubt()
         self._drop_stream()
 
     def _give_up(self) -> None:

@@ -19,7 +19,7 @@ from gateway.triton.token_stream import TokenStream
 log = logging.getLogger(__name__)
 
 # With no token for anybody: longer than a step on a long prompt takes.
-_WITHIN_S = 30.0
+_WITHIN_S = 60.0
 _PROMPT = "Hello"
 
 
@@ -37,12 +37,13 @@ class Proof:
             self.wanted.set()
 
     async def find(
-        self, ask: Callable[[Generation, float], TokenStream], give_up: Callable[[], None]
+        self, ask: Callable[[Generation, float], TokenStream], give_up: Callable[[], None] | None
     ) -> None:
         """Returns once the engine is not doubted. Raises EngineUnavailable when it makes no token.
 
         `ask` begins a generation with a deadline. `give_up` is called for an engine that is silent:
-        what others wait for will not come either.
+        what others wait for will not come either. Where silence says nothing it is None, and the
+        doubt stays.
         """
         if not self.doubted:
             return
@@ -61,6 +62,8 @@ class Proof:
                     await tokens.feed_deltas(lambda delta: self.doubted and not delta.final)
         except TimeoutError:
             why = f"nothing came in {_WITHIN_S:g} s"
+            if give_up is None:
+                return
             if self.doubted:
                 give_up()
         except GatewayError as error:

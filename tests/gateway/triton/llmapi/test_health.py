@@ -144,6 +144,29 @@ async def test_what_answers_once_has_no_time_for_a_first_response(tokenizer_dir:
     assert servicer.stopped == [servicer.requests[0].id]
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    """One that answers at the end alone is silent when it is busy, too."""
+    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
+    servicer = FakeLlmapi(None, streams=streams)
+    servicer.of_prompt["poison"] = (DEAD,)
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        [replica] = service.replicas
+        waiting = asyncio.create_task(ask("long"))
+        await until(lambda: servicer.requests)
+        assert (await ask("poison")).status_code == 500
+        if streams:
+            assert (await waiting).status_code == 503
+            assert "makes no tokens" in replica.engine.why_not_ready
+        else:
+            await until(lambda: proofs(servicer) >= 2)
+            assert replica.engine.ready
+            assert replica.engine.suspect
+            waiting.cancel()
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
 async def test_an_engine_that_gives_up_is_no_end_of_an_answer(
     tokenizer_dir: Path, reason: str
