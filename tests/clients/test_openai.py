@@ -123,6 +123,7 @@ def test_messages_can_be_handed_back_as_they_came(
     assert not last.choices[0].message.tool_calls
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_events_of_text(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(messages=CAPITAL, logprobs=True, **GREEDY)

@@ -175,6 +175,7 @@ def test_top_k_1_and_top_p_0_are_greedy(client: openai.OpenAI) -> None:
     assert _text(_chunks(client, temperature=2, top_p=0)) == greedy
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model does not say which tokens log probabilities belong to")
 def test_penalties_reach_the_engine(client: openai.OpenAI) -> None:
     def logprobs(**penalty: float) -> tuple[float, ...]:
@@ -282,7 +283,7 @@ def test_a_stop_string_ends_one_choice_alone(client: openai.OpenAI) -> None:
     assert "Rome" in answer.choices[1].text
 
 
-@pytest.mark.token_mode_only("a text model takes no token ids")
+@pytest.mark.token_mode_only("a text model takes no token ids", of=["ensemble", "bls"])
 def test_prompts_as_lists_and_token_ids(client: openai.OpenAI) -> None:
     prompts = ["The capital of France is", "The capital of Japan is"]
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

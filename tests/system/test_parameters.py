@@ -81,6 +81,7 @@ def test_ignore_eos_goes_on_to_the_limit(client: openai.OpenAI) -> None:
     assert (finish, tokens) == ("length", 40)
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no token ids")
 def test_stop_token_ids(client: openai.OpenAI) -> None:
     four = TOKENIZER.token_to_id("4")
@@ -95,6 +96,7 @@ def test_the_stop_string_can_be_included(client: openai.OpenAI, include: bool, t
     assert _chat(client, stop="4, 5", include_stop_str_in_output=include)[:2] == (text, "stop")
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("postprocessing leaves special tokens out")
 def test_special_tokens_can_be_shown(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"ignore_eos": True, "max_tokens": 30}
@@ -112,6 +114,7 @@ def test_repetition_penalty(client: openai.OpenAI) -> None:
     assert _chat(client, question, repetition_penalty=2.0, **options)[0] != plain
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model tokenizes the prompt itself")
 def test_truncate_prompt_tokens_keeps_the_end(client: openai.OpenAI) -> None:
     prompt = "Nothing of this matters at all. The capital of France is"
@@ -128,6 +131,7 @@ def test_truncate_prompt_tokens_keeps_the_end(client: openai.OpenAI) -> None:
     assert "Paris" in answer.choices[0].text
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model tokenizes the prompt itself")
 def test_truncation_side_says_what_goes(client: openai.OpenAI) -> None:
     prompt = "The capital of France is" + " nothing of this matters" * 200
@@ -303,6 +307,7 @@ def test_what_beams_cannot_do(client: openai.OpenAI, fields: dict[str, Any], par
     assert caught.value.param == param
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no token ids")
 @pytest.mark.parametrize("stream", [True, False])
 def test_token_ids_can_be_returned(client: openai.OpenAI, stream: bool) -> None:
@@ -322,6 +327,7 @@ def test_token_ids_can_be_returned(client: openai.OpenAI, stream: bool) -> None:
     assert TOKENIZER.decode(ids) == "".join(choice.text for choice in choices)
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no token ids")
 def test_each_choice_has_the_ids_of_its_own_prompt(client: openai.OpenAI) -> None:
     prompts = ["The capital of France is", "1, 2,"]
@@ -337,6 +343,7 @@ def test_each_choice_has_the_ids_of_its_own_prompt(client: openai.OpenAI) -> Non
     assert given == [TOKENIZER.encode(prompt).ids for prompt in prompts]
 
 
+@pytest.mark.llmapi_refuses
 @pytest.mark.token_mode_only("a text model shows no token ids")
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_ids_of_a_chats_prompt_stand_beside_its_choices(
