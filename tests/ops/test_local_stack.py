@@ -189,6 +189,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         for name in ("redis", "triton"):
             os.kill(before.pids[name], signal.SIGKILL)
         up.wait_for("triton: starting again")
+        up.wait_for("triton: ready", count=2)
         _wait_until_serving(before)
         after = up.state()
         assert after.pids["gateway"] == before.pids["gateway"]
