@@ -7,7 +7,10 @@ import inspect
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import certifi
@@ -31,6 +34,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+_TESTS = Path(__file__).parent
 
 # Each client of httpx, and of the openai SDK, reads the certificates of all authorities anew: 60 ms
 # of CPU time, for servers that are all on this machine.
@@ -86,6 +90,24 @@ class _Scheduling(LoadFileScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
     return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    config = session.config
+    gc.disable()  # what is imported stays: there is nothing to find
+    # In a fresh clone nothing is compiled yet, and each process would compile all tests, and all
+    # that they import, beside the others. Each begins with a share of its own.
+    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
+        files = sorted(_TESTS.rglob("test_*.py"))
+        own, of = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]
+        for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
+            with suppress(Exception):  # which pytest tells in its turn
+                import_module(".".join(file.relative_to(_TESTS.parent).with_suffix("").parts))
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
