@@ -111,9 +111,13 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Files with slow tests come first, so that no process is left alone with one at the end.
+    # Files with slow tests come first, so that no process is left alone with one at the end. The
+    # others come backwards: triton_repo, system and lora_store have the long ones among them.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    place = {path: n for n, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(
+        key=lambda item: (0, place[item.path]) if item.path in slow else (1, -place[item.path])
+    )
     mode = config.getoption("--triton-mode")
     for item in items:
         for mark in item.iter_markers("token_mode_only"):
