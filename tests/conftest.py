@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.local_stack import Stack, Up
 from tests.support.redis_server import RedisServer, running_redis
+from tests.support.triton_server import LONG_SEQ_LEN, long_model
 
 # Machines that run tests are busy: an example's time says nothing about the code.
 hypothesis.settings.register_profile(
@@ -35,6 +37,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 _TESTS = Path(__file__).parent
+
+# Processes inherit that SIGINT is ignored, as a shell has it for what it starts in the background.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each client of httpx, and of the openai SDK, reads the certificates of all authorities anew: 60 ms
 # of CPU time, for servers that are all on this machine.
@@ -132,11 +138,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    arguments, settings = TRITON_MODES[request.config.getoption("--triton-mode")]
-    folder = tmp_path_factory.mktemp("stack")
-    with Up(folder, "--port", "0", *arguments, load_models=(), **settings) as up:
+@contextlib.contextmanager
+def _up(mode: str, folder: Path, *more: str, load_models: Sequence[str] = ()) -> Iterator[Up]:
+    arguments, settings = TRITON_MODES[mode]
+    with Up(folder, "--port", "0", *arguments, *more, load_models=load_models, **settings) as up:
         up.wait_ready()
         yield up
         up.remember_processes()
@@ -147,8 +152,31 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    mode = request.config.getoption("--triton-mode")
+    with _up(mode, tmp_path_factory.mktemp("stack")) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
 def stack(up: Up) -> Stack:
     return up.state()
+
+
+@pytest.fixture(scope="session")
+def long_stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """Another, for answers of `LONG_ANSWER` tokens: no stall of a process is as long as one."""
+    mode = request.config.getoption("--triton-mode")
+    folder = tmp_path_factory.mktemp("long")
+    model = str(long_model(folder))
+    only = ("tensorrt_llm",) if mode == "token" else ()
+    # Memory is taken as it is written: what is reserved for answers that nobody awaits costs none.
+    cache = f"max_tokens_in_paged_kv_cache={8 * LONG_SEQ_LEN}"
+    arguments = ("--model", model, "--model-name", "demo", "--parameter", cache)
+    with _up(mode, folder, *arguments, load_models=only) as up:
+        yield up.state()
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ READY_WITHIN_S = 90.0
 _CHUNK = 64 * 1024
 
 
-def demo_engine(folder: Path) -> Path:
-    """The demo model on the CPU executor, with LoRA."""
-    return engine.build(DEMO_MODEL, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
+def demo_engine(folder: Path, model: Path = DEMO_MODEL) -> Path:
+    """The demo model, or another, on the CPU executor, with LoRA."""
+    return engine.build(model, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
 
 
 def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: float) -> Path:

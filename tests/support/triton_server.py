@@ -29,6 +29,7 @@ from triton_repo.render import render
 MODEL = Path(__file__).parents[2] / "demo" / "model"
 # Of `long_model`: an answer up to it takes longer than any machine gives a process no turn.
 LONG_SEQ_LEN = 32_768
+LONG_ANSWER = 30_000
 READY_WITHIN = 240.0
 ANSWER_WITHIN = 120.0
 
