@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import itertools
 import os
 import signal
 import ssl
@@ -25,7 +26,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.local_stack import Stack, Up
 from tests.support.redis_server import RedisServer, running_redis
-from tests.support.triton_server import LONG_SEQ_LEN, long_model
+from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
 
 # Machines that run tests are busy: an example's time says nothing about the code.
 hypothesis.settings.register_profile(
@@ -141,8 +142,17 @@ def pytest_collection_finish() -> None:
 @contextlib.contextmanager
 def _up(mode: str, folder: Path, *more: str, load_models: Sequence[str] = ()) -> Iterator[Up]:
     arguments, settings = TRITON_MODES[mode]
-    with Up(folder, "--port", "0", *arguments, *more, load_models=load_models, **settings) as up:
-        up.wait_ready()
+    with contextlib.ExitStack() as started:
+        for number in itertools.count():
+            (own := folder / str(number)).mkdir()
+            up = Up(own, "--port", "0", *arguments, *more, load_models=load_models, **settings)
+            started.enter_context(up)
+            try:
+                up.wait_ready()
+                break
+            except AssertionError:
+                if STARVED not in up.stderr:
+                    raise
         yield up
         up.remember_processes()
         up.send(signal.SIGTERM)

@@ -172,7 +172,7 @@ async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, strea
         running(tokenizer_dir, endpoint, shutdown_grace=120) as (client, service, server),
     ):
         body = {"model": "m", "prompt": "x", "stream": stream}
-        asking = asyncio.create_task(client.post("/v1/completions", json=body, timeout=None))
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, timeout=240))
         while not servicer.reached:
             await asyncio.sleep(0.01)
         server.should_exit = True

@@ -166,7 +166,7 @@ async def test_a_deadline_of_the_clients_own_makes_nothing_free(
             "/v1/completions",
             json=REQUEST | {"stream": stream},
             headers=HEADERS | {"x-request-timeout": "120"},
-            timeout=None,
+            timeout=240,
         )
         answer = await clock.leap_once(lambda: case.servicer.reached > 0, asked, 180)
         (record,) = _records(case.log)
@@ -202,7 +202,7 @@ async def test_a_beam_search_that_is_broken_off_is_paid_for(
                 "/v1/completions",
                 json=beams | {"max_tokens": LONG_ANSWER},
                 headers={"x-request-timeout": "120"},
-                timeout=None,
+                timeout=240,
             )
         )
         # The engine is at work on it.
@@ -256,7 +256,7 @@ async def test_one_record_when_the_gateway_ends(tmp_path: Path, stream: bool) ->
         async with case.gateway(endpoint, shutdown_grace=120) as (client, service, server):
             asked = REQUEST | {"stream": stream}
             request = asyncio.create_task(
-                client.post("/v1/completions", json=asked, headers=HEADERS, timeout=None)
+                client.post("/v1/completions", json=asked, headers=HEADERS, timeout=240)
             )
             await _until(lambda: case.servicer.reached > 0)
             server.should_exit = True
