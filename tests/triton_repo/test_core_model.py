@@ -260,8 +260,8 @@ def test_the_engine_s_own_errors_pass_through(triton: Server) -> None:
     assert error_of(triton.ask(core_inputs([5, 6], 3, **guide))).startswith(
         "Encountered an error in forwardAsync function: Invalid guide of type regex: "
     )
-    too_long = error_of(triton.ask(core_inputs([5] * 3000, 3)))
-    assert "Prompt length (3000) exceeds maximum input length" in too_long
+    too_long = error_of(triton.ask(core_inputs([5] * (LONG_SEQ_LEN + 1), 3)))
+    assert f"Prompt length ({LONG_SEQ_LEN + 1}) exceeds maximum input length" in too_long
 
 
 @pytest.mark.parametrize(
