@@ -31,18 +31,27 @@ class TokenLogprob:
     rank: int = 0
 
 
+class EngineStats(NamedTuple):
+    """What the engine tells of its work on a request, where it was asked.
+
+    `reused_blocks` are the KV-cache blocks of the prompt that were there already. What is added
+    here is read by `triton/tensors` and told by `api/usage`; nothing between them knows.
+    """
+
+    reused_blocks: int = 0
+
+
 class TokenDelta(NamedTuple):
     """New token ids from the engine; `final` marks the last delta of the request.
 
-    `reused_blocks` counts KV-cache blocks of the prompt that were there already, if asked for;
-    `logprobs` are those of `ids`. A model that gives text gives `text` and no ids, and perhaps the
-    number of its tokens. Where the engine says why it ended, the last delta has `finish`; `unshown`
-    are tokens that it made and the text does not show.
+    `stats` is None where none were told; `logprobs` are those of `ids`. A model that gives text
+    gives `text` and no ids, and perhaps the number of its tokens. Where the engine says why it
+    ended, the last delta has `finish`; `unshown` are its tokens that the text does not show.
     """
 
     ids: list[int]
     final: bool
-    reused_blocks: int = 0
+    stats: EngineStats | None = None
     logprobs: list[TokenLogprob] | None = None
     text: str | None = None
     tokens: int | None = None
@@ -61,7 +70,7 @@ class TextDelta(NamedTuple):
     text: str
     tokens: int
     finish: FinishReason | None = None
-    reused_blocks: int = 0
+    stats: EngineStats | None = None
     ids: Sequence[int] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     events: tuple[MessageEvent, ...] | None = None

@@ -241,7 +241,7 @@ class Meter:
     def add(self, last: TextDelta) -> None:
         """Adds a choice by the last delta that there was of it."""
         self.tokens += last.tokens
-        reused = last.reused_blocks
+        reused = last.stats.reused_blocks if last.stats else 0
         self.reused_blocks = (
             reused if self.reused_blocks is None else min(reused, self.reused_blocks)
         )

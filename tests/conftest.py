@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
+import itertools
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import certifi
@@ -21,6 +26,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.local_stack import Stack, Up
 from tests.support.redis_server import RedisServer, running_redis
+from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
 
 # Machines that run tests are busy: an example's time says nothing about the code.
 hypothesis.settings.register_profile(
@@ -31,6 +37,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 
+_TESTS = Path(__file__).parent
+
+# Processes inherit that SIGINT is ignored, as a shell has it for what it starts in the background.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each client of httpx, and of the openai SDK, reads the certificates of all authorities anew: 60 ms
 # of CPU time, for servers that are all on this machine.
@@ -91,10 +102,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
     return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    config = session.config
+    gc.disable()  # what is imported stays: there is nothing to find
+    # In a fresh clone nothing is compiled yet, and each process would compile all tests, and all
+    # that they import, beside the others. Each begins with a share of its own.
+    if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
+        files = sorted(_TESTS.rglob("test_*.py"))
+        own, of = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]
+        for file in files[len(files) * own // of : len(files) * (own + 1) // of]:
+            with suppress(Exception):  # which pytest tells in its turn
+                import_module(".".join(file.relative_to(_TESTS.parent).with_suffix("").parts))
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Files with slow tests come first, so that no process is left alone with one at the end.
+    # Files with slow tests come first, so that no process is left alone with one at the end. The
+    # others come backwards: triton_repo, system and lora_store have the long ones among them.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    place = {path: n for n, path in enumerate(dict.fromkeys(item.path for item in items))}
+    items.sort(
+        key=lambda item: (0, place[item.path]) if item.path in slow else (1, -place[item.path])
+    )
     mode = config.getoption("--triton-mode").partition("-")[0]
     for item in items:
         if mode == "llmapi" and item.get_closest_marker("llmapi_refuses"):
@@ -112,12 +145,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    arguments, settings = TRITON_MODES[request.config.getoption("--triton-mode")]
-    folder = tmp_path_factory.mktemp("stack")
-    with Up(folder, "--port", "0", *arguments, load_models=(), **settings) as up:
-        up.wait_ready()
+@contextlib.contextmanager
+def _up(mode: str, folder: Path, *more: str, load_models: Sequence[str] = ()) -> Iterator[Up]:
+    arguments, settings = TRITON_MODES[mode]
+    with contextlib.ExitStack() as started:
+        for number in itertools.count():
+            (own := folder / str(number)).mkdir()
+            up = Up(own, "--port", "0", *arguments, *more, load_models=load_models, **settings)
+            started.enter_context(up)
+            try:
+                up.wait_ready()
+                break
+            except AssertionError:
+                if STARVED not in up.stderr:
+                    raise
         yield up
         up.remember_processes()
         up.send(signal.SIGTERM)
@@ -127,8 +168,31 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    mode = request.config.getoption("--triton-mode")
+    with _up(mode, tmp_path_factory.mktemp("stack")) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
 def stack(up: Up) -> Stack:
     return up.state()
+
+
+@pytest.fixture(scope="session")
+def long_stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """Another, for answers of `LONG_ANSWER` tokens: no stall of a process is as long as one."""
+    mode = request.config.getoption("--triton-mode")
+    folder = tmp_path_factory.mktemp("long")
+    model = str(long_model(folder))
+    only = ("tensorrt_llm",) if mode == "token" else ()
+    # Memory is taken as it is written: what is reserved for answers that nobody awaits costs none.
+    cache = f"max_tokens_in_paged_kv_cache={8 * LONG_SEQ_LEN}"
+    arguments = ("--model", model, "--model-name", "demo", "--parameter", cache)
+    with _up(mode, folder, *arguments, load_models=only) as up:
+        yield up.state()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.api.usage import Usage
+
 Count = Annotated[int, Field(ge=0)]
 _Finish = Literal["stop", "length", "tool_calls"]
 
@@ -29,20 +31,6 @@ class ErrorDetail(BaseModel):
 
 class Error(BaseModel):
     error: ErrorDetail
-
-
-class PromptTokensDetails(BaseModel):
-    cached_tokens: Count
-
-
-class Usage(BaseModel):
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    prompt_tokens_details: Annotated[
-        PromptTokensDetails,
-        Field(description="Left out where it would tell a tenant what others have sent."),
-    ] = PromptTokensDetails(cached_tokens=0)
 
 
 class _Generated(BaseModel):

@@ -22,6 +22,7 @@ from gateway.api.chunks import (
     PromptLogprobs,
     UsageFrames,
 )
+from gateway.api.usage import final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.message import MessageEvent
@@ -146,8 +147,12 @@ class Answer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids for g in first] if token_ids else None
-        self._tokens_per_block = batch.tokens_per_block
-        self._tells_cached = not batch.caller.apart
+        self._usage = partial(
+            final_usage,
+            prompt_tokens=batch.prompt_tokens,
+            # Who is kept apart is not told what others' prompts have left in the cache.
+            tokens_per_block=None if batch.caller.apart else batch.tokens_per_block,
+        )
         self._fingerprint = batch.fingerprint
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
@@ -242,20 +247,3 @@ class Answer:
             "system_fingerprint": self._fingerprint,
         }
         return orjson.dumps(head)[:-1]
-
-    def _usage(self, last: list[TextDelta]) -> dict[str, Any]:
-        """Cached tokens are those of the prompts that were in the engine's KV cache before.
-
-        The choices of one prompt share its cache, so the least cached choice counts.
-        """
-        completion = sum(delta.tokens for delta in last)
-        usage: dict[str, Any] = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self._prompt_tokens + completion,
-        }
-        if self._tells_cached:
-            reused = min(delta.reused_blocks for delta in last) * self._tokens_per_block
-            cached = min(reused, self._prompt_tokens)
-            usage["prompt_tokens_details"] = {"cached_tokens": cached}
-        return usage

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import orjson
 
+from gateway.api.usage import usage_so_far
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
@@ -147,11 +148,7 @@ class CountingFrames(Frames):
     def of(self, delta: TextDelta) -> bytes:
         self._counts[self._index] = delta.tokens
         completion = sum(self._counts)
-        usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": completion,
-            "total_tokens": self._prompt_tokens + completion,
-        }
+        usage = usage_so_far(self._prompt_tokens, completion)
         # Only a frame ends so: within JSON's strings a line feed is written otherwise.
         told = b',"usage":' + orjson.dumps(usage) + _END
         return super().of(delta).replace(_NULL_USAGE + _END, told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from gateway.deltas import FinishReason, TextDelta, TokenDelta
+from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta
 from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.text_count import TextCount
@@ -29,11 +29,11 @@ class PieceStream:
         self._hidden = () if params.include_stop else params.stop
         self._shown = 0
         self._tokens = 0
-        self._reused = 0
+        self._stats: EngineStats | None = None
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
         """Consumes one delta. After one with `finish` set nothing more may come."""
-        self._reused = self._reused or delta.reused_blocks
+        self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
         text, stopped = piece, False
@@ -49,7 +49,7 @@ class PieceStream:
             text += self._stop.flush()
             finish = self._finish_reason(delta)
         tokens = min(self._tokens, self._max_tokens)
-        found = TextDelta(text, tokens, finish, self._reused)
+        found = TextDelta(text, tokens, finish, self._stats)
         return found if self._message is None else with_events(self._message, found)
 
     def cut_short(self) -> TextDelta:

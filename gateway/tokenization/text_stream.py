@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.deltas import FinishReason, TextDelta, TokenDelta, TokenLogprob
+from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta, TokenLogprob
 from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
 from gateway.tokenization.vocabulary import Vocabulary
@@ -87,12 +87,12 @@ class TextStream:
         self._one_by_one = bool(params.stop) or params.logprobs is not None
         self._last_ids: list[int] = []
         self._tokens = 0
-        self._reused = 0
+        self._stats: EngineStats | None = None
         self._length = len(generation.echo or "")
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
         """Consumes one delta. After one with `finish` set nothing more may come."""
-        self._reused = self._reused or delta.reused_blocks
+        self._stats = self._stats or delta.stats
         text = self._each(delta) if self._one_by_one else self._all(delta)
         return text if self._message is None else with_events(self._message, text)
 
@@ -109,10 +109,10 @@ class TextStream:
         if not delta.final:
             if self._longest_stop_ids:
                 self._remember(ids)
-            return TextDelta(text, self._tokens, None, self._reused, ids)
+            return TextDelta(text, self._tokens, None, self._stats, ids)
         self._remember(ids)
         text += self._decoder.flush()
-        return TextDelta(text, self._tokens, self._finish_reason(), self._reused, ids)
+        return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
     def _each(self, delta: TokenDelta) -> TextDelta:
         """The text of the new ids up to the one that completes a stop string."""
@@ -148,7 +148,7 @@ class TextStream:
         finish: FinishReason | None,
     ) -> TextDelta:
         text = "".join(pieces)
-        return TextDelta(text, self._tokens, finish, self._reused, ids, logprobs=tuple(logprobs))
+        return TextDelta(text, self._tokens, finish, self._stats, ids, logprobs=tuple(logprobs))
 
     def _remember(self, ids: list[int]) -> None:
         """Keeps what a sequence of stop ids at the end can be found in."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Converted
-from gateway.deltas import TokenDelta, TokenLogprob
+from gateway.deltas import EngineStats, TokenDelta, TokenLogprob
 from gateway.generation import Generation
 from gateway.triton.logits import top_logprobs
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
@@ -23,6 +23,8 @@ from gateway.triton.transport import Message
 _TINY = 1e-6
 _NEVER = -1
 _FINAL = "triton_final_response"
+# Outputs that go into `EngineStats`, each one INT32, and its fields.
+_STATS = {"kv_cache_reused_blocks": "reused_blocks"}
 # What a request must have to be let through to the model, whatever it is.
 _STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
@@ -98,7 +100,18 @@ def add_common(
     # Another output costs a microsecond for each token.
     if params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
-        build.output("kv_cache_reused_blocks")
+        for name in _STATS:
+            build.output(name)
+
+
+def engine_stats(response: pb.ModelInferResponse) -> EngineStats | None:
+    """None where all are 0, which is also what stands there before the engine has begun."""
+    told = {
+        _STATS[tensor.name]: array("i", raw)[0]
+        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        if tensor.name in _STATS
+    }
+    return EngineStats(**told) if any(told.values()) else None
 
 
 def beam_deltas(
@@ -203,7 +216,6 @@ def token_delta(
     final = is_final(response) or not capabilities.decoupled
     ids: list[int] = []
     length: int | None = None
-    reused = 0
     values: list[float] = []
     top: list[list[tuple[int, float]]] = []
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -211,8 +223,6 @@ def token_delta(
             ids = array("i", raw).tolist()
         elif tensor.name == "sequence_length":
             length = array("i", raw)[0]
-        elif tensor.name == "kv_cache_reused_blocks":
-            reused = array("i", raw)[0]
         elif tensor.name == "output_log_probs":
             values = array("f", raw).tolist()
         elif tensor.name == "generation_logits" and generation.params.logprobs:
@@ -227,8 +237,9 @@ def token_delta(
         ids = ids[_restated(capabilities, generation) :]
         if length is None:
             ids = _until_end(ids, generation)
+    stats = engine_stats(response) if generation.params.usage else None
     if generation.params.logprobs is None:
-        return TokenDelta(ids, final, reused)
+        return TokenDelta(ids, final, stats)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
     new = values[len(values) - len(ids) :]
     alternatives = top or [[]] * len(ids)
@@ -236,7 +247,7 @@ def token_delta(
         TokenLogprob(token_id, value, tuple(others))
         for token_id, value, others in zip(ids, new, alternatives, strict=False)
     ]
-    return TokenDelta(ids, final, reused, entries)
+    return TokenDelta(ids, final, stats, entries)
 
 
 def _prompt_request(

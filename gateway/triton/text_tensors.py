@@ -9,8 +9,6 @@ time, in which only the end may be incomplete.
 
 from __future__ import annotations
 
-from array import array
-
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.deltas import TokenDelta
@@ -19,7 +17,7 @@ from gateway.generation import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from gateway.triton.request import Request, RequestBuilder
-from gateway.triton.tensors import add_common, add_sampling, is_final
+from gateway.triton.tensors import add_common, add_sampling, engine_stats, is_final
 
 _REPLACEMENT = "\ufffd"
 _NEVER = -1
@@ -67,13 +65,13 @@ class TextReader:
         found = _texts(response)
         text = found[0] if found else ""
         if not self._capabilities.decoupled or (self._text.whole and found):
-            return TokenDelta([], final, _reused(response), text=self._whole(text))
+            return TokenDelta([], final, engine_stats(response), text=self._whole(text))
         if self._model.accumulates:
             text = self._added(text)
         tokens = None
         if self._model.token_by_token:
             tokens = self._count(text) if found else 0
-        return TokenDelta([], final, _reused(response), text=text, tokens=tokens)
+        return TokenDelta([], final, engine_stats(response), text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
         """The text of each beam, best first, from the one response of a beam search."""
@@ -112,11 +110,3 @@ def _texts(response: pb.ModelInferResponse) -> list[str]:
         if tensor.name == "text_output":
             return bytes_tensor.unpack(raw)
     return []
-
-
-def _reused(response: pb.ModelInferResponse) -> int:
-    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        if tensor.name == "kv_cache_reused_blocks":
-            blocks: int = array("i", raw)[0]
-            return blocks
-    return 0

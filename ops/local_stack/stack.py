@@ -91,6 +91,7 @@ class Stack:
         self._models: set[int] = set()
         self._looked = 0.0
         self._model_lost = False
+        self._triton_is_ready = False
 
     def __enter__(self) -> Stack:
         self._clean_up()
@@ -137,8 +138,8 @@ class Stack:
         self._launch(self._redis)
         self._launch(self._triton)
         self._wait(self._redis, lambda: servers.answers_ping(ports.redis))
-        ready = f"http://{LOCALHOST}:{ports.triton_http}/v2/health/ready"
-        self._wait(self._triton, lambda: servers.answers_ok(ready))
+        self._wait(self._triton, self._ask_triton)
+        self._look_at_models()
         self._launch(self._gateway)
         ready = f"http://{LOCALHOST}:{ports.gateway}/health/ready"
         self._wait(self._gateway, lambda: servers.answers_ok(ready))
@@ -173,12 +174,25 @@ class Stack:
         What a model starts and ends for itself is not Triton's child, and its own business. Nor is
         each child of Triton a model's process: it may be about to become one.
         """
-        now = time.monotonic()
-        if now - self._looked > MODELS_PERIOD:
-            self._looked = now
-            self._models |= (running := self._triton.children(servers.MODEL_PROCESS))
-            self._model_lost = bool(self._models - running)
+        starts = not self._triton_is_ready
+        if starts:
+            self._ask_triton()
+        # One that dies within a period of its start must have been seen, too.
+        if starts or time.monotonic() - self._looked > MODELS_PERIOD:
+            self._look_at_models()
+        if starts and self._triton_is_ready:
+            say("triton: ready")
         return self._model_lost
+
+    def _ask_triton(self) -> bool:
+        url = f"http://{LOCALHOST}:{self._ports.triton_http}/v2/health/ready"
+        self._triton_is_ready = servers.answers_ok(url)
+        return self._triton_is_ready
+
+    def _look_at_models(self) -> None:
+        self._looked = time.monotonic()
+        self._models |= (running := self._triton.children(servers.MODEL_PROCESS))
+        self._model_lost = bool(self._models - running)
 
     def _start_again(self, child: Child, how: str, backoff: Backoff) -> None:
         if (delay := backoff.died()) is not None:
@@ -188,6 +202,7 @@ class Stack:
             if child is self._triton:
                 remove_regions(self._shm_prefix)
                 self._models, self._model_lost = set(), False
+                self._triton_is_ready = False
             self._launch(child)
             backoff.started()
             self.state.write(self._options.state_dir)

@@ -213,15 +213,15 @@ def test_the_images_run(image: Image) -> None:
     image.become("gateway")
     with PortClaims() as claims:
         port, nobody = claims.take_free(), claims.take_free()
-    settings = {
-        "GATEWAY_PORT": str(port),
-        "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
-        "GATEWAY_TRITON_GRPC": f"127.0.0.1:{nobody}",
-        "GATEWAY_ALLOW_ANONYMOUS": "true",
-    }
-    with _running(image, port, **settings):
-        ready = httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=WITHIN)
-        assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+        settings = {
+            "GATEWAY_PORT": str(port),
+            "GATEWAY_TOKENIZER_DIR": str(DEMO_MODEL),
+            "GATEWAY_TRITON_GRPC": f"127.0.0.1:{nobody}",
+            "GATEWAY_ALLOW_ANONYMOUS": "true",
+        }
+        with _running(image, port, **settings):
+            ready = httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=WITHIN)
+            assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
     # That nothing else could be written.
     new = image.path("/opt/new")
     code, errors = _ends(image.run(["python", "-c", f"open({new!r}, 'w')"]))

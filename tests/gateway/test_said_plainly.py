@@ -95,7 +95,7 @@ def _started(folder: Path) -> subprocess.Popen[str]:
 
 def test_a_process_ends_with_that_line(tmp_path: Path) -> None:
     with _started(tmp_path) as process:
-        _, said = process.communicate(timeout=50)
+        _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (
         2,
         f"gateway: GATEWAY_TOKENIZER_DIR: no tokenizer.json or tokenizer.model in {tmp_path}\n",
@@ -108,7 +108,7 @@ def test_ctrl_c_is_no_failure(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert any("listening on 127.0.0.1 port " in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=50)
+        _, said = process.communicate(timeout=60)
     assert "Application shutdown complete" in said
     assert "Traceback" not in said
     assert process.returncode == 128 + signal.SIGINT

@@ -201,7 +201,7 @@ async def test_gone_and_back(
 
 
 def test_a_redis_that_hangs_is_unavailable_after_the_timeout(redis_server: RedisServer) -> None:
-    with open_tier(redis_server.settings(timeout_s=1.0)) as tier:
+    with open_tier(redis_server.settings(timeout_s=8.0)) as tier:
         tier.position()
         redis_server.signal(signal.SIGSTOP)
         with pytest.raises(StoreUnavailable):

@@ -14,7 +14,7 @@ from gateway.tokenization.prompts import Prompts
 from ops.cli import main
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.local_stack import Stack
-from tests.support.triton_server import MODEL, running
+from tests.support.triton_server import LONG_ANSWER, LONG_SEQ_LEN, MODEL, long_model, running
 from triton_repo.cpu_executor import engine
 
 ADAPTERS = MODEL.parent / "adapters"
@@ -25,8 +25,8 @@ CAPITAL = "美国的首都在哪里? \n答案:"
 class Client:
     """Runs the command in this process; `status` and `out` are those of the last run."""
 
-    def __init__(self, stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-        self._url = stack.triton_grpc
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url = url
         self._capsys = capsys
         self.status = -1
         self.err = ""
@@ -43,7 +43,7 @@ class Client:
 
 @pytest.fixture
 def run(stack: Stack, capsys: pytest.CaptureFixture[str]) -> Client:
-    return Client(stack, capsys)
+    return Client(stack.triton_grpc, capsys)
 
 
 def _ids(out: str) -> list[int]:
@@ -96,9 +96,12 @@ def test_text_models(run: Client, model: str) -> None:
 
 @pytest.mark.parametrize("streaming", [["--streaming"], []])
 @pytest.mark.parametrize("how", [[], ["--stop-via-request-cancel"]])
-def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:
-    # Without an end id only the stop ends it before 1900 tokens, which take seconds.
-    long = ["--text", "Count", "-o", "1900", "--end-id", "-1", "--stop-after-ms", "300"]
+def test_stopping(
+    long_stack: Stack, capsys: pytest.CaptureFixture[str], streaming: list[str], how: list[str]
+) -> None:
+    run = Client(long_stack.triton_grpc, capsys)
+    # Without an end id only the stop ends it, however long a process stands still before that.
+    long = ["--text", "Count", "-o", str(LONG_ANSWER), "--end-id", "-1", "--stop-after-ms", "300"]
     out = run.core(*long, *streaming, *how)
     assert run.status == 0, out + run.err
     if how:
@@ -108,7 +111,7 @@ def test_stopping(run: Client, streaming: list[str], how: list[str]) -> None:
         assert "Got cancellation response from server\n" in out
         assert "Got completed request\n" in out
     if streaming:
-        assert len(_ids(out)) < 1900
+        assert len(_ids(out)) < LONG_ANSWER
     elif not how:
         assert len(_ids(out)) == 0
 
@@ -130,15 +133,20 @@ async def test_what_came_before_the_stop_is_shown(
     assert _ids(capsys.readouterr().out) == [5, 6, 7]
 
 
-def test_an_ensemble_is_stopped_through_its_core_model(run: Client) -> None:
-    long = ["--text", "Count", "-o", "1900", "--end-id", "-1", "--stop-after-ms", "300", "-S"]
-    out = run("--model-name", "ensemble", *long)
+def test_an_ensemble_is_stopped_through_its_core_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    engine.build(long_model(tmp_path), tmp_path / "engine")
+    cache = {"max_tokens_in_paged_kv_cache": 2 * LONG_SEQ_LEN}
+    long = ["--text", "Count", "-o", str(LONG_ANSWER), "--end-id", "-1", "--stop-after-ms", "300"]
+    with running(tmp_path, **cache) as server:
+        out = Client(server.grpc, capsys)("--model-name", "ensemble", *long, "-S")
     assert "Got cancellation response from server\n" in out
     assert "Got completed request\n" in out
     found = re.search(r"^0: (.*)", out, re.MULTILINE | re.DOTALL)
     assert found is not None
     prompts = Prompts.load(MODEL)
-    assert len(prompts.tokenizer.encode(found[1]).ids) < 1800
+    assert len(prompts.tokenizer.encode(found[1]).ids) < LONG_ANSWER // 2
     prompts.close()
 
 

@@ -52,6 +52,15 @@ def _wait_until_serving(stack: Stack, within: float = 240.0) -> None:
         time.sleep(0.05)
 
 
+def _restarted(up: Up, before: Stack, *names: str) -> Stack:
+    """The state once it has other processes of these names. It is written after they start."""
+    deadline = time.monotonic() + 240.0
+    while any((after := up.state()).pids[name] == before.pids[name] for name in names):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return after
+
+
 def _loaded(stack: Stack) -> set[str]:
     """The models that Triton serves."""
     models = httpx.post(f"{stack.triton_http}/v2/repository/index", json={"ready": True}).json()
@@ -189,11 +198,11 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         for name in ("redis", "triton"):
             os.kill(before.pids[name], signal.SIGKILL)
         up.wait_for("triton: starting again")
+        up.wait_for("triton: ready", count=2)
         _wait_until_serving(before)
-        after = up.state()
+        after = _restarted(up, before, "redis", "triton")
         assert after.pids["gateway"] == before.pids["gateway"]
         assert {**vars(after), "pids": None} == {**vars(before), "pids": None}
-        assert all(after.pids[name] != before.pids[name] for name in ("redis", "triton"))
         with redis.Redis.from_url(after.redis) as database:
             assert database.get("kept") == b"yes"
 
@@ -207,7 +216,7 @@ def test_restart_brings_redis_and_triton_back(tmp_path: Path) -> None:
         while httpx.post(url, json=body(), timeout=60).status_code != 200:
             assert time.monotonic() < deadline, up.stderr
             time.sleep(0.1)
-        assert up.state().pids["triton"] != after.pids["triton"]
+        _restarted(up, after, "triton")
 
         # The gateway is what all this is for: nothing brings it back.
         _dies_of(up, "gateway")

@@ -30,7 +30,7 @@ from tests.support.raw_http import Answer, answers, connected
 pytestmark = pytest.mark.slow
 
 CHATTY = {"role": "user", "content": "Repeat: 你好，世界！😀🎉 こんにちは"}
-SECONDS = 20  # more than the gateway's own patience with headers; nobody should need it
+SECONDS = 60  # more than the gateway's own patience with headers; nobody should need it
 FUZZ = settings(
     max_examples=150,
     deadline=None,

@@ -14,6 +14,7 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
+from tests.support.triton_server import LONG_ANSWER
 
 KEYS = {name: f"sk-{name}-key" for name in ("checked", "unchecked", "none", "other")}
 HEADERS = {name: {"authorization": f"Bearer {key}"} for name, key in KEYS.items()}
@@ -62,7 +63,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.fixture(scope="module")
-def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+def gateway(
+    long_stack: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
     folder = tmp_path_factory.mktemp("guides")
     tenants = [
         tenant("checked", KEYS["checked"]),
@@ -71,7 +74,7 @@ def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         tenant("other", KEYS["other"]),
     ]
     config = write_config(folder / "c.yaml", *tenants)
-    with GatewayProcess(folder / "g", stack, config=config) as gateway:
+    with GatewayProcess(folder / "g", long_stack, config=config) as gateway:
         yield gateway
 
 
@@ -91,7 +94,7 @@ class _Stream:
     """Another tenant's long answer, which is under way."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
-        fields = body(prompt="Repeat: a b c", max_tokens=1500, ignore_eos=True, stream=True)
+        fields = body(prompt="Repeat: a b c", max_tokens=LONG_ANSWER, ignore_eos=True, stream=True)
         self._stream = client.stream(
             "POST", "/v1/completions", json=fields, headers=HEADERS["other"]
         )

@@ -50,7 +50,7 @@ NAMES = [
 def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
     key = (up.state_dir / "admin_key").read_text(encoding="utf-8")
     headers = {"authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=stack.gateway, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=stack.gateway, headers=headers, timeout=60) as client:
         before = _everything(client, up)
         yield client
         assert _everything(client, up) == before

@@ -39,8 +39,8 @@ def gateway(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 async def _slow_headers(port: int) -> tuple[float, bytes]:
     """Seconds until the server has had enough, and what it said."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     started = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     answer = asyncio.create_task(reader.read())
     writer.write(START + HOST)
     with contextlib.suppress(ConnectionError):
@@ -74,8 +74,10 @@ async def test_headers_that_never_end_keep_nobody_waiting(tmp_path: Path) -> Non
 
 
 async def test_headers_that_never_end_are_cut(gateway: GatewayProcess) -> None:
-    slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
     async with httpx.AsyncClient(base_url=gateway.url, timeout=HANGS_AFTER_S) as client:
+        # Its own connection has headers, and is not late with them.
+        assert (await client.get("/health/live")).status_code == 200
+        slow = [asyncio.create_task(_slow_headers(gateway.port)) for _ in range(MANY)]
         assert (await client.post("/v1/completions", json=body())).status_code == 200
     for seconds, said in await asyncio.wait_for(asyncio.gather(*slow), HANGS_AFTER_S):
         [answer] = answers(said)
@@ -165,6 +167,12 @@ async def _reading(port: int) -> socket.socket:
     return connection
 
 
+def _is_full(connection: object) -> bool:
+    """Of a connection, the buffer for what its client does not read."""
+    assert isinstance(connection, HttpProtocol)
+    return connection.transport.get_write_buffer_size() > 0
+
+
 @pytest.mark.slow
 async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
@@ -180,7 +188,10 @@ async def test_readers_of_a_byte_a_second_harm_nobody(tmp_path: Path) -> None:
     ):
         readers = [await _reading(client.base_url.port or 0) for _ in range(READERS)]
         try:
-            await asyncio.sleep(3)  # until every buffer on the way is full
+            async with asyncio.timeout(4 * HANGS_AFTER_S):
+                while not all(_is_full(each) for each in server.server_state.connections):
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(3)  # until every buffer on the way is
             gc.collect()
             before = psutil.Process().memory_info().rss
             for _ in range(5):
@@ -220,6 +231,9 @@ async def test_a_stream_that_is_not_read_is_ended(tmp_path: Path) -> None:
                 await asyncio.sleep(0.1)
         assert metric_of(service, "gateway_generations_in_flight") == 0
         reader.close()
+        async with asyncio.timeout(HANGS_AFTER_S):
+            while not servicer.stopped:
+                await asyncio.sleep(0.01)
     assert servicer.stopped == [request.id for request in servicer.requests]
 
 

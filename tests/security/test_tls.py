@@ -18,7 +18,7 @@ from gateway.tenancy.limits.redis import SharedLimits
 from lora_store.redis import RedisSettings, RedisTier
 from tests.support.authority import Authority
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
-from tests.support.limit_requests import limit_request
+from tests.support.limit_requests import PATIENT_S, limit_request
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.redis_server import RedisServer, running_redis
@@ -177,7 +177,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
     with running_redis() as redis:
         async with _ending_tls(redis, authority) as port:
             url = _url(port, authority)
-            tier = RedisTier(RedisSettings(url))
+            tier = RedisTier(RedisSettings(url, timeout_s=PATIENT_S))
             assert await asyncio.to_thread(tier.position) == (None, None)
             listening = tier.listen()
             first = asyncio.ensure_future(anext(listening))
@@ -188,7 +188,7 @@ async def test_redis_over_tls(authority: Authority) -> None:
             assert await first == "wanted " + "a" * 64
             await listening.aclose()
             tier.close()
-            async with SharedLimits(url) as limits:
+            async with SharedLimits(url, timeout_s=PATIENT_S) as limits:
                 decision = await limits.take(limit_request("t", requests=5))
                 assert decision is not None
                 assert decision.refused is None
@@ -217,6 +217,7 @@ async def test_a_gateway_whose_redis_speaks_tls(
     with running_redis() as redis:
         async with _ending_tls(redis, authority) as port:
             settings = {"config": config, "redis_url": _url(port, authority), "admin_port": 0}
+            settings["redis_timeout"] = PATIENT_S
             gateway = GatewayProcess(tmp_path, stack, **settings)
             await asyncio.to_thread(gateway.__enter__)
             try:

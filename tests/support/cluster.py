@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -15,18 +14,17 @@ from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.servers import Ports, answers_ok, triton_child
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from tests.support.triton_server import Server
+from tests.support.triton_server import Server, wait_ready
 from triton_repo.cpu_executor import engine, synthetic
 from triton_repo.parameters import Value
 from triton_repo.render import render
 
-READY_WITHIN_S = 90.0
 _CHUNK = 64 * 1024
 
 
-def demo_engine(folder: Path) -> Path:
-    """The demo model on the CPU executor, with LoRA."""
-    return engine.build(DEMO_MODEL, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
+def demo_engine(folder: Path, model: Path = DEMO_MODEL) -> Path:
+    """The demo model, or another, on the CPU executor, with LoRA."""
+    return engine.build(model, folder, lora_target_modules=engine.LLAMA_LORA_MODULES)
 
 
 def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: float) -> Path:
@@ -57,6 +55,7 @@ class TritonReplica:
         self._ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         self._prefix = region_prefix(folder)
         self._child = triton_child(self._ports, folder, self._prefix, folder / "triton.log")
+        self._http = f"{LOCALHOST}:{self._ports.triton_http}"
         self.endpoint = f"{LOCALHOST}:{self._ports.triton_grpc}"
         self.server = Server(self._ports)
 
@@ -68,14 +67,10 @@ class TritonReplica:
         self._child.start()
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while not self.is_ready():
-            assert self._child.exit_status() is None, self._child.how_it_ended()
-            assert time.monotonic() < deadline, self._child.last_lines()
-            time.sleep(0.05)
+        wait_ready(self._child, self._http)
 
     def is_ready(self) -> bool:
-        return answers_ok(f"http://{LOCALHOST}:{self._ports.triton_http}/v2/health/ready")
+        return answers_ok(f"http://{self._http}/v2/health/ready")
 
     @property
     def has_ended(self) -> bool:

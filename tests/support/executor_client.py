@@ -99,7 +99,7 @@ def gather(executor: trtllm.Executor, ids: Sequence[int]) -> list[Output]:
     outputs = {i: Output() for i in ids}
     left = set(ids)
     while left:
-        responses = executor.await_responses(timeout=30.0)
+        responses = executor.await_responses(timeout=60.0)
         assert responses, f"no response within 30 s for {left}"
         for response in responses:
             output = outputs[response.request_id]

@@ -22,6 +22,8 @@ from tests.support.forked_gateway import ForkedGateway
 from tests.support.local_stack import Stack
 
 READY_WITHIN_S = 180  # two seconds are normal
+# Held until this process ends: a port that nobody listens on yet would be taken by another's test.
+_CLAIMS = PortClaims()
 
 
 class GatewayProcess:
@@ -40,8 +42,7 @@ class GatewayProcess:
         """
         folder.mkdir(exist_ok=True)
         self.log = folder / "gateway.log"
-        with PortClaims() as claims:
-            self.port, self.admin_port = claims.take_free(), claims.take_free()
+        self.port, self.admin_port = _CLAIMS.take_free(), _CLAIMS.take_free()
         self.url = f"http://127.0.0.1:{self.port}"
         if settings.get("admin_port") == 0:
             settings["admin_port"] = self.admin_port

@@ -27,7 +27,7 @@ from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 
 Headers = list[tuple[str, str]]
-HANGS_AFTER_S = 30.0
+HANGS_AFTER_S = 60.0
 PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 OK: Headers = [(":status", "200"), ("content-type", "application/grpc")]
 

@@ -76,10 +76,10 @@ class Up:
     def state(self) -> Stack:
         return Stack.read(self.state_dir)
 
-    def wait_for(self, text: str, within: float = READY_WITHIN) -> None:
-        """Until `text` is in the command's output."""
+    def wait_for(self, text: str, within: float = READY_WITHIN, count: int = 1) -> None:
+        """Until `text` is in the command's output, so many times."""
         deadline = time.monotonic() + within
-        while text not in self.stdout + self.stderr:
+        while (self.stdout + self.stderr).count(text) < count:
             assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
             assert time.monotonic() < deadline, f"no {text!r} in {within} s:\n{self.stderr}"
             time.sleep(0.02)

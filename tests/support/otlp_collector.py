@@ -41,7 +41,7 @@ class Collector:
     def of(self, service: str = "triton-openai-gateway") -> list[Span]:
         return [span for span in self.spans if span.service == service]
 
-    def wait_for(self, count: int, service: str, within_s: float = 20.0) -> list[Span]:
+    def wait_for(self, count: int, service: str, within_s: float = 60.0) -> list[Span]:
         """Until there are so many spans of a service."""
         deadline = time.monotonic() + within_s
         while len(found := self.of(service)) < count:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ class Process:
 
     def __post_init__(self) -> None:
         password = None if self.sentinel else _PASSWORD
-        self._client = redis.Redis(LOCALHOST, self.port, password=password, socket_timeout=1)
+        self._client = redis.Redis(LOCALHOST, self.port, password=password, socket_timeout=30)
 
     def start(self, *lines: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +101,7 @@ def is_master(server: Process) -> bool:
         return False
 
 
-def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "it does not come about"
@@ -129,12 +128,12 @@ def _processes() -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]
 
 
 def _port(claims: PortClaims) -> int:
-    """A free one; the cluster's own port lies 10,000 above."""
+    """A free one; the cluster's own port lies 10,000 above, and is claimed too."""
     while True:
         port = claims.take_free()
-        with contextlib.suppress(OSError, OverflowError, StackError):
-            with socket.create_server((LOCALHOST, port + 10_000)):
-                return port
+        with contextlib.suppress(OverflowError, StackError):
+            claims.take(port + 10_000)
+            return port
 
 
 _COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')

@@ -27,7 +27,7 @@ Change = Callable[[Path], None]
 def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
     """A client with the admin key; what a test registered is removed afterwards."""
     headers = {"authorization": f"Bearer {(up.state_dir / 'admin_key').read_text()}"}
-    with httpx.Client(base_url=stack.gateway, headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=stack.gateway, headers=headers, timeout=60) as client:
         before = _names(client)
         yield client
         for name in _names(client) - before:

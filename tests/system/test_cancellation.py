@@ -14,6 +14,7 @@ import pytest
 from tests.support.cpu import cpu_seconds
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.triton_server import LONG_ANSWER
 
 pytestmark = [
     pytest.mark.token_mode_only(
@@ -32,6 +33,14 @@ STOPPED_WITHIN_CPU_S = 0.3
 ROUNDS = 5
 IDLE_WITHIN_S = 30.0  # else something hangs
 COUNT = "Count from 1 to 300"
+# Of each client of a crowd: the engine works on them at the same time, for longer than on one.
+OF_A_CROWD = LONG_ANSWER // 4
+
+
+@pytest.fixture
+def stack(long_stack: Stack) -> Stack:
+    """Whose answers do not end before their clients leave, however long a process stands still."""
+    return long_stack
 
 
 def _engine(stack: Stack, family: str, **labels: str) -> float:
@@ -68,7 +77,7 @@ async def _until_idle(stack: Stack) -> None:
     await _until(lambda: _active(stack) == 0)
 
 
-def _body(*, stream: bool, tokens: int = 2000) -> dict[str, object]:
+def _body(*, stream: bool, tokens: int = OF_A_CROWD) -> dict[str, object]:
     return {
         "model": "demo",
         "messages": [{"role": "user", "content": COUNT}],
@@ -84,7 +93,7 @@ async def _cost_of_leaving(stack: Stack, *, stream: bool) -> float:
     await _until_idle(stack)
     before = await asyncio.to_thread(_steps, stack)
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as client:
-        body = _body(stream=stream)
+        body = _body(stream=stream, tokens=LONG_ANSWER)
         asking = asyncio.create_task(client.post("/v1/chat/completions", json=body))
         await _until(lambda: _steps(stack) >= before + 100)
         assert not asking.done()
@@ -133,7 +142,7 @@ async def test_a_stop_string_stops_the_engine(stack: Stack) -> None:
     """It ends with the string's last token, but for the steps until it hears of it."""
     before = _stops(stack, "stop_string")
     # Tokenized alone it has other ids than in "9, 10", so the engine cannot stop by itself.
-    body = _body(stream=False) | {"stop": [" 1"]}
+    body = _body(stream=False, tokens=LONG_ANSWER) | {"stop": [" 1"]}
     costs = []
     async with httpx.AsyncClient(base_url=stack.gateway, timeout=60) as client:
         for _ in range(ROUNDS):

@@ -90,7 +90,7 @@ async def _stream(
 async def test_a_rolling_restart_fails_no_request(stack: Stack, tmp_path: Path) -> None:
     """One gateway of one process, one of two workers."""
     # Longer than clients, and what balances them, may be without a turn on a busy machine.
-    settings = {"drain_seconds": 8, "redis_url": stack.redis}
+    settings = {"drain_seconds": 20, "redis_url": stack.redis}
     with ExitStack() as started:
         gateways = [
             started.enter_context(GatewayProcess(tmp_path / str(n), stack, workers=n, **settings))

@@ -87,7 +87,7 @@ def test_the_openai_tests_through(mode: str, tmp_path: Path) -> None:
         cwd=TESTS.parent,
     )
     if run.returncode:
-        logs = [*folder.glob("*/state/logs/triton.log"), *folder.glob("*/stderr.log")]
+        logs = [*folder.glob("*/*/state/logs/triton.log"), *folder.glob("*/*/stderr.log")]
         told = "".join(log.read_text() for log in logs)
         if mode == "bls" and (death := next((death for death in DEATHS if death in told), None)):
             pytest.skip(f"Triton died under the BLS model: {death}")

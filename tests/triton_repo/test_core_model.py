@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.triton_server import (
+    LONG_ANSWER,
+    LONG_SEQ_LEN,
     MODEL,
     Server,
     as_tensor,
     core_inputs,
     error_of,
+    long_model,
     new_ids,
     running,
     stop_inputs,
@@ -26,7 +30,9 @@ from triton_repo.cpu_executor import engine
 
 SLOTS = 4
 QUEUE = 2
-LONG = 1900
+LONG = LONG_ANSWER
+# Tokens of a request that was cancelled, half a second's on a machine that does nothing else.
+SOON = 475
 
 FAMILIES = {
     "nv_trt_llm_request_metrics": ("request_type", ["active", "max", "scheduled", "context"]),
@@ -47,7 +53,7 @@ FAMILIES = {
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("core")
     engine.build(
-        MODEL,
+        long_model(folder),
         folder / "engine",
         max_batch_size=SLOTS,
         max_beam_width=2,
@@ -58,6 +64,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(
         folder,
         max_queue_size=QUEUE,
+        max_tokens_in_paged_kv_cache=SLOTS * LONG_SEQ_LEN,
         max_beam_width=2,
         enable_kv_cache_reuse=True,
         guided_decoding_backend="xgrammar",
@@ -253,8 +260,8 @@ def test_the_engine_s_own_errors_pass_through(triton: Server) -> None:
     assert error_of(triton.ask(core_inputs([5, 6], 3, **guide))).startswith(
         "Encountered an error in forwardAsync function: Invalid guide of type regex: "
     )
-    too_long = error_of(triton.ask(core_inputs([5] * 3000, 3)))
-    assert "Prompt length (3000) exceeds maximum input length" in too_long
+    too_long = error_of(triton.ask(core_inputs([5] * (LONG_SEQ_LEN + 1), 3)))
+    assert f"Prompt length ({LONG_SEQ_LEN + 1}) exceeds maximum input length" in too_long
 
 
 @pytest.mark.parametrize(
@@ -394,18 +401,22 @@ def test_stop_reaches_the_ensemble_by_its_id(triton: Server) -> None:
 def test_a_cancelled_call_stops_the_engine(
     triton: Server, prompt: list[int], model: str, streaming: bool
 ) -> None:
-    triton.wait_active(0)
-    ended = triton.metric("nv_llm_output_token_len_count")
-    generated = triton.metric("nv_llm_output_token_len_sum")
-    with triton.stream() as stream:
-        if model == "tensorrt_llm":
-            stream.send(core_inputs(prompt, LONG, streaming=streaming))
-        else:
-            stream.send(text_inputs("a", LONG, end_id=-1, stream=streaming), model)
-        triton.wait_active(1)
-    # In the engine's own steps, which a busy machine slows as much as what stops it.
-    triton.wait_metric(ended + 1, "nv_llm_output_token_len_count")
-    assert triton.metric("nv_llm_output_token_len_sum") - generated < LONG / 4
+    tokens = []
+    for _ in range(3):
+        triton.wait_active(0)
+        ended = triton.metric("nv_llm_output_token_len_count")
+        generated = triton.metric("nv_llm_output_token_len_sum")
+        with triton.stream() as stream:
+            if model == "tensorrt_llm":
+                stream.send(core_inputs(prompt, LONG, streaming=streaming))
+            else:
+                stream.send(text_inputs("a", LONG, end_id=-1, stream=streaming), model)
+            triton.wait_active(1)
+        # In the engine's own steps, which a busy machine slows as much as what stops it.
+        triton.wait_metric(ended + 1, "nv_llm_output_token_len_count")
+        tokens.append(triton.metric("nv_llm_output_token_len_sum") - generated)
+    # Of three, as the machine may give this process no turn once.
+    assert median(tokens) < SOON, tokens
 
 
 def test_polling_for_cancelled_calls_meets_their_end(triton: Server, prompt: list[int]) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.deltas import TokenDelta
+from gateway.deltas import EngineStats, TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.triton import bytes_tensor
 from gateway.triton.llmapi.accumulated import AccumulatedText
@@ -35,7 +35,7 @@ class LlmapiReader:
         self._template: TextTemplate | None = None
         self._finish: Literal["stop", "length"] | None = None
         self._unshown = 0
-        self._reused = 0
+        self._stats: EngineStats | None = None
 
     def learn(self, data: bytes, response: pb.ModelInferResponse) -> None:
         """Takes note of how a response is laid out: `data` parsed as `response`."""
@@ -48,7 +48,7 @@ class LlmapiReader:
 
     def more(self, data: bytes, text: tuple[int, int]) -> TokenDelta:
         """As `delta`, of a response with a text alone, which is where `find` said."""
-        return TokenDelta([], False, self._reused, text=self._text.added(data, *text))
+        return TokenDelta([], False, self._stats, text=self._text.added(data, *text))
 
     def delta(self, response: pb.ModelInferResponse) -> TokenDelta:
         """New text. The last delta says why it ended, where the engine told.
@@ -64,9 +64,9 @@ class LlmapiReader:
                 self._told(tensor.name, raw)
         final = is_final(response) or not self._decoupled
         if not final:
-            return TokenDelta([], False, self._reused, text=added)
+            return TokenDelta([], False, self._stats, text=added)
         return TokenDelta(
-            [], True, self._reused, text=added, finish=self._finish, unshown=self._unshown
+            [], True, self._stats, text=added, finish=self._finish, unshown=self._unshown
         )
 
     def _told(self, name: str, raw: bytes) -> None:
@@ -79,4 +79,4 @@ class LlmapiReader:
             # The id of an end token that is not the tokenizer's own. Engines count that one.
             self._unshown = int(told.isdecimal())
         elif told.isdecimal():
-            self._reused = int(told)
+            self._stats = EngineStats(reused_blocks=int(told))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import secrets
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,12 +134,18 @@ def _tools(ask: Ask) -> None:
     assert json.loads("".join(part.function.arguments or "" for part in streamed)) == arguments
 
 
+def _free_port() -> int:
+    """One that no outgoing connection gets, and no other test, before the proxy has started."""
+    while True:
+        port = random.randrange(5_000, 10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 @contextmanager
 def _proxy() -> Iterator[str]:
     """LiteLLM's own command in a thread of this process: it takes 12 s of CPU to import."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     upstream = {"model": "hosted_vllm/demo", "api_base": BASE_URL, "api_key": "none"}
     config = {
         "model_list": [{"model_name": "ours", "litellm_params": upstream}],

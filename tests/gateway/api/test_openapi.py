@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, assume, settings
 from schemathesis import checks
@@ -90,6 +91,9 @@ def _adapters(admin: httpx.Client) -> dict[str, str]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None:
     method, path = operation.split()
+    # Else each of thousands of requests reads the environment for proxies and connects anew.
+    session = requests.Session()
+    session.trust_env = False
 
     @settings(
         max_examples=30,
@@ -102,6 +106,7 @@ def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None
         _make_answerable(case)
         response = case.call_and_validate(
             base_url=str(admin.base_url).rstrip("/"),
+            session=session,
             headers={"Authorization": admin.headers["authorization"]},
             excluded_checks=EXCLUDED,
             timeout=SECONDS,
@@ -113,11 +118,12 @@ def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None
     # As SCHEMA.parametrize does, which makes the thousands of cases that cover the operations
     # already where tests are collected.
     modes = [HypothesisTestMode.EXAMPLES, HypothesisTestMode.FUZZING, HypothesisTestMode.COVERAGE]
-    create_test(
-        operation=SCHEMA[path][method],
-        test_func=is_answered_as_documented,
-        config=HypothesisTestConfig(project=SCHEMA.config, modes=modes),
-    )()
+    with session:
+        create_test(
+            operation=SCHEMA[path][method],
+            test_func=is_answered_as_documented,
+            config=HypothesisTestConfig(project=SCHEMA.config, modes=modes),
+        )()
 
 
 def _make_answerable(case: schemathesis.Case) -> None:

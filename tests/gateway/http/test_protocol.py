@@ -22,7 +22,7 @@ def _sent(stack: Stack, *pieces: bytes) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the first answer to raw bytes."""
     url = urlsplit(stack.gateway)
     assert url.hostname is not None
-    with socket.create_connection((url.hostname, url.port or 80), timeout=10) as connection:
+    with socket.create_connection((url.hostname, url.port or 80), timeout=60) as connection:
         for piece in pieces:
             connection.sendall(piece)
         head, _, body = _until_complete(connection).partition(b"\r\n\r\n")

@@ -60,17 +60,20 @@ async def test_the_deadline_ends_several_choices_too(tokenizer_dir: Path, stream
 
 
 class Slow:
-    """A sink that wants a pause after each delta."""
+    """A sink that wants a pause after each delta; the one after `late` lasts an hour of `clock`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: EventClock | None = None, late: str = "") -> None:
         self.deltas: list[TextDelta] = []
+        self._clock, self._late = clock, late
 
     def accept(self, index: int, delta: TextDelta) -> bool:
         self.deltas.append(delta)
         return False
 
     async def drain(self) -> None:
-        await asyncio.sleep(0.7)  # once more, and a deadline of a second has passed
+        if self._clock is not None and self.text == self._late:
+            self._clock.leap(3600)
+        await asyncio.sleep(0.7)
 
     @property
     def text(self) -> str:
@@ -79,11 +82,11 @@ class Slow:
 
 async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -> None:
     """It ends the request, not whatever the consumer is doing just then."""
+    sink = Slow(EventClock(), late=TEXT[:4])
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=4)
-    sink = Slow()
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, request_timeout=1) as (_, service, _),
+        running(tokenizer_dir, endpoint) as (_, service, _),
     ):
         batch = await prepare(service, ["x"], Options(seed=1), chat=False)
         with pytest.raises(RequestTimeout):
@@ -162,17 +165,18 @@ async def test_triton_away_and_back(tokenizer_dir: Path) -> None:
 @pytest.mark.usefixtures("transport")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_shutdown_stops_what_outlives_the_grace(tokenizer_dir: Path, stream: bool) -> None:
+    clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=2)
     async with (
         serving(servicer) as endpoint,
-        running(tokenizer_dir, endpoint, shutdown_grace=1) as (client, service, server),
+        running(tokenizer_dir, endpoint, shutdown_grace=120) as (client, service, server),
     ):
         body = {"model": "m", "prompt": "x", "stream": stream}
-        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, timeout=240))
         while not servicer.reached:
             await asyncio.sleep(0.01)
         server.should_exit = True
-        response = await request
+        response = await clock.leap_once(lambda: service.replicas.draining, asking, 180)
         assert response.status_code == (200 if stream else 503)
         assert '"code":"shutting_down"' in response.text
         assert response.text.endswith("data: [DONE]\n\n") is stream

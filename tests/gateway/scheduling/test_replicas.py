@@ -23,10 +23,11 @@ from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.metrics import sample
+from tests.support.triton_server import LONG_ANSWER, long_model
 
 pytestmark = pytest.mark.slow
 
-# So many tokens of an answer that whoever asks for it has seconds to do something meanwhile.
+# Tokens of an answer that is read to its end, some seconds later.
 LONG = 1500
 QUESTION = "美国的首都在哪里? \n答案:"
 ANSWERS = {"demo": "Washington, D.C.", "zh": "华盛顿", "ja": "ワシントン"}
@@ -86,7 +87,8 @@ def started(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Tritons, GatewayProcess, Path]]:
     folder = tmp_path_factory.mktemp("replicas")
-    with tritons(folder, demo_engine(folder / "engine")) as both:
+    engine_dir = demo_engine(folder / "engine", long_model(folder))
+    with tritons(folder, engine_dir) as both:
         config = _write(folder / "c.yaml", [replica.endpoint for replica in both.replicas])
         adapters = json.dumps({name: str(DEMO_ADAPTERS / name) for name in ("zh", "ja")})
         settings = {
@@ -102,7 +104,7 @@ def started(
 @pytest.fixture
 async def pair(started: tuple[Tritons, GatewayProcess, Path]) -> AsyncIterator[Pair]:
     address = f"http://127.0.0.1:{started[1].admin_port}"
-    async with httpx.AsyncClient(base_url=address, timeout=20) as admin:
+    async with httpx.AsyncClient(base_url=address, timeout=60) as admin:
         pair = Pair(*started, admin)
         await pair.wait_both()
         yield pair
@@ -171,7 +173,13 @@ async def test_a_killed_replica_costs_only_what_it_had_begun(pair: Pair) -> None
     async with pair.client() as client:
         begun = "gateway_time_to_first_token_seconds_count"
         before = await pair.metric(begun)
-        streams = [asyncio.create_task(_stream(client, LONG)) for _ in range(4)]
+        pair.configure(0)
+        await pair.wait("gateway_replica_ready", 1)
+        streams = [asyncio.create_task(_stream(client, LONG_ANSWER)) for _ in range(2)]
+        await pair.wait(begun, before + 2)
+        pair.configure(0, 1)
+        await pair.wait("gateway_replica_ready", 2)
+        streams += [asyncio.create_task(_stream(client, LONG)) for _ in range(2)]
         await pair.wait(begun, before + 4)
         # Without a first token by the time the replica dies: these must not notice.
         victim.freeze()
@@ -251,7 +259,8 @@ async def test_replicas_come_and_go_under_load_without_a_failure(pair: Pair) -> 
                 await answers(11)
             # Nobody is told of the one that was removed any more, and it has nothing left to do.
             pair.tritons[1].server.wait_active(0)
-            assert await pair.in_flight(1) == 0
+            removed = pair.tritons[1].endpoint
+            await pair.wait("gateway_replica_in_flight", 0, replica=removed)
         finally:
             done.set()
             pair.configure(0, 1)
@@ -297,12 +306,13 @@ async def test_the_breaker_opens_on_errors_and_closes_again(tmp_path: Path) -> N
         failing = "gateway_replica_failing"
         statuses: Counter[int] = Counter()
         while not metric_of(service, failing, replica=first):
+            began = time.monotonic()
             statuses[await _status(client)] += 1
             assert sum(statuses.values()) < 100
         assert statuses[500] == 3
         assert metric_of(service, failing, replica=second) == 0
         # Left alone but for one probe at a time, after a second, then after two more.
-        asked, began = len(bad.requests), time.monotonic()
+        asked = len(bad.requests)
         while len(bad.requests) < asked + 2:
             statuses[await _status(client)] += 1
             await asyncio.sleep(0.05)

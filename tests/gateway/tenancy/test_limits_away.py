@@ -82,7 +82,7 @@ def test_redis_away_costs_nobody_a_wait(
             stack,
             config=config,
             redis_url=redis_server.url,
-            redis_timeout=2,
+            redis_timeout=6,
             admin_port=0,
         ) as gateway,
         gateway.client("sk-t-key") as client,

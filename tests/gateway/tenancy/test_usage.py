@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from ops.commands.up import DEMO_ADAPTERS
+from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.triton_server import LONG_ANSWER
 
 KEY, OTHER_KEY = "sk-acme-key", "sk-other-key"
 TEXT = "hello"
@@ -158,13 +159,16 @@ async def test_no_answer_ends_before_it_began_by_a_clock_that_is_set_back(
 async def test_a_deadline_of_the_clients_own_makes_nothing_free(
     tmp_path: Path, stream: bool, step: int
 ) -> None:
+    clock = EventClock()
     case = _Case(tmp_path, "stall", step)
     async with serving(case.servicer) as endpoint, case.gateway(endpoint) as (client, _, _):
-        answer = await client.post(
+        asked = client.post(
             "/v1/completions",
             json=REQUEST | {"stream": stream},
-            headers=HEADERS | {"x-request-timeout": "1.5"},
+            headers=HEADERS | {"x-request-timeout": "120"},
+            timeout=240,
         )
+        answer = await clock.leap_once(lambda: case.servicer.reached > 0, asked, 180)
         (record,) = _records(case.log)
         assert case.servicer.requests
         assert record["status"] == 504
@@ -175,44 +179,44 @@ async def test_a_deadline_of_the_clients_own_makes_nothing_free(
         assert int(again.headers["x-ratelimit-remaining-tokens"]) == left, answer.text
 
 
-async def _leave_a_running(gateway: GatewayProcess, stack: Stack, asked: dict[str, Any]) -> None:
-    """The client goes away once the engine is at work on what it asked."""
+@pytest.mark.parametrize("how", ["deadline", "hang-up"])
+async def test_a_beam_search_that_is_broken_off_is_paid_for(
+    long_stack: Stack, tmp_path: Path, how: str
+) -> None:
+    """Its prompt, and the steps that it asked for with each of its beams."""
+    clock = EventClock()
+    log = tmp_path / "usage.jsonl"
+    beams = body(n=3, use_beam_search=True, ignore_eos=True, temperature=0) | {"model": "m"}
 
     def steps() -> float:
         labels = {"model": "tensorrt_llm", "general_type": "iteration_counter"}
-        return metric(stack.triton_metrics, "nv_trt_llm_general_metrics", **labels)
+        return metric(long_stack.triton_metrics, "nv_trt_llm_general_metrics", **labels)
 
-    before = steps()
-    async with gateway.async_client(KEY) as client:
-        asking = asyncio.create_task(client.post("/v1/completions", json=asked))
-        await _until(lambda: steps() >= before + 20)
-        asking.cancel()
-        await asyncio.wait([asking])
-
-
-@pytest.mark.parametrize("how", ["deadline", "hang-up"])
-def test_a_beam_search_that_is_broken_off_is_paid_for(
-    stack: Stack, tmp_path: Path, how: str
-) -> None:
-    """Its prompt, and the steps that it asked for with each of its beams."""
-    log = tmp_path / "usage.jsonl"
-    config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
-    beams = body(n=3, max_tokens=1900, use_beam_search=True, ignore_eos=True, temperature=0)
-    with (
-        GatewayProcess(tmp_path, stack, config=config, usage_log=log) as gateway,
-        gateway.client(KEY) as client,
-    ):
-        whole = client.post("/v1/completions", json=beams | {"max_tokens": 5}).json()["usage"]
+    settings: dict[str, Any] = {"tokenizer_dir": DEMO_MODEL, "max_seq_len": None, "usage_log": log}
+    async with running(tmp_path, long_stack.triton_grpc, **settings) as (client, _, _):
+        short = await client.post("/v1/completions", json=beams | {"max_tokens": 5})
+        whole = short.json()["usage"]
+        before = steps()
+        asking = asyncio.create_task(
+            client.post(
+                "/v1/completions",
+                json=beams | {"max_tokens": LONG_ANSWER},
+                headers={"x-request-timeout": "120"},
+                timeout=240,
+            )
+        )
+        # The engine is at work on it.
         if how == "deadline":
-            headers = {"x-request-timeout": "1.5"}
-            answer = client.post("/v1/completions", json=beams, headers=headers)
+            answer = await clock.leap_once(lambda: steps() >= before + 20, asking, 180)
             assert answer.status_code == 504
         else:
-            asyncio.run(_leave_a_running(gateway, stack, beams))
-        first, second = asyncio.run(_wait_for_records(log, 2))
+            await _until(lambda: asking.done() or steps() >= before + 20)
+            asking.cancel()
+            await asyncio.wait([asking])
+        first, second = await _wait_for_records(log, 2)
     assert first["completion_tokens"] == whole["completion_tokens"] == 15
     assert second["prompt_tokens"] == whole["prompt_tokens"]
-    assert second["completion_tokens"] == 3 * 1900
+    assert second["completion_tokens"] == 3 * LONG_ANSWER
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -246,18 +250,18 @@ async def test_one_record_when_the_client_leaves(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_record_when_the_gateway_ends(tmp_path: Path, stream: bool) -> None:
+    clock = EventClock()
     case = _Case(tmp_path, "stall", 2)
     async with serving(case.servicer) as endpoint:
-        async with case.gateway(endpoint, shutdown_grace=0.5) as (client, _, server):
+        async with case.gateway(endpoint, shutdown_grace=120) as (client, service, server):
             asked = REQUEST | {"stream": stream}
             request = asyncio.create_task(
-                client.post("/v1/completions", json=asked, headers=HEADERS)
+                client.post("/v1/completions", json=asked, headers=HEADERS, timeout=240)
             )
-            while not case.servicer.requests:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.5)  # what was generated before the stall arrives
+            await _until(lambda: case.servicer.reached > 0)
             server.should_exit = True
-            await asyncio.wait([request])
+            ended = asyncio.wait([request])
+            await clock.leap_once(lambda: service.replicas.draining, ended, 180)
     (record,) = _records(case.log)
     assert (record["status"], record["completion_tokens"]) == (503, 2)
 

@@ -64,7 +64,7 @@ def endpoint(server: Server) -> str:
 async def client_of(endpoint: str, options: ConnectionOptions) -> AsyncIterator[TritonClient]:
     client = TritonClient(endpoint, options)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield client
     finally:
         await client.close()
@@ -197,7 +197,7 @@ async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
     endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{port}")
     transport = Http2Transport(endpoint, ConnectionOptions(tls_ca=authority.file))
     with pytest.raises(EngineUnavailable):
-        await asyncio.wait_for(transport.unary("/a/B", b"", 5), 10)
+        await asyncio.wait_for(transport.unary("/a/B", b"", 5), 60)
     await transport.close()
     listener.close()
     await listener.wait_closed()

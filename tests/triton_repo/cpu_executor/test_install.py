@@ -92,7 +92,7 @@ request = trtllm.Request(prompt, max_new_tokens=2, output_config=output, streami
 config = trtllm.ExecutorConfig()
 with trtllm.Executor(sys.argv[1], trtllm.ModelType.DECODER_ONLY, config) as executor:
     executor.enqueue_requests([request])
-    (response,) = executor.await_responses(timeout=30.0)
+    (response,) = executor.await_responses(timeout=60.0)
     result = response.result
 for logits in (result.context_logits, result.generation_logits):
     assert isinstance(logits, torch.Tensor)

@@ -20,6 +20,7 @@ from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint, Transport
 from tests.support.http2_peer import (
+    HANGS_AFTER_S,
     OK,
     PATH,
     Headers,
@@ -59,8 +60,8 @@ async def test_what_a_request_looks_like() -> None:
             "traceparent": "00-ab-cd-01",
         }
         assert peer.requests[1] == grpc_message(b"onetwo")
-        assert await transport.unary("/a/Unary", b"", 2.5) == b""
-        assert peer.headers[3]["grpc-timeout"] == "2500m"
+        assert await transport.unary("/a/Unary", b"", 62.5) == b""
+        assert peer.headers[3]["grpc-timeout"] == "62500m"
         assert len(server.peers) == 1
 
 
@@ -270,7 +271,7 @@ async def test_failures_are_those_of_grpc(name: str) -> None:
         async with listening(Server(answer)) as server:
             transport: Transport = make(Endpoint.parse(server.endpoint), ConnectionOptions())
             call = await start(transport)
-            messages, error = await asyncio.wait_for(until_the_end(call), 5)
+            messages, error = await asyncio.wait_for(until_the_end(call), HANGS_AFTER_S)
             assert type(error) is expected, make
             # grpc.aio drops what has come already when a reset follows at once.
             assert messages == first or make is GrpcioTransport
@@ -336,6 +337,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     server = Server(silence)
     async with connected(server) as transport:
         call = await start(transport)
+        await until(lambda: server.peers[0].answered)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await call.read()
@@ -344,14 +346,17 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
 
 
 async def test_unary_deadline() -> None:
-    server = Server(silence)
+    server = Server(echo)
     async with connected(server) as transport:
+        # The time to connect is part of the deadline.
+        await transport.unary("/a/B", b"", HANGS_AFTER_S)
+        server.answer = silence
         with pytest.raises(TimeoutError):
             await transport.unary("/a/B", b"", 0.1)
-        await until(lambda: server.peers[0].resets == {1: 8})
+        await until(lambda: server.peers[0].resets == {3: 8})
     async with connected(Server(trailers_only(*OK, ("grpc-status", "4")))) as transport:
         with pytest.raises(TimeoutError):
-            await transport.unary("/a/B", b"", 5)
+            await transport.unary("/a/B", b"", HANGS_AFTER_S)
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -359,4 +364,4 @@ async def test_a_unary_call_has_one_answer(count: int) -> None:
     frames = [(grpc_message(b"x"), {})] * count
     async with connected(Server(in_frames(*frames))) as transport:
         with pytest.raises(EngineError):
-            await transport.unary("/a/B", b"", 5)
+            await transport.unary("/a/B", b"", HANGS_AFTER_S)

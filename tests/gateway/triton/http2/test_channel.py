@@ -12,6 +12,7 @@ from gateway.errors import EngineUnavailable
 from gateway.triton.http2 import channel
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.transport import ConnectionOptions, Endpoint
+from tests.support.event_clock import EventClock
 from tests.support.http2_peer import (
     HANGS_AFTER_S,
     Peer,
@@ -147,18 +148,18 @@ async def test_nobody_waits_for_a_server_that_is_away() -> None:
 
 async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first calls wait a while for its settings, the next ones not at all."""
-    monkeypatch.setattr(channel, "_CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(channel, "_CONNECT_TIMEOUT_S", HANGS_AFTER_S)
+    clock = EventClock()
     server = Server(echo)
     server.greets = False
     async with listening(server):
         transport = to(server)
         calls = [asyncio.create_task(start(transport)) for _ in range(5)]
-        await asyncio.wait(calls, timeout=HANGS_AFTER_S)
+        await clock.leap_once(lambda: bool(server.peers), asyncio.wait(calls))
         assert all(isinstance(call.exception(), EngineUnavailable) for call in calls)
         assert len(server.peers) == 1
         await until(server.peers[0].closed.is_set)
         # At the end of the pause one call tries again; those that come meanwhile wait for nothing.
-        monkeypatch.setattr(channel, "_CONNECT_TIMEOUT_S", HANGS_AFTER_S)
         loop = asyncio.get_running_loop()
         await until(lambda: loop.time() >= transport._retry_at)
         trying = asyncio.create_task(start(transport))

@@ -18,7 +18,16 @@ from gateway.triton.http2 import frames
 from gateway.triton.http2.call import WINDOW
 from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.uploads import Uploads
-from tests.support.http2_peer import Peer, Server, connected, echo, grpc_message, silence, until
+from tests.support.http2_peer import (
+    HANGS_AFTER_S,
+    Peer,
+    Server,
+    connected,
+    echo,
+    grpc_message,
+    silence,
+    until,
+)
 
 PATH = "/a/B"
 MB = 2**20
@@ -71,7 +80,7 @@ async def test_one_stuck_upload_holds_up_nobody() -> None:
         peer.flush()
         for n in range(20):
             call = await start(transport, b"small %d" % n)
-            assert await asyncio.wait_for(call.read(), 5) == b"small %d" % n
+            assert await asyncio.wait_for(call.read(), HANGS_AFTER_S) == b"small %d" % n
         assert len(peer.requests[1]) == 2**16 - 1
         peer_stuck.cancel()
 
@@ -162,7 +171,7 @@ async def test_a_server_that_does_not_read_its_socket_fills_no_memory() -> None:
         (connection,) = transport._connections
         assert 0 < connection._transport.get_write_buffer_size() < MB
         peer.transport.resume_reading()
-        await until(lambda: len(peer.requests.get(3, b"")) > 64 * MB, 30)
+        await until(lambda: len(peer.requests.get(3, b"")) > 64 * MB)
 
 
 async def test_messages_longer_than_the_window() -> None:

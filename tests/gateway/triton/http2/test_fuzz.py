@@ -22,7 +22,7 @@ from gateway.triton.http2 import frames
 from gateway.triton.http2.call import WINDOW, Call
 from gateway.triton.http2.connection import Connection
 from gateway.triton.http2.headers import request_block
-from tests.support.http2_peer import grpc_message
+from tests.support.http2_peer import HANGS_AFTER_S, grpc_message
 
 BLOCK = request_block("/a/B", "h:1", tls=False)
 CALLS = 3
@@ -162,7 +162,7 @@ async def converse(pieces: list[bytes]) -> None:
     connection.connection_lost(None)
     readers.append(asyncio.create_task(outcome(unread)))
     for reader in readers:
-        await asyncio.wait_for(reader, 5)
+        await asyncio.wait_for(reader, HANGS_AFTER_S)
     assert connection.idle
 
 
