@@ -146,6 +146,9 @@ async def _fit(
             check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
         elif isinstance(prompt, str):
             given = service.prompts.part_of(prompt, truncate, options.truncation_side)
+    elif truncate is None:
+        # Nor is there a text looked for: that takes a second of everybody's for a million ids.
+        _check_length(capabilities, prompt, chat=chat)
     if model is not None:
         sent, given = await _as_text(service, capabilities.model, prompt, model, options, chat=chat)
     ids = await _prompt_ids(service, given, options, chat=chat)

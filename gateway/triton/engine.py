@@ -192,7 +192,7 @@ class Engine:
         await self._proof.find(partial(self._stream, capabilities), give_up)
 
     def works(self) -> None:
-        self._proof.doubted = False
+        self._proof.works()
 
     def doubt(self) -> None:
         self._proof.doubt()

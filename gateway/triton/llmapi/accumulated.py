@@ -9,6 +9,9 @@ from gateway.errors import EngineError
 _REPLACEMENT = "\ufffd".encode()
 # So much of what was given out is looked at again before more of it is.
 _SEAM_BYTES = 64
+# More than any character is shown as while it is not there yet. A model may write nothing else, and
+# to go back over all of it each time would cost others their turn.
+_HELD_BACK = 64
 
 
 class AccumulatedText:
@@ -37,7 +40,8 @@ class AccumulatedText:
         seam = new - len(self._seam)
         if data[seam : min(new, end)] != self._seam[: max(0, end - seam)]:
             raise EngineError("The engine changed a text that it had given already.")
-        while end > new and data.endswith(_REPLACEMENT, new, end):
+        least = max(new, end - _HELD_BACK * len(_REPLACEMENT))
+        while end > least and data.endswith(_REPLACEMENT, least, end):
             end -= len(_REPLACEMENT)
         added, used = codecs.utf_8_decode(data[new:end], "replace", False)
         if used:

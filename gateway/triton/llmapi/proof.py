@@ -28,6 +28,8 @@ class Proof:
 
     def __init__(self) -> None:
         self.doubted = False
+        # Since the engine was asked: a failure after that may be a request's own.
+        self._token_made = False
         self.wanted = asyncio.Event()
         """Set by the failure, for whoever asks for the token."""
 
@@ -36,10 +38,15 @@ class Proof:
             self.doubted = True
             self.wanted.set()
 
+    def works(self) -> None:
+        self.doubted = False
+        self._token_made = True
+
     async def find(
         self, ask: Callable[[Generation, float], TokenStream], give_up: Callable[[], None] | None
     ) -> None:
-        """Returns once the engine is not doubted. Raises EngineUnavailable when it makes no token.
+        """Returns when the engine makes a token, for whomever, and at once where it is not doubted.
+        Raises EngineUnavailable when it makes none.
 
         `ask` begins a generation with a deadline. `give_up` is called for an engine that is silent:
         what others wait for will not come either. Where silence says nothing it is None, and the
@@ -55,19 +62,20 @@ class Proof:
             params=GenerationParams(sampling=Sampling(temperature=0), usage=False),
             text=TextPrompt(_PROMPT),
         )
+        self._token_made = False
         why = "it ended a request without one"
         try:
             with ask(generation, asyncio.get_running_loop().time() + _WITHIN_S) as tokens:
-                if not (await tokens.first()).final and self.doubted:
-                    await tokens.feed_deltas(lambda delta: self.doubted and not delta.final)
+                if not (await tokens.first()).final and not self._token_made:
+                    await tokens.feed_deltas(lambda delta: not (self._token_made or delta.final))
         except TimeoutError:
             why = f"nothing came in {_WITHIN_S:g} s"
             if give_up is None:
                 return
-            if self.doubted:
+            if not self._token_made:
                 give_up()
         except GatewayError as error:
             why = error.message
-        if self.doubted:
+        if not self._token_made:
             raise EngineUnavailable(f"The engine makes no tokens, though its model is ready: {why}")
         log.info("an engine that was doubted has made a token")

@@ -47,6 +47,14 @@ def test_the_end_may_be_mended_until_it_is_given() -> None:
     assert [reader.added(text.encode()) for text in texts] == ["", "to", "", "\u4eac", "!"]
 
 
+def test_of_a_text_of_replacement_characters_the_last_alone_are_held_back() -> None:
+    """To look at all of them again for each token would be the event loop's time."""
+    reader, given = AccumulatedText(), 0
+    for size in range(1000):
+        given += len(reader.added("\ufffd".encode() * size))
+        assert given >= size - 64
+
+
 def test_what_was_given_and_shrinks_is_given_once() -> None:
     reader = AccumulatedText()
     assert [reader.added(text) for text in (b"one ", b"one", b"one t")] == ["one ", "", "t"]

@@ -184,6 +184,16 @@ async def test_what_begins_a_text_is_there_once(tokenizer_dir: Path) -> None:
     assert chat["usage"]["prompt_tokens"] == completion["usage"]["prompt_tokens"] == 5
 
 
+async def test_of_too_many_ids_no_text_is_looked_for(tokenizer_dir: Path) -> None:
+    servicer = FakeLlmapi(*HELLO)
+    alone = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json")).token_to_id("\u00ff")
+    for count, code in ((10, "unsupported_parameter"), (64, "context_length_exceeded")):
+        answer = await complete(tokenizer_dir, servicer, prompt=[alone] * count)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "prompt", code)
+    assert not servicer.requests
+
+
 @pytest.mark.parametrize("special", [True, False])
 async def test_reasoning_is_told_apart_or_refused(tokenizer_dir: Path, special: bool) -> None:
     tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))

@@ -167,6 +167,23 @@ async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
             waiting.cancel()
 
 
+async def test_a_token_is_a_proof_whatever_fails_behind_it(
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full engine lets the proof wait, and a tenant may fail a request when its time is up."""
+    monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 3.0)
+    servicer = FakeLlmapi(*OK)
+    servicer.of_prompt |= {"poison": (DEAD,), "Hello": (None,)}
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        assert (await ask("poison")).status_code == 500
+        await until(lambda: proofs(servicer))
+        assert (await ask()).status_code == 200
+        assert (await ask("poison")).status_code == 500
+        await until(lambda: proofs(servicer) == 2)
+        assert service.replicas.ready
+    assert "engine not ready" not in caplog.text
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
 async def test_an_engine_that_gives_up_is_no_end_of_an_answer(
     tokenizer_dir: Path, reason: str
