@@ -5,6 +5,7 @@ It has no batch dimension: shapes are [1], and [n] for texts.
 
 from __future__ import annotations
 
+from gateway.errors import EngineUnavailable
 from gateway.generation import Generation, TextPrompt
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.request import Request, RequestBuilder
@@ -24,7 +25,12 @@ def generation_request(
 
     No stop strings are sent: the engine would look for them as sequences of tokens, and some
     releases fail on them. The text decides, in the gateway.
+
+    Raises EngineUnavailable for what this model was not asked about: a text model of the other
+    repository was there before, or is beside it, and takes more.
     """
+    if generation.beams or generation.params.guide or text.bad or text.bias:
+        raise EngineUnavailable("The inference server has just changed; try again.")
     build = RequestBuilder(
         *(capabilities.model, capabilities.inputs, generation.request_id),
         names_outputs=capabilities.names_outputs,
