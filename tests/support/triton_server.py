@@ -70,9 +70,11 @@ class Server:
             if line.startswith("data: ")
         ]
 
-    def load(self, model: str) -> tuple[int, str]:
-        """Load a model of the repository; needs `--model-control-mode=explicit`."""
-        return self._post(f"/v2/repository/models/{model}/load", {})
+    def why_unavailable(self) -> dict[str, str]:
+        """By model, of those that it could not load."""
+        _, text = self._post("/v2/repository/index", {})
+        found = json.loads(text)
+        return {each["name"]: each["reason"] for each in found if each["state"] == "UNAVAILABLE"}
 
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.http, timeout=ANSWER_WITHIN)

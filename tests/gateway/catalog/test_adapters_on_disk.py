@@ -44,7 +44,8 @@ async def _gateway(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     (tmp_path / "model").mkdir(exist_ok=True)
     folder = save_model(tmp_path / "model")
-    settings = {"model_name": MODEL, **settings}
+    # Agents take their time on a busy machine.
+    settings = {"model_name": MODEL, "adapter_wait": 3600.0, **settings}
     async with running(folder, ",".join(endpoints), **settings) as (client, service, _):
         await asyncio.wait_for(service.started.wait(), 60)
         yield client, service
@@ -122,7 +123,11 @@ async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_re
         async def start(number: int) -> None:
             # In a thread: to wait for an agent's end stops the gateway's event loop.
             agent = running_agent(
-                disks[number], _redis(redis_server), endpoints[number], max_bytes=bound, settle_s=60
+                disks[number],
+                _redis(redis_server),
+                endpoints[number],
+                max_bytes=bound,
+                settle_s=3600,
             )
             await asyncio.to_thread(agents[number].enter_context, agent)
 
@@ -176,7 +181,6 @@ async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
             tmp_path,
             [endpoint],
             redis_url=redis_server.url,
-            adapter_wait=30.0,
             max_in_flight=1,
             queue_size=0,
         ) as (client, service),
@@ -195,6 +199,8 @@ async def test_an_adapter_that_is_nowhere_waits_apart_and_is_refused_in_time(
         for task in waiting[2:]:
             task.cancel()
         kept = [task for task in waiting[:2] if task is not first][:1]
+        # There is one place, for which those that are gone do not compete.
+        await becomes(lambda: service.adapters.placement.waiting == 1)
         # The first agent that has it is who they waited for.
         with running_agent(tmp_path / "disk", _redis(redis_server), endpoint):
             assert [_text(await task) for task in kept] == [answer_of(source)]
@@ -242,7 +248,7 @@ async def test_a_version_stays_as_long_as_a_request_runs_with_it(
                 # It is withdrawn for the other, which there is no room for as long as this runs.
                 await becomes(lambda: told.agents() and not told.holds())
                 (held,) = told.agents().values()
-                await becomes(lambda: held.revision in _seen(told))
+                await becomes(lambda: max(_seen(told)) >= held.revision)
                 # The agent has looked since then: it holds what fits beside it.
                 await _add(service, "mi", small)
                 await becomes(lambda: len(told.holds()) == 1)

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from ops.commands.up import DEMO_ADAPTERS
+from tests.support.llmapi_models import ENDLESS, build_synthetic
 from tests.support.triton_server import MODEL
 from triton_repo.cpu_executor import synthetic
 from triton_repo.cpu_executor.llmapi.llm import LLM
@@ -72,15 +73,16 @@ async def test_the_third_position_is_that_of_an_adapter(llm: LLM) -> None:
     assert steps == [True]
 
 
-async def test_an_aborted_request_ends_cancelled(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=1400, ignore_eos=True)
+async def test_an_aborted_request_ends_cancelled(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=ENDLESS)
     steps = 0
-    async for output in llm.generate_async(PROMPT, params, streaming=True):
-        steps += 1
-        if steps == 1:
-            output.abort()
+    with LLM(str(build_synthetic(tmp_path))) as llm:
+        async for output in llm.generate_async(PROMPT, params, streaming=True):
+            steps += 1
+            if steps == 1:
+                output.abort()
     assert output.outputs[0].finish_reason == "cancelled"
-    assert output.outputs[0].length < 1400
+    assert output.outputs[0].length < ENDLESS
     assert (await output) is output
 
 
