@@ -10,7 +10,8 @@ about a microsecond where a gRPC library needs tens.
 
 Of each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON:
 {"key": request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds},
-when it came, when its stream was reset, and when a stop request for it came.
+when it came, when its stream was reset, and when a stop request for it came. A stop request ends
+every other request, as an engine would; these go on, so that both can be seen.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Log:
             self._keys[request_id] = key
             self.note(request_id, "arrival")
 
+    def follows(self, request_id: str) -> bool:
+        return request_id in self._keys
+
     def note(self, request_id: str, event: str) -> None:
         if (key := self._keys.get(request_id)) is not None and self._file is not None:
             line = {"key": key, "event": event, "at": time.monotonic()}
@@ -70,6 +74,7 @@ class Upstream:
     def __init__(self, config: Any, log: Log) -> None:
         self.pacer = pace.Pacer()
         self.log = log
+        self.running: dict[str, Answer] = {}
         self.replies = {
             _SERVICE + "ServerLive": pb.ServerLiveResponse(live=True),
             _SERVICE + "ServerReady": pb.ServerReadyResponse(ready=True),
@@ -104,6 +109,11 @@ class Answer:
         self.owed += 1
         self.pump()
         return self.left > 0
+
+    def stop(self) -> None:
+        self.left = 0
+        self.call.send_final(self.request_id)
+        self.call.answered(self)
 
     def pump(self) -> None:
         while self.owed and self.left and self.takes():
@@ -153,12 +163,14 @@ class Call:
 
     def answered(self, answer: Answer) -> None:
         self.answers.remove(answer)
+        self._connection.upstream.running.pop(answer.request_id, None)
         self._end_if_done()
 
     def reset(self) -> None:
         self.closed = True
         for answer in self.answers:
             self._connection.upstream.log.note(answer.request_id, "reset")
+            self._connection.upstream.running.pop(answer.request_id, None)
 
     def _message(self, message: bytes) -> None:
         upstream = self._connection.upstream
@@ -170,18 +182,26 @@ class Call:
         values = dict(zip(names, request.raw_input_contents, strict=True))
         if "stop" in values:
             upstream.log.note(request.id, "stop")
-            final = pb.ModelStreamInferResponse()
-            final.infer_response.id = request.id
-            final.infer_response.model_name = request.model_name
-            final.infer_response.parameters["triton_final_response"].bool_param = True
-            self._say(final.SerializeToString())
+            running = upstream.running.get(request.id)
+            if running is not None and not upstream.log.follows(request.id):
+                running.stop()
+            self.send_final(request.id)
             return
         tokens = struct.unpack("<i", values["request_output_len"])[0]
         seed = struct.unpack("<Q", values["random_seed"])[0] if "random_seed" in values else 0
         upstream.log.began(request.id, tokens)
         answer = Answer(self, request, tokens)
         self.answers.append(answer)
+        upstream.running[request.id] = answer
         upstream.pacer.add(answer, seed)
+
+    def send_final(self, request_id: str) -> None:
+        """A response without outputs that ends a request."""
+        final = pb.ModelStreamInferResponse()
+        final.infer_response.id = request_id
+        final.infer_response.model_name = "tensorrt_llm"
+        final.infer_response.parameters["triton_final_response"].bool_param = True
+        self._say(final.SerializeToString())
 
     def _say(self, message: bytes) -> None:
         data = frames.grpc_message(message)
