@@ -95,7 +95,8 @@ class PeftFolders:
     def _sweep(self) -> None:
         for ending in ("tmp", "gone"):
             for path in self._root.glob(f".*.{ending}"):
-                shutil.rmtree(path)
+                # On NFS what is still open leaves a name behind: the next start finds it.
+                shutil.rmtree(path, ignore_errors=True)
 
     def _aside(self, digest: str, ending: str) -> Path:
         if not is_digest(digest):

@@ -111,6 +111,8 @@ class Adapters:
                 if told != str(error):
                     log.warning("what replicas have on their disks is as it was: %s", error)
                 told = str(error)
+            except Exception:  # whatever agents told, the gateway must go on looking
+                log.exception("looking at what replicas have on their disks failed")
             self.placement.wake()
             await asyncio.sleep(_SOON_S if self.placement.waiting else _LOOK_S)
 

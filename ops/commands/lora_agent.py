@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=_GRACE_S,
         metavar="SECONDS",
         help="how long an adapter outlives its last name, and what a gateway used its death; more "
@@ -107,3 +108,12 @@ def _bytes(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"found {text!r}, allowed a number of bytes")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        if 0 <= (seconds := float(text)) < math.inf:
+            return seconds
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"found {text!r}, allowed a number of seconds, 0 or more")

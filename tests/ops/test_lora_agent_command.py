@@ -19,6 +19,8 @@ URL = "redis://127.0.0.1:1/0"
         ({"--replica": "triton"}, URL, "--replica: found 'triton', allowed HOST:PORT"),
         ({"--max-bytes": "1GiB"}, URL, "--max-bytes: found '1GiB', allowed a number of bytes"),
         ({"--max-bytes": "0"}, URL, "--max-bytes: found '0', allowed a number of bytes"),
+        ({"--grace": "nan"}, URL, "--grace: found 'nan', allowed a number of seconds, 0 or more"),
+        ({"--grace": "-1"}, URL, "--grace: found '-1', allowed a number of seconds, 0 or more"),
         ({"--path": "adapters"}, URL, "--path: found 'adapters', allowed an absolute path"),
     ],
 )
