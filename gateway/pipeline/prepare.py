@@ -157,7 +157,8 @@ async def _fit(
     room = capabilities.max_seq_len - len(ids)
     text = None
     if model is not None:
-        text = text_prompt(service.prompts, sent, ids, model, options)
+        restates = capabilities.restates_prompt
+        text = await text_prompt(service.prompts, sent, ids, model, options, restates=restates)
     echo = None
     if options.echo:
         as_given = isinstance(prompt, str) and options.truncate_prompt is None

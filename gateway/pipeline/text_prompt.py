@@ -45,7 +45,7 @@ async def text_of_ids(
 
     Raises Overloaded when too much text waits to be tokenized.
     """
-    text = prompts.decode(ids)
+    text = await prompts.decode_in_turn(ids, tenant=tenant)
     for candidate in (text, text.removeprefix(prompts.opening())):
         found = await prompts.encode(
             candidate, add_special_tokens=model.adds_special_tokens, tenant=tenant
@@ -55,13 +55,22 @@ async def text_of_ids(
     return None
 
 
-def text_prompt(
-    prompts: Prompts, text: str, prompt_ids: list[int], model: TextModel, options: Options
+async def text_prompt(
+    prompts: Prompts,
+    text: str,
+    prompt_ids: list[int],
+    model: TextModel,
+    options: Options,
+    *,
+    restates: bool,
 ) -> TextPrompt:
     """All of a request that a model takes as text where the core model takes ids.
 
+    `restates` says whether an answer of it may begin with the prompt.
+
     Raises UnsupportedParameter for a biased token that no word stands for, and for tools and
-    reasoning that are marked by tokens that the answer would not show.
+    reasoning that are marked by tokens that the answer would not show, and Overloaded when too
+    much text waits.
     """
     _check_markers(prompts, model, options)
     stop = () if options.params.sampling.min_tokens else options.params.stop
@@ -71,8 +80,10 @@ def text_prompt(
             for token_id in prompts.eos_ids[1:]
             if (word := _word(prompts, token_id, special=False)) is not None
         )
-    tokenizer = prompts.tokenizer
-    restated = tokenizer.decode(prompt_ids, skip_special_tokens=model.skips_special_tokens)
+    restated = ""
+    if restates:
+        skip, tenant = model.skips_special_tokens, options.caller.tenant
+        restated = await prompts.decode_in_turn(prompt_ids, skip_special_tokens=skip, tenant=tenant)
     return TextPrompt(
         text=text,
         stop=stop,
