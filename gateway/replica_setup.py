@@ -14,6 +14,10 @@ from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.transport import ConnectionOptions
 
+# Fewer than an engine for chats runs at once, so that little waits in it; a small one's throughput
+# is not lost by it.
+_GUESSED_PLACES = 64
+
 
 def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Replicas:
     """None yet: `Replicas.configure` is told their endpoints."""
@@ -41,13 +45,29 @@ def endpoints_of(settings: Settings, configuration: Configuration) -> list[str]:
     return settings.triton_endpoints
 
 
+def guessed(settings: Settings, capabilities: ModelCapabilities) -> str | None:
+    """What an operator should know where the number of a replica's requests is a guess."""
+    if settings.replica_in_flight is not None or capabilities.llmapi is None:
+        return None
+    return (
+        f"each Triton gets {_GUESSED_PLACES} requests at once, which is a guess: a model of the "
+        "llmapi repository does not tell how many it runs. Set GATEWAY_REPLICA_IN_FLIGHT to 5/4 of "
+        "max_batch_size of its model.yaml"
+    )
+
+
 def _places(settings: Settings, capabilities: ModelCapabilities) -> int | None:
     """How many requests a replica gets at once.
 
-    A few more than it runs: the next ones are at hand when some end.
+    A few more than it runs: the next ones are at hand when some end. Of llmapi it is unknown; with
+    none at all whatever one tenant sends would stand before the others' in the engine's own queue.
     """
-    if settings.replica_in_flight is not None or capabilities.max_batch_size is None:
+    if settings.replica_in_flight is not None:
         return settings.replica_in_flight
+    if capabilities.llmapi is not None:
+        return _GUESSED_PLACES
+    if capabilities.max_batch_size is None:
+        return None
     return math.ceil(1.25 * capabilities.max_batch_size)
 
 

@@ -16,10 +16,10 @@ from gateway.catalog.adapters import Adapters
 from gateway.catalog.router import Router
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
-from gateway.errors import GatewayError
+from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
-from gateway.replica_setup import endpoints_of, make_replicas
+from gateway.replica_setup import endpoints_of, guessed, make_replicas
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
@@ -84,6 +84,12 @@ class Service:
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when `run` has ended by a mistake of ours: what is known is not kept true any more."""
 
+    @property
+    def warning(self) -> str | None:
+        """What is amiss with what is driven. Raises EngineUnavailable while nothing is ready."""
+        selection = self.replicas.selection
+        return selection.warning or guessed(self.settings, selection.capabilities)
+
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -94,6 +100,7 @@ class Service:
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
+            self._warn_of_guess()
             while not self.started.is_set():
                 try:
                     await self.adapters.register_configured()
@@ -102,6 +109,11 @@ class Service:
                     await asyncio.sleep(_TICK_S)
                 else:
                     self.started.set()
+
+    def _warn_of_guess(self) -> None:
+        with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
+            if (warning := guessed(self.settings, self.replicas.capabilities)) is not None:
+                log.warning("%s", warning)
 
     def ended(self, work: asyncio.Task[None]) -> None:
         """To be told of the end of `run`."""

@@ -91,7 +91,7 @@ def _readiness(service: Service) -> Readiness:
         mode=selection.capabilities.mode,
         model=selection.capabilities.model,
         why=selection.why,
-        warning=selection.warning,
+        warning=service.warning,
     )
     found = Readiness(status="ready", engine=driven)
     states = {replica.endpoint: replica.state for replica in service.replicas}

@@ -88,7 +88,8 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="Requests at once on each Triton; unset takes 5/4 of the engine's "
-        "max_batch_size where its config.json can be read, else there is no limit.",
+        "max_batch_size where its config.json can be read, a guess of 64 with the llmapi "
+        "repository, which tells nothing (the log warns), else there is no limit.",
     )
     max_in_flight: int = Field(
         4096, gt=0, description="Requests at once in this process, on all of them."

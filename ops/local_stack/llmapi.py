@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def max_seq_len(model: Path, parameters: Mapping[str, str]) -> int:
         return load_config(model).max_seq_len
     except ValueError as error:
         raise StackError(f"--model: {error}") from error
+
+
+def in_flight(parameters: Mapping[str, str]) -> int:
+    """How many requests a gateway should give it at once: a few more than run."""
+    given = parameters.get("max_batch_size", "")
+    return math.ceil(1.25 * (int(given) if given.isdecimal() else MAX_BATCH_SIZE))
 
 
 def prepare_llmapi(model: Path, state_dir: Path, parameters: Mapping[str, str]) -> None:

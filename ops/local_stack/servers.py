@@ -84,13 +84,15 @@ def loading(models: Sequence[str]) -> list[str]:
 class Served:
     """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
 
-    `max_seq_len` is for a model that does not tell it, and reads adapters from the disk.
+    `max_seq_len` is for a model that does not tell it, nor how many requests it runs, and reads
+    adapters from the disk.
     """
 
     model_name: str
     tokenizer: Path
     adapters: Mapping[str, Path]
     max_seq_len: int | None = None
+    in_flight: int = 1
 
 
 def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> Child:
@@ -111,7 +113,11 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
     }
     if served.max_seq_len is not None:
         folders = state_dir / "adapters" / quote(served.model_name, safe="") / "peft"
-        env = {"GATEWAY_MAX_SEQ_LEN": str(served.max_seq_len)} | env
+        own = {
+            "GATEWAY_MAX_SEQ_LEN": str(served.max_seq_len),
+            "GATEWAY_REPLICA_IN_FLIGHT": str(served.in_flight),
+        }
+        env = own | env
         env["GATEWAY_PEFT_DIR"] = str(folders.absolute())
     return Child("gateway", [sys.executable, "-m", "gateway"], env, log)
 

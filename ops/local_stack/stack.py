@@ -12,7 +12,7 @@ from typing import NoReturn
 from ops.local_stack import servers
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.guard import Guard
-from ops.local_stack.llmapi import max_seq_len, prepare_llmapi
+from ops.local_stack.llmapi import in_flight, max_seq_len, prepare_llmapi
 from ops.local_stack.ports import LOCALHOST
 from ops.local_stack.process import Child, adopt_orphans
 from ops.local_stack.repository import link, prepare
@@ -82,6 +82,7 @@ class Stack:
             servers.Served(
                 *(options.model_name, options.model, options.adapters),
                 max_seq_len(options.model, options.parameters) if options.llmapi else None,
+                in_flight(options.parameters),
             ),
             options.state_dir,
             logs / "gateway.log",

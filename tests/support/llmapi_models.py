@@ -25,14 +25,17 @@ def render_releases(repository: Path, engine: Path) -> None:
         render_llmapi(repository, {"model": str(engine), "behaves_as": behaves_as}, model=name)
 
 
-def build_synthetic(folder: Path) -> Path:
+def build_synthetic(
+    folder: Path, *, tokens_per_second: float = 50.0, max_batch_size: int = 1
+) -> Path:
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     synthetic.build(
         folder,
         vocab_size=4096,
         tokens=tokenizer.encode(" one").ids,
+        tokens_per_second=tokens_per_second,
         first_token_ms=0,
-        max_batch_size=1,
+        max_batch_size=max_batch_size,
         max_seq_len=ENDLESS + 100,
     )
     shutil.copyfile(MODEL / "tokenizer.json", folder / "tokenizer.json")
