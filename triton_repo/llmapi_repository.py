@@ -15,6 +15,7 @@ from triton_repo.parameters import (
     Parameter,
     Value,
     boolean,
+    fraction,
     integer,
     matching,
     one_of,
@@ -54,12 +55,16 @@ PARAMETERS = (
     # Ours: clients see what upstream's model of that release shows them.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
     Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
+    Parameter("dtype", _OWN, one_of("auto", "float16", "bfloat16"), default="null"),
     Parameter("tensor_parallel_size", _OWN, integer(1), default="1"),
     Parameter("pipeline_parallel_size", _OWN, integer(1), default="1"),
     Parameter("max_batch_size", _OWN, integer(1), default="null"),
     Parameter("max_num_tokens", _OWN, integer(1), default="8192"),
     Parameter("max_seq_len", _OWN, integer(1), default="null"),
+    Parameter("enable_chunked_prefill", _OWN, boolean(), default="null"),
     Parameter("enable_block_reuse", _OWN, boolean(), default="true"),
+    # The LLM API's own default, which it may not take null for.
+    Parameter("free_gpu_memory_fraction", _OWN, fraction(), default="0.9"),
     Parameter("max_tokens_in_kv_cache", _OWN, integer(1), default="null"),
     # Without any of these the model is loaded without adapters.
     *_LORA,

@@ -42,7 +42,8 @@ class ModelFile:
     """What a config.pbtxt declares.
 
     `backend` is the platform for an ensemble. `parameters` has the strings of the file, unfilled
-    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any.
+    `${name}` included. `instance_count` is the sum over the instance groups, 0 without any, and
+    `instance_kinds` where they run, such as KIND_CPU.
     `holes` are names of `${name}` outside strings, which Triton cannot parse; fields that hold
     one read as 0, and `decoupled` as true.
     """
@@ -55,6 +56,7 @@ class ModelFile:
     outputs: Mapping[str, DeclaredTensor]
     parameters: Mapping[str, str]
     instance_count: int
+    instance_kinds: frozenset[str]
     max_queue_size: int
     steps: tuple[EnsembleStep, ...]
     holes: tuple[str, ...]
@@ -79,6 +81,10 @@ def read_pbtxt(path: Path) -> ModelFile:
         outputs=_tensors(config.output),
         parameters={name: value.string_value for name, value in config.parameters.items()},
         instance_count=sum(group.count for group in config.instance_group),
+        instance_kinds=frozenset(
+            model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind)
+            for group in config.instance_group
+        ),
         max_queue_size=config.dynamic_batching.default_queue_policy.max_queue_size,
         steps=tuple(
             EnsembleStep(step.model_name, dict(step.input_map), dict(step.output_map))

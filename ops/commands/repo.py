@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Renders, fills and checks the inflight_batcher_llm model repository."
+    parser.description = "Renders, fills and checks the model repository that Triton serves."
     commands = parser.add_subparsers(dest="repo_command", required=True, metavar="COMMAND")
     render = commands.add_parser(
         "render",
@@ -28,10 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     render.add_argument(
         "--repository",
-        choices=("inflight_batcher_llm", "gpt"),
+        choices=("inflight_batcher_llm", "gpt", "llmapi"),
         default="inflight_batcher_llm",
         help="gpt: whole answers, one batch after another; it takes --engine-dir, --tokenizer-dir "
+        "and --parameter alone. llmapi: no engine; it takes --model, --tokenizer-dir, --decoupled "
         "and --parameter alone (default: inflight_batcher_llm)",
+    )
+    render.add_argument(
+        "--model",
+        metavar="DIR",
+        help="with --repository llmapi: the Hugging Face folder as Triton sees it, or a model's "
+        "name there",
     )
     render.add_argument("--description", type=Path, metavar="FILE", help="YAML with these names")
     goal = render.add_mutually_exclusive_group(required=True)
@@ -65,6 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="DIR",
             help=f"the {name}, if Triton sees it elsewhere",
         )
+    check.add_argument(
+        "--adapter",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a LoRA adapter in PEFT form that a model of the llmapi repository shall serve; may "
+        "be repeated",
+    )
     check.add_argument("--json", action="store_true", help="findings as JSON")
     fill = commands.add_parser(
         "fill",
@@ -86,11 +103,18 @@ def run(parsed: argparse.Namespace) -> int:
 def _render(parsed: argparse.Namespace) -> int:
     from ops.deployment import repository
     from ops.deployment.check import check
+    from ops.deployment.gpt_repository import write_gpt
+    from ops.deployment.llmapi_repository import write_llmapi
 
     try:
         overrides = _overrides(parsed)
+        if parsed.repository == "llmapi":
+            model = {} if parsed.model is None else {"model": parsed.model}
+            return _render_whole(parsed, overrides | model, write_llmapi)
+        if parsed.model is not None:
+            raise repository.DescriptionError("--model: only with --repository llmapi")
         if parsed.repository == "gpt":
-            return _render_gpt(parsed, overrides)
+            return _render_whole(parsed, overrides, write_gpt)
         description = (
             repository.from_yaml(parsed.description, overrides)
             if parsed.description
@@ -111,15 +135,18 @@ def _render(parsed: argparse.Namespace) -> int:
     )
 
 
-def _render_gpt(parsed: argparse.Namespace, fields: dict[str, Any]) -> int:
-    """Raises DescriptionError, and then nothing is written."""
+def _render_whole(
+    parsed: argparse.Namespace,
+    fields: Mapping[str, Any],
+    write: Callable[[Mapping[str, Any], Path], None],
+) -> int:
+    """A repository without a description. Raises DescriptionError, and then nothing is written."""
     from ops.deployment.check import check
-    from ops.deployment.gpt_repository import write_gpt
     from ops.deployment.repository import DescriptionError
 
     if parsed.description or parsed.print:
-        raise DescriptionError("--description, --print: not with --repository gpt")
-    write_gpt(fields, parsed.output)
+        raise DescriptionError(f"--description, --print: not with --repository {parsed.repository}")
+    write(fields, parsed.output)
     print(f"wrote {parsed.output}")
     return _show(check(parsed.output))
 
@@ -140,9 +167,14 @@ def _check(parsed: argparse.Namespace) -> int:
     from ops.deployment.check import check
     from ops.deployment.check_findings import has_errors
     from ops.deployment.check_repository import RepositoryError
+    from ops.deployment.llmapi_yaml import LLM_CONFIG_PATH
 
     try:
-        findings = check(parsed.repository, parsed.engine_dir, parsed.tokenizer_dir)
+        findings = check(
+            *(parsed.repository, parsed.engine_dir, parsed.tokenizer_dir),
+            adapters=parsed.adapter,
+            llm_config=os.environ.get(LLM_CONFIG_PATH),
+        )
     except (RepositoryError, OSError) as error:
         print(f"gateway repo check: {error}", file=sys.stderr)
         return 1

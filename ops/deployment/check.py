@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ops.deployment.check_findings import Finding, by_severity
-from ops.deployment.check_repository import read_repository
+from ops.deployment.check_llmapi import llmapi_findings
+from ops.deployment.check_repository import RepositoryError, read_repository
 from ops.deployment.check_serving import Places, serving_findings
 from ops.deployment.check_structure import structure_findings
 
 
 def check(
-    path: Path, engine_dir: Path | None = None, tokenizer_dir: Path | None = None
+    path: Path,
+    engine_dir: Path | None = None,
+    tokenizer_dir: Path | None = None,
+    *,
+    adapters: Sequence[Path] = (),
+    llm_config: str | None = None,
 ) -> list[Finding]:
     """The findings on the repository in `path`, errors first.
 
     `engine_dir` and `tokenizer_dir` say where those folders are on this machine, where Triton
-    sees them under another path. Raises RepositoryError when `path` holds no models.
+    sees them under another path. For a model of the llmapi repository `adapters` are PEFT folders
+    that it shall serve, and `llm_config` is LLM_CONFIG_PATH of Triton's environment.
+
+    Raises RepositoryError when `path` holds no models, or none that reads adapters from a disk
+    and `adapters` are given.
     """
     repository = read_repository(path)
+    if adapters and not repository.llmapi_models:
+        raise RepositoryError(
+            "--adapter: only for a model of the llmapi repository; for others the gateway checks "
+            "an adapter when it is added"
+        )
     places = Places(engine_dir, tokenizer_dir)
-    return by_severity(structure_findings(repository) + serving_findings(repository, places))
+    return by_severity(
+        [
+            *structure_findings(repository),
+            *serving_findings(repository, places),
+            *llmapi_findings(repository, places, adapters, llm_config),
+        ]
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.triton.pbtxt import ModelFile, PbtxtError, read_pbtxt
 from ops.deployment.check_engine import Values
+from ops.deployment.llmapi_yaml import MODEL_YAML
 
 CONFIG = "config.pbtxt"
 # Parameters of the model that have another name in the template.
@@ -43,6 +44,16 @@ class Model:
     def is_gpt(self) -> bool:
         """Whether it is the core model of the GPT repository, which names its engine otherwise."""
         return self.runs_engine and self.file is not None and "engine_dir" in self.file.parameters
+
+    @property
+    def is_llmapi(self) -> bool:
+        """Whether it is that of the llmapi repository, which has tokenizer and engine inside."""
+        if self.file is None or self.runs_engine:
+            return False
+        # The file by its name where a release's tensors are older than what is known here.
+        return {"text_input", "sampling_param_max_tokens"} <= self.file.inputs.keys() or any(
+            (version / MODEL_YAML).is_file() for version in self.versions
+        )
 
     @property
     def engine_dir(self) -> str:
@@ -98,6 +109,10 @@ class Repository:
         return [model for model in self.models.values() if model.runs_engine]
 
     @property
+    def llmapi_models(self) -> list[Model]:
+        return [model for model in self.models.values() if model.is_llmapi]
+
+    @property
     def ensembles(self) -> list[Model]:
         return [model for model in self.models.values() if model.file and model.file.steps]
 
@@ -109,6 +124,7 @@ class Repository:
             for model in self.models.values()
             if model.file
             and not model.file.steps
+            and not model.is_llmapi
             and {"text_input", "max_tokens"} <= model.file.inputs.keys()
         ]
 

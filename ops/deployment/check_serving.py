@@ -272,7 +272,7 @@ def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
                 f"{here} is not a folder: the model does not load",
                 "correct it; if it is right where Triton runs, give --tokenizer-dir here",
             )
-        elif not _has_chat_template(here):
+        elif not has_chat_template(here):
             yield Finding(
                 "note",
                 model,
@@ -283,7 +283,8 @@ def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
             )
 
 
-def _has_chat_template(folder: Path) -> bool:
+def has_chat_template(folder: Path) -> bool:
+    """Whether a Hugging Face folder says how a chat becomes text."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

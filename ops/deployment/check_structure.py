@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from gateway.triton.pbtxt import DeclaredTensor, EnsembleStep
 from ops.deployment.check_findings import Finding
@@ -33,8 +32,9 @@ def structure_findings(repository: Repository) -> list[Finding]:
     for model in repository.models.values():
         found += _files(model)
         found += _unfilled(model)
-    if not repository.cores and all(model.file for model in repository.models.values()):
-        found += _no_core(repository)
+    served = repository.cores or repository.llmapi_models
+    if not served and all(model.file for model in repository.models.values()):
+        found.append(_no_core())
     for ensemble in repository.ensembles:
         found += _steps(repository, ensemble)
     for model in repository.scripted:
@@ -105,6 +105,8 @@ def _unfilled(model: Model) -> Iterator[Finding]:
     mandatory = _MANDATORY.get(CORE if model.runs_engine else model.name, ())
     if model.is_gpt:
         mandatory = ("engine_dir",)
+    if model.is_llmapi:
+        mandatory = ()
     for key in mandatory:
         if not model.parameter(key):
             name = _TEMPLATE_KEYS.get(key, key)
@@ -136,29 +138,14 @@ def _unfilled(model: Model) -> Iterator[Finding]:
         )
 
 
-def _no_core(repository: Repository) -> Iterator[Finding]:
-    if any((version / "model.yaml").is_file() for version in _all_versions(repository)):
-        yield Finding(
-            "error",
-            "",
-            CORE,
-            "this is a repository of the LLM API (model.yaml), which the gateway drives, "
-            "but which is not checked here",
-            "look at what the gateway says of it: /health/ready",
-        )
-        return
-    yield Finding(
+def _no_core() -> Finding:
+    return Finding(
         "error",
         "",
         CORE,
         "no model takes input_ids and request_output_len: there is nothing that runs an engine",
         "add the model tensorrt_llm: gateway repo render",
     )
-
-
-def _all_versions(repository: Repository) -> Iterator[Path]:
-    for model in repository.models.values():
-        yield from model.versions
 
 
 def _steps(repository: Repository, ensemble: Model) -> Iterator[Finding]:

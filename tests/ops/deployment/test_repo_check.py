@@ -92,15 +92,9 @@ def test_engines_before_v08_have_other_file_names(place: Place) -> None:
     assert found(place) == set()
 
 
-def test_the_llm_api_repository_is_told_apart(place: Place) -> None:
-    for name in (BLS, ENSEMBLE):
-        shutil.rmtree(place.repository / name)
-    (place.repository / CORE / "1" / "model.yaml").touch()
-    (place.repository / CORE / "config.pbtxt").write_text(
-        'backend: "python" input [ { name: "text_input" data_type: TYPE_STRING dims: [ -1 ] } ]'
-    )
-    findings = check(place.repository)
-    assert "LLM API" in next(one.problem for one in findings if one.field == CORE)
+def test_adapters_are_for_the_llmapi_repository(place: Place) -> None:
+    with pytest.raises(RepositoryError, match="--adapter: only for a model of the llmapi"):
+        check(place.repository, adapters=[place.folder])
 
 
 def test_a_single_quoted_hole_is_a_string(place: Place) -> None:

@@ -34,7 +34,11 @@ def test_what_is_not_given_is_left_to_the_llm(tmp_path: Path) -> None:
         "cancellation_check_period_ms": 100,
         "behaves_as": "main",
     }
-    assert arguments.pop("kv_cache_config") == {"enable_block_reuse": True, "max_tokens": None}
+    assert arguments.pop("kv_cache_config") == {
+        "enable_block_reuse": True,
+        "free_gpu_memory_fraction": 0.9,
+        "max_tokens": None,
+    }
     assert {name: value for name, value in arguments.items() if value is not None} == {
         "model": "/models/llama",
         "backend": "pytorch",

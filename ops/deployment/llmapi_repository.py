@@ -1,0 +1,34 @@
+"""Renders the llmapi repository for a Hugging Face folder, or a model's name there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ops.deployment.repository import DescriptionError
+from triton_repo.llmapi_repository import render_llmapi
+from triton_repo.render import RenderError
+
+_TOKENIZER_DIR = "tokenizer_dir"
+
+
+def write_llmapi(fields: Mapping[str, Any], destination: Path) -> None:
+    """Write the one model into `destination`.
+
+    `fields` are `model`, `tokenizer_dir` where the tokenizer is not the model's, `decoupled`, and
+    what `parameters` says of other template parameters. A folder that is there becomes absolute.
+
+    Raises DescriptionError, and then nothing is written.
+    """
+    values = {**fields, **fields.get("parameters", {})}
+    values.pop("parameters", None)
+    if _TOKENIZER_DIR in values:
+        values["tokenizer"] = values.pop(_TOKENIZER_DIR)
+    for name in ("model", "tokenizer"):
+        if name in values and Path(values[name]).is_dir():
+            values[name] = str(Path(values[name]).absolute())
+    try:
+        render_llmapi(destination, values)
+    except RenderError as error:
+        raise DescriptionError(str(error)) from error

@@ -1,0 +1,80 @@
+"""model.yaml of an llmapi model: the arguments of `LLM`, and `triton_config`, the model's own.
+
+Its keys are those of TensorRT-LLM's `LlmArgs` and of the repository's model.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.config.marked_yaml import MarkedYaml, YamlProblem
+
+MODEL_YAML = "model.yaml"
+LLM_CONFIG_PATH = "LLM_CONFIG_PATH"
+"""Names another file in Triton's environment; a relative one is below the version folder."""
+TRITON_CONFIG = "triton_config"
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+
+
+class LlmapiYamlError(ValueError):
+    """The file cannot be read; the message says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmapiYaml:
+    """One file that is YAML with names at its top."""
+
+    path: Path
+    document: MarkedYaml
+
+    def get(self, *place: str) -> Any:
+        """The value there; None for what is null or not there."""
+        value = self.document.data
+        for name in place:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def has(self, *place: str) -> bool:
+        around = self.get(*place[:-1]) if len(place) > 1 else self.document.data
+        return isinstance(around, dict) and place[-1] in around
+
+    def count(self, *place: str) -> int | None:
+        """The whole number there, if it is one."""
+        found = self.get(*place)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+    def at(self, *place: str) -> str:
+        """FILE:LINE of the value, or of what it would stand in."""
+        return f"{self.path.name}:{self.document.line(place)}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of this project's repository, whose model runs as one instance."""
+        return self.has(TRITON_CONFIG, "behaves_as")
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of one engine, each a process of the LLM API."""
+        return math.prod(self.count(name) or 1 for name in _PARALLEL)
+
+
+def read_llmapi_yaml(version: Path, named: str | None = None) -> LlmapiYaml:
+    """Read the file in a version folder; `named` is what LLM_CONFIG_PATH says.
+
+    Raises LlmapiYamlError.
+    """
+    path = version / (named or MODEL_YAML)
+    try:
+        document = MarkedYaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LlmapiYamlError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LlmapiYamlError(f"{path}: not UTF-8") from error
+    except YamlProblem as problem:
+        raise LlmapiYamlError(f"{path}:{problem.line}: {problem.message}") from problem
+    if not isinstance(document.data, dict):
+        raise LlmapiYamlError(f"{path}:1: found no names with values")
+    return LlmapiYaml(path, document)
