@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import adapters, generations, keys, models, openapi, ops, tokens
+from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
 from gateway.config.settings import Settings
@@ -35,7 +36,7 @@ EXPOSED_HEADERS = [
 
 ROUTES: Sequence[APIRoute] = [
     route
-    for module in (generations, tokens, models, adapters, keys, ops, openapi)
+    for module in (generations, anthropic, tokens, models, adapters, keys, ops, openapi)
     for route in module.router.routes
     if isinstance(route, APIRoute)
 ]
@@ -79,7 +80,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     """What the server calls: generations go to their endpoints, everything else to FastAPI.
 
     FastAPI finds a route, keeps stacks for files and dependencies that a generation has none of,
-    and wraps `send` several times. It knows the two endpoints too: for its document, and to answer
+    and wraps `send` several times. It knows these endpoints too: for its document, and to answer
     methods other than POST.
     """
     # Other servers' names for an endpoint come behind its own.
@@ -102,7 +103,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
 
     # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
     api.add_middleware(around)
-    hot = {path: around(_endpoint(handler)) for path, handler in generations.HOT.items()}
+    handlers = generations.HOT | anthropic.HOT
+    hot = {path: around(_endpoint(handler)) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -62,9 +62,9 @@ class TokenDelta(NamedTuple):
 class TextDelta(NamedTuple):
     """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
 
-    `ids` are those of this delta. `finish` is set on the last delta and only there. Where a message
-    is read for tool calls or reasoning, `events` say what the text is, and lag behind it while that
-    is undecided.
+    `ids` are those of this delta. `finish` is set on the last delta and only there, with the `stop`
+    string that was reached where it was one. Where a message is read for tool calls or reasoning,
+    `events` say what the text is, and lag behind it while that is undecided.
     """
 
     text: str
@@ -74,6 +74,7 @@ class TextDelta(NamedTuple):
     ids: Sequence[int] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     events: tuple[MessageEvent, ...] | None = None
+    stop: str | None = None
 
 
 class Sink(Protocol):

@@ -1,4 +1,4 @@
-"""Who asks, by the `authorization` header and the port that the request came in on."""
+"""Who asks, by the headers `authorization` or `x-api-key` and the port that the request came to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from gateway.service import Service
 def tenant_of(request: Request) -> Tenant | None:
     """The tenant whose key was sent; None where no key is needed. Raises InvalidKey."""
     service: Service = request.app.state.service
-    tenant = service.access.tenant(request.headers.get("authorization"))
+    headers = request.headers
+    authorization = headers.get("authorization")
+    # Anthropic's SDKs have a header of their own.
+    if authorization is None and (key := headers.get("x-api-key")) is not None:
+        authorization = f"Bearer {key}"
+    tenant = service.access.tenant(authorization)
     if tenant is not None:
         context_of(request.scope).tenant = tenant.name
     return tenant

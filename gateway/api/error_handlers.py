@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from adapters.errors import AdapterError, StoreError
-from gateway.api.failures import Failure, answer
+from gateway.api.envelopes import answer_at
+from gateway.api.failures import Failure
 from gateway.api.request_log import context_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
 from gateway.http.errors import MethodNotAllowed, UnknownUrl
@@ -19,7 +20,7 @@ from gateway.http.errors import MethodNotAllowed, UnknownUrl
 
 async def _failure(request: Request, error: Failure) -> Response:
     context_of(request.scope).error = type(error)
-    status, headers, body = answer(error)
+    status, headers, body = answer_at(request.url.path, error)
     return Response(body, status, headers, "application/json")
 
 

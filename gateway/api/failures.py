@@ -7,7 +7,7 @@ The envelope is ``{"error": {"message", "type", "param", "code"}}``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import orjson
@@ -120,9 +120,12 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def answer(error: Failure) -> Answer:
-    """The whole answer, for a client that has been told nothing yet."""
-    return Answer(TABLE[type(error)].status, _headers(error), envelope(error))
+def answer(error: Failure, body: Callable[[Failure], bytes] | None = None) -> Answer:
+    """The whole answer, for a client that has been told nothing yet.
+
+    `body` makes its envelope where that is not OpenAI's.
+    """
+    return Answer(TABLE[type(error)].status, _headers(error), (body or envelope)(error))
 
 
 def envelope(error: Failure) -> bytes:
@@ -133,7 +136,7 @@ def envelope(error: Failure) -> bytes:
     elif isinstance(error, AdapterError):
         param = error.field
     told = {
-        "message": _clipped(_message(error), _MAX_MESSAGE),
+        "message": message(error),
         "type": _type(error),
         "param": None if param is None else _clipped(param, _MAX_PARAM),
         "code": TABLE[type(error)].code,
@@ -177,11 +180,14 @@ def _type(error: Failure) -> str:
     return TABLE[type(error)].type
 
 
-def _message(error: Failure) -> str:
+def message(error: Failure) -> str:
+    """What a client is told, fit for JSON."""
     if isinstance(error, StoreUnavailable):
         return "The adapter store does not answer; try again."  # the error's own has addresses
     text = str(error)
-    return f"{text[0].upper()}{text[1:]}." if isinstance(error, StoreError) else text
+    if isinstance(error, StoreError):
+        text = f"{text[0].upper()}{text[1:]}."
+    return _clipped(text, _MAX_MESSAGE)
 
 
 def _clipped(text: str, limit: int) -> str:

@@ -22,6 +22,8 @@ from starlette.routing import BaseRoute
 
 from gateway.api import adapters, keys, tokens
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
+from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
+from gateway.api.anthropic.requests import MessagesRequest, Prompt
 from gateway.api.parameter_table import HARMLESS, HINTS
 from gateway.api.routing import Router, Schema, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
@@ -31,6 +33,8 @@ router = Router()
 _READ_BY_US = (
     ChatCompletionRequest,
     CompletionRequest,
+    MessagesRequest,
+    Prompt,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
     adapters.Rollback,
@@ -38,7 +42,7 @@ _READ_BY_US = (
     adapters.UnloadLoraAdapter,
     keys.NewKey,
 )
-_WRITTEN_BY_US = (ChatCompletionChunk, CompletionChunk, Error)
+_WRITTEN_BY_US = (ChatCompletionChunk, CompletionChunk, Error, StreamEvent, MessageError)
 _REQUEST_ID = {
     "description": "The request's own when it was short and plain.",
     "required": True,

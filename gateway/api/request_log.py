@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.failures import answer, status_of
+from gateway.api.envelopes import answer_at
+from gateway.api.failures import status_of
 from gateway.errors import ClientDeadline, ClientDisconnected, InternalError
 from gateway.observability.logs import log_request
 from gateway.observability.request_context import RequestContext, current, trace_parent
@@ -78,7 +79,8 @@ class RequestLog:
                 context.late_status = status_of(unexpected)
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
-            told, headers, body = answer(InternalError("The server had an unexpected error."))
+            failed = InternalError("The server had an unexpected error.")
+            told, headers, body = answer_at(scope["path"], failed)
             response = Response(body, told, headers, "application/json")
             await response(scope, receive, send_with_id)
         finally:

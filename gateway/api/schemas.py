@@ -131,6 +131,11 @@ class GenerationRequest(Strict):
         return self.n or 1
 
     @property
+    def several(self) -> int:
+        """How many prompts."""
+        return 1
+
+    @property
     def keep(self) -> int | None:
         """How many of each prompt's choices to return, the likeliest ones; None for all."""
         return None
@@ -278,6 +283,15 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
+    @model_validator(mode="after")
+    def _fits(self) -> ChatCompletionRequest:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message excludes add_generation_prompt.",
+                param="continue_final_message",
+            )
+        return self
+
     @property
     def output_limit(self) -> int | None:
         """`max_completion_tokens` replaced `max_tokens` and wins when both are sent."""
@@ -402,6 +416,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def keep(self) -> int | None:
         return self.n or 1 if self.best_of is not None else None
+
+    @property
+    def several(self) -> int:
+        return len(self.prompts)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

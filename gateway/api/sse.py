@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
+from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -18,9 +19,27 @@ from gateway.http.protocol import CHUNKS, ChunkWriter
 
 log = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
-# A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
-COMMENT = b": keep-alive\n\n"
+
+class Wire(NamedTuple):
+    """What a protocol's streams have besides the frames of an answer.
+
+    Attributes:
+        done: what comes last, after an error too.
+        patience: what goes out while nothing else does.
+        failure: the frame of an error after the headers.
+    """
+
+    done: bytes
+    patience: bytes
+    failure: Callable[[Failure], bytes]
+
+
+OPENAI = Wire(
+    done=b"data: [DONE]\n\n",
+    # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
+    patience=b": keep-alive\n\n",
+    failure=lambda error: b"data: " + envelope(error) + b"\n\n",
+)
 # The same for every stream, so they are encoded once and not for each response.
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -76,7 +95,10 @@ class EventBody:
     Several tasks may drain it.
     """
 
-    def __init__(self, head: Message, scope: Scope, send: Send, patience_s: float) -> None:
+    def __init__(
+        self, head: Message, scope: Scope, send: Send, patience_s: float, patience: bytes
+    ) -> None:
+        self._patience = patience
         self._head = head
         self._send = send
         self._patience_s = patience_s
@@ -130,7 +152,7 @@ class EventBody:
         while True:
             async with self._sending:
                 # Cancelled, it takes no frame with it.
-                await self._pass_on(COMMENT)
+                await self._pass_on(self._patience)
             await asyncio.sleep(self._patience_s)
 
     async def _flush(self, data: bytes, *, last: bool = False) -> None:
@@ -147,12 +169,11 @@ class EventBody:
 
 
 class EventStream(Response):
-    """Sends frames as they are written, then ``data: [DONE]``.
+    """Sends frames as they are written, then what ends a stream in its protocol.
 
     The first frame is awaited before the headers, so that a refusal by the engine is a real 4xx
     or 5xx; only when it takes longer than `patience_s` after `EventBody.expect` do headers and
-    comments go out first, so that proxies keep the line. An error after the headers is one frame
-    with an `error` object.
+    comments go out first, so that proxies keep the line. An error after the headers is one frame.
     Everything runs in one task. (sse-starlette costs twice as much CPU per frame, and Starlette's
     StreamingResponse does not wait for the first frame.)
     """
@@ -163,10 +184,12 @@ class EventStream(Response):
         headers: Mapping[str, str],
         patience_s: float,
         account: AbstractAsyncContextManager[None],
+        wire: Wire,
     ) -> None:
         """`account` is open for as long as `write` runs; it sees the error that ends it."""
         self._account = account
         self._write = write
+        self._wire = wire
         self._patience_s = patience_s
         self.status_code = 200
         self.background = None
@@ -179,8 +202,8 @@ class EventStream(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        body = EventBody(head, scope, send, self._patience_s)
-        end = DONE
+        body = EventBody(head, scope, send, self._patience_s, self._wire.patience)
+        end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):
                 await self._write(body)
@@ -191,14 +214,14 @@ class EventStream(Response):
             context.error, context.late_status = type(error), status_of(error)
             if isinstance(error, ClientDisconnected):
                 return
-            end = _failure(error) + DONE
+            end = self._wire.failure(_told(error)) + end
         finally:
             body.be_patient()
         await body.end(end)
 
 
-def _failure(error: Exception) -> bytes:
-    if not isinstance(error, Failure):
-        log.error("stream failed", exc_info=error)
-        error = InternalError("The server had an error while streaming the answer.")
-    return b"data: " + envelope(error) + b"\n\n"
+def _told(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    log.error("stream failed", exc_info=error)
+    return InternalError("The server had an error while streaming the answer.")

@@ -39,13 +39,19 @@ def final_usage(
 ) -> dict[str, Any]:
     """Of an answer whose choices have these last deltas.
 
-    Cached tokens are those of the prompts that were in the engine's KV cache before, in blocks of
-    `tokens_per_block`; with None they are not told. The choices of one prompt share its cache, so
-    the least cached choice counts.
+    With None for `tokens_per_block` no cached tokens are told.
     """
     told = usage_so_far(prompt_tokens, sum(delta.tokens for delta in last))
     if tokens_per_block is not None:
-        blocks = min(delta.stats.reused_blocks if delta.stats else 0 for delta in last)
-        cached = min(blocks * tokens_per_block, prompt_tokens)
+        cached = cached_tokens(last, prompt_tokens, tokens_per_block)
         told["prompt_tokens_details"] = {"cached_tokens": cached}
     return told
+
+
+def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int, tokens_per_block: int) -> int:
+    """Those of the prompts that were in the engine's KV cache before, in blocks.
+
+    The choices of one prompt share its cache, so the least cached choice counts.
+    """
+    blocks = min(delta.stats.reused_blocks if delta.stats else 0 for delta in last)
+    return min(blocks * tokens_per_block, prompt_tokens)

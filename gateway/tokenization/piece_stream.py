@@ -36,12 +36,12 @@ class PieceStream:
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
-        text, stopped = piece, False
+        text, stopped = piece, None
         if self._tokens > self._min_tokens or delta.final:
             text, stopped = self._stop.cut(piece)
         finish: FinishReason | None = None
         self._shown += len(text)
-        if stopped:
+        if stopped is not None:
             finish = "stop"
             if delta.tokens is None:
                 self._tokens = self._until_stop()
@@ -49,7 +49,7 @@ class PieceStream:
             text += self._stop.flush()
             finish = self._finish_reason(delta)
         tokens = min(self._tokens, self._max_tokens)
-        found = TextDelta(text, tokens, finish, self._stats)
+        found = TextDelta(text, tokens, finish, self._stats, stop=stopped)
         return found if self._message is None else with_events(self._message, found)
 
     def cut_short(self) -> TextDelta:

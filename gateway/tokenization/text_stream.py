@@ -25,23 +25,23 @@ class StopStrings:
         self._longest = max(map(len, stop), default=0)
         self._held = ""
 
-    def cut(self, text: str) -> tuple[str, bool]:
-        """Returns the text that may go out, and whether a stop string was reached.
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """Returns the text that may go out, and the stop string that was reached, if any.
 
         Of several matches the one that begins first counts, of those the longest; it is returned
         only with `include`.
         """
         if not self._stop:
-            return text, False
+            return text, None
         text = self._held + text
-        matches = [(i, -len(s)) for s in self._stop if (i := text.find(s)) >= 0]
+        matches = [(i, -len(s), s) for s in self._stop if (i := text.find(s)) >= 0]
         if matches:
             self._held = ""
-            start, length = min(matches)
-            return text[: start - length if self._include else start], True
+            start, length, found = min(matches)
+            return text[: start - length if self._include else start], found
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        return text[: len(text) - keep], None
 
     def flush(self) -> str:
         """What was held back, once no more text can come."""
@@ -129,16 +129,16 @@ class TextStream:
                 continue
             text, stopped = self._stop.cut(decoded)
             pieces.append(text)
-            if stopped:
+            if stopped is not None:
                 ids = delta.ids[: position + 1]
-                return self._delta(pieces, logprobs, ids, "stop")
+                return self._delta(pieces, logprobs, ids, "stop", stopped)
         self._remember(delta.ids)
         if not delta.final:
             return self._delta(pieces, logprobs, delta.ids, None)
         text, stopped = self._stop.cut(self._decoder.flush())
         pieces += [text, self._stop.flush()]
-        finish: FinishReason = "stop" if stopped else self._finish_reason()
-        return self._delta(pieces, logprobs, delta.ids, finish)
+        finish = self._finish_reason() if stopped is None else "stop"
+        return self._delta(pieces, logprobs, delta.ids, finish, stopped)
 
     def _delta(
         self,
@@ -146,9 +146,11 @@ class TextStream:
         logprobs: list[TokenLogprob],
         ids: list[int],
         finish: FinishReason | None,
+        stop: str | None = None,
     ) -> TextDelta:
         text = "".join(pieces)
-        return TextDelta(text, self._tokens, finish, self._stats, ids, logprobs=tuple(logprobs))
+        entries = tuple(logprobs)
+        return TextDelta(text, self._tokens, finish, self._stats, ids, entries, stop=stop)
 
     def _remember(self, ids: list[int]) -> None:
         """Keeps what a sequence of stop ids at the end can be found in."""

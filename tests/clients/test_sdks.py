@@ -17,7 +17,7 @@ FILES = Path(__file__).parent / "sdks"
 # No release of openai goes with the newest of all of them.
 SCRIPTS = {
     "openai2": ["with_instructor.py", "with_litellm.py", "with_llama_index.py"],
-    "openai3": ["with_openai_agents.py", "with_pydantic_ai.py"],
+    "openai3": ["with_langchain_anthropic.py", "with_openai_agents.py", "with_pydantic_ai.py"],
 }
 OFFLINE = {
     # Its prices of models come with the package; it would ask GitHub for newer ones.

@@ -1,8 +1,10 @@
 // The openai package and the Vercel AI SDK, unchanged, against the gateway at GATEWAY_BASE_URL.
 import assert from "node:assert/strict";
 
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, Output, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
+import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
@@ -32,6 +34,9 @@ const compatible = createOpenAICompatible({
   includeUsage: true,
   supportsStructuredOutputs: true,
 });
+const claude = new Anthropic({ baseURL: baseURL.replace(/\/v1$/, ""), apiKey: "none", maxRetries: 0 });
+const message = { model: "demo", max_tokens: 100 };
+const anthropic = createAnthropic({ baseURL, apiKey: "none" });
 const model = compatible("demo");
 const settings = { model, temperature: 0, maxRetries: 0 };
 const getWeather = tool({
@@ -182,6 +187,44 @@ const checks = {
     const asked = { ...settings, messages: capital, output: Output.object({ schema: person }) };
     const { output } = await generateText(asked);
     assert.deepEqual(person.parse(output), output);
+  },
+
+  async "anthropic: whole, streamed, and errors"() {
+    const whole = await claude.messages.create({ ...message, messages: capital });
+    assert.match(whole.content[0].text, /Paris/);
+    assert.equal(whole.stop_reason, "end_turn");
+    const stream = claude.messages.stream({ ...message, messages: capital });
+    assert.equal((await stream.finalMessage()).content[0].text, whole.content[0].text);
+    const asked = claude.messages.create({ ...message, model: "nobody", messages: capital });
+    await assert.rejects(asked, (error) => {
+      assert.ok(error instanceof Anthropic.NotFoundError);
+      assert.match(error.message, /nobody/);
+      return true;
+    });
+  },
+
+  async "anthropic: a streamed call, handed back with its answer"() {
+    const named = [{ name: "get_weather", description, input_schema: parameters }];
+    const asked = { ...message, tools: named, messages: weather };
+    const called = await claude.messages.stream(asked).finalMessage();
+    assert.equal(called.stop_reason, "tool_use");
+    const [call] = called.content;
+    assert.deepEqual(call.input, { city: "Paris" });
+    const result = { type: "tool_result", tool_use_id: call.id, content: forecast };
+    const turns = [
+      { role: "assistant", content: called.content },
+      { role: "user", content: [result] },
+    ];
+    const answer = await claude.messages.create({ ...asked, messages: [...weather, ...turns] });
+    assert.match(answer.content[0].text, /21/);
+  },
+
+  async "ai: anthropic, with a call"() {
+    const common = { model: anthropic("demo"), maxRetries: 0, tools: { get_weather: getWeather } };
+    const asked = { ...common, messages: weather, stopWhen: stepCountIs(2) };
+    assert.match((await generateText(asked)).text, /21/);
+    const { text } = streamText(asked);
+    assert.match(await text, /21/);
   },
 
   async "ai: errors"() {

@@ -11,7 +11,7 @@ from openai._streaming import SSEDecoder
 
 from gateway.api.answers import Answer
 from gateway.api.chunks import Kind, UsageFrames
-from gateway.api.sse import COMMENT, DONE
+from gateway.api.sse import OPENAI
 from gateway.deltas import TextDelta
 from gateway.generation import ANYBODY, Batch
 from tests.support.generations import generation
@@ -58,8 +58,8 @@ def _written(kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: b
                 sink.accept(index, TextDelta(own[turn], turn + 1))
     for index, own in enumerate(texts):
         sink.accept(index, TextDelta("", len(own), "stop"))
-    between = COMMENT if comments else b""
-    return between + between.join(body.frames) + DONE
+    between = OPENAI.patience if comments else b""
+    return between + between.join(body.frames) + OPENAI.done
 
 
 def _read(kind: Kind, raw: bytes, choices: int) -> tuple[list[str], list[str], Any]:

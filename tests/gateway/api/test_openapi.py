@@ -137,7 +137,7 @@ def _make_answerable(case: schemathesis.Case) -> None:
         body["model"] = "demo"
     if body.get("prompt") in ("", [""]):
         body["prompt"] = "x"
-    if not case.path.endswith("/completions"):
+    if not case.path.endswith(("/completions", "/messages")):
         return
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) == -1:  # as many as fit
@@ -174,6 +174,9 @@ def test_every_operation_succeeds_as_documented(
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     tools = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    asked = {"model": "demo", "messages": chat["messages"]}
+    able = {"name": "f", "input_schema": function["parameters"]}
+    called = {"tools": [able], "tool_choice": {"type": "any"}, "max_tokens": 50}
     loaded = write_adapter(up.adapter_root / "documented", DEMO_MODEL, seed=23)
     requests: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/v1/chat/completions", {"json": chat}),
@@ -183,6 +186,10 @@ def test_every_operation_succeeds_as_documented(
         ("POST", "/v1/chat/completions", {"json": chat | tools | stream | {"max_tokens": 50}}),
         ("POST", "/v1/completions", {"json": text | {"logprobs": 0}}),
         ("POST", "/v1/completions", {"json": text | stream}),
+        ("POST", "/v1/messages", {"json": chat}),
+        ("POST", "/v1/messages", {"json": chat | {"stream": True}}),
+        ("POST", "/v1/messages", {"json": chat | called}),
+        ("POST", "/v1/messages/count_tokens", {"json": asked}),
         ("POST", "/tokenize", {"json": {"prompt": "Hi", "return_token_strs": True}}),
         ("POST", "/tokenize", {"json": {"messages": chat["messages"]}}),
         ("POST", "/detokenize", {"json": {"tokens": [1, 2]}}),

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: another writing of the requests and answers of a chat."""

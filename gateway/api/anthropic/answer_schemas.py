@@ -1,0 +1,78 @@
+"""Models of what the Messages API answers, for the OpenAPI document; `answers` writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+Count = Annotated[int, Field(ge=0)]
+_StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class TextBlock(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(BaseModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessageUsage(BaseModel):
+    input_tokens: Count
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+
+
+class Message(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: _StopReason
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class StreamEvent(BaseModel):
+    """`message_start`, then blocks of `content_block_start`, `..._delta` and `..._stop`, then
+    `message_delta` with the stop reason and usage, then `message_stop`; `ping` and `error`."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    ]
+
+
+class TokenCount(BaseModel):
+    input_tokens: Count
+
+
+class MessageErrorDetail(BaseModel):
+    type: str
+    message: Annotated[str, Field(min_length=1)]
+
+
+class MessageError(BaseModel):
+    type: Literal["error"]
+    error: MessageErrorDetail

@@ -1,0 +1,225 @@
+"""The deltas of a chat to a message of content blocks: events of a stream, or one JSON body.
+
+Reference: Anthropic API, "Streaming Messages" (2026), and the types of its Python package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic_core import from_json
+
+from gateway.api.answers import Body
+from gateway.api.anthropic.errors import envelope
+from gateway.api.chunks import UsageFrames
+from gateway.api.sse import Wire
+from gateway.api.usage import cached_tokens
+from gateway.deltas import Sink, TextDelta
+from gateway.generation import Batch
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.events import CallStart, Content, Reasoning
+
+# Opaque to clients, which send it back with the thoughts; some keep no thoughts without one.
+_SIGNATURE = "unsigned"
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+ANTHROPIC = Wire(
+    done=b"",
+    patience=_PING,
+    failure=lambda error: b"event: error\ndata: " + envelope(error) + b"\n\n",
+)
+
+
+def frame(kind: str, **members: Any) -> bytes:
+    """One event of a stream."""
+    data = orjson.dumps({"type": kind, **members})
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class MessageAnswer:
+    """Writes the answer to one request; `model` is the name that the client asked for."""
+
+    def __init__(
+        self, model: str, batch: Batch, *, max_tokens: int, omit_thinking: bool = False
+    ) -> None:
+        """`max_tokens` is what was asked for; the engine's limits may have left less."""
+        self._prompt_tokens = batch.prompt_tokens
+        # Who is kept apart is not told what others' prompts have left in the cache.
+        self._tokens_per_block = None if batch.caller.apart else batch.tokens_per_block
+        self._cut = batch.generations[0].max_tokens < max_tokens
+        self._omit_thinking = omit_thinking
+        self._head = {
+            "id": f"msg_{batch.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+
+    def stream(self, body: Body, usage: UsageFrames) -> Sink:
+        start: dict[str, Any] = self._head | {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": self._prompt_tokens, "output_tokens": 0},
+        }
+        return _Stream(self, body, frame("message_start", message=start) + _PING)
+
+    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+        (deltas,) = received
+        content: list[dict[str, Any]] = []
+        for event in _events(deltas):
+            self._add(content, event)
+        for block in content:
+            if block["type"] == "tool_use":
+                block["input"] = _object(block["input"])
+        calls = any(block["type"] == "tool_use" for block in content)
+        ended = self.ended(deltas[-1], calls=calls)
+        usage = self.usage(deltas[-1])
+        return orjson.dumps(self._head | {"content": content} | ended | {"usage": usage})
+
+    def log_probabilities(self, received: list[list[TextDelta]]) -> int:
+        return 0
+
+    def block(self, event: MessageEvent) -> dict[str, Any]:
+        """The empty block that begins with an event."""
+        if isinstance(event, CallStart):
+            return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
+        if isinstance(event, Reasoning):
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def delta(self, event: MessageEvent) -> dict[str, Any] | None:
+        """What an event adds to its block."""
+        if isinstance(event, Content):
+            return {"type": "text_delta", "text": event.text}
+        if isinstance(event, Reasoning):
+            if self._omit_thinking:
+                return None
+            return {"type": "thinking_delta", "thinking": event.text}
+        if isinstance(event, CallStart):
+            return None
+        return {"type": "input_json_delta", "partial_json": event.text}
+
+    def _add(self, content: list[dict[str, Any]], event: MessageEvent) -> None:
+        if not content or begins_block(event, content[-1]["type"]):
+            block = self.block(event)
+            if block["type"] == "tool_use":
+                block["input"] = ""
+            elif block["type"] == "thinking":
+                block["signature"] = _SIGNATURE
+            content.append(block)
+        if (delta := self.delta(event)) is not None:
+            kind, text = list(delta.values())
+            content[-1][_FIELD[kind]] += text
+
+    def ended(self, last: TextDelta, *, calls: bool) -> dict[str, Any]:
+        """Why it ended. A call of a tool that was named is told so, too, where OpenAI says stop."""
+        reason = "end_turn"
+        if last.finish == "length":
+            reason = "model_context_window_exceeded" if self._cut else "max_tokens"
+        elif last.stop is not None:
+            reason = "stop_sequence"
+        elif calls:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": last.stop}
+
+    def usage(self, last: TextDelta) -> dict[str, int]:
+        """Tokens that were in the engine's cache are no input tokens here."""
+        cached = 0
+        if self._tokens_per_block is not None:
+            cached = cached_tokens([last], self._prompt_tokens, self._tokens_per_block)
+        return {
+            "input_tokens": self._prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": last.tokens,
+        }
+
+
+_FIELD = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "input"}
+
+
+class _Stream:
+    """A `Sink` that writes events; `opening` goes before the first."""
+
+    def __init__(self, answer: MessageAnswer, body: Body, opening: bytes) -> None:
+        self._answer = answer
+        self._body = body
+        self._opening = opening
+        self._index = -1
+        self._type = ""
+        self._calls = False
+        self._text = b""
+
+    def accept(self, index: int, delta: TextDelta) -> bool:
+        frames, self._opening = self._opening, b""
+        if delta.events is None and self._text:
+            # Every token of a plain answer comes by here.
+            if delta.text:
+                frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
+        else:
+            for event in _events([delta]):
+                frames += self._event(event)
+        if delta.finish is not None:
+            ended = self._answer.ended(delta, calls=self._calls)
+            frames += self._stop()
+            frames += frame("message_delta", delta=ended, usage=self._answer.usage(delta))
+            frames += frame("message_stop")
+        return not frames or self._body.write(frames)
+
+    async def drain(self) -> None:
+        await self._body.drain()
+
+    def _event(self, event: MessageEvent) -> bytes:
+        frames = b""
+        if not self._type or begins_block(event, self._type):
+            frames = self._stop()
+            block = self._answer.block(event)
+            self._index, self._type = self._index + 1, block["type"]
+            self._calls = self._calls or self._type == "tool_use"
+            frames += frame("content_block_start", index=self._index, content_block=block)
+            self._text = b""
+            if self._type == "text":
+                told = frame("content_block_delta", index=self._index, delta={"type": "text_delta"})
+                self._text = told.removesuffix(b"}}\n\n") + b',"text":'
+        if (delta := self._answer.delta(event)) is not None:
+            frames += frame("content_block_delta", index=self._index, delta=delta)
+        return frames
+
+    def _stop(self) -> bytes:
+        if not self._type:
+            return b""
+        frames = b""
+        if self._type == "thinking":
+            signed = {"type": "signature_delta", "signature": _SIGNATURE}
+            frames = frame("content_block_delta", index=self._index, delta=signed)
+        return frames + frame("content_block_stop", index=self._index)
+
+
+def begins_block(event: MessageEvent, open_type: str) -> bool:
+    """Whether an event belongs to another block than the one that is open."""
+    if isinstance(event, CallStart):
+        return True
+    if isinstance(event, Content):
+        return open_type != "text"
+    return isinstance(event, Reasoning) and open_type != "thinking"
+
+
+def _events(deltas: Sequence[TextDelta]) -> list[MessageEvent]:
+    """Without those that say nothing."""
+    found: list[MessageEvent] = []
+    for delta in deltas:
+        of_delta = (Content(delta.text),) if delta.events is None else delta.events
+        found += [event for event in of_delta if isinstance(event, CallStart) or event.text]
+    return found
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's arguments. Of a call that was cut, as much as is there; the SDKs read streams so."""
+    try:
+        found = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

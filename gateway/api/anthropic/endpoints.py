@@ -1,0 +1,96 @@
+"""POST /v1/messages and POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from gateway.api.anthropic.answer_schemas import Message, MessageError, StreamEvent, TokenCount
+from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
+from gateway.api.anthropic.requests import Chat, MessagesRequest, Prompt, as_written, parse
+from gateway.api.auth import tenant_of
+from gateway.api.intake import Intake
+from gateway.api.request_log import Handler
+from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
+from gateway.api.serving import prepared, rendered, respond
+from gateway.errors import InvalidRequest
+from gateway.generation import Batch, Options
+from gateway.pipeline.prepare import check_text
+from gateway.service import Service
+
+router = Router()
+
+
+def _answers() -> dict[int | str, Schema]:
+    """Errors are in Anthropic's envelope; of a stream, one event is described."""
+    refused = refusals(*BODY, 401, 403, 404, 429, 503, 504)
+    for answer in refused.values():
+        answer["content"] = {"application/json": {"schema": reference(MessageError)}}
+    return refused
+
+
+def _streamed() -> Schema:
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": reference(StreamEvent),
+    }
+    event: Schema = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return {"content": {"text/event-stream": {"schema": event}}}
+
+
+@router.post(
+    "/v1/messages",
+    summary="Answers a conversation, in Anthropic's protocol.",
+    openapi_extra=needs("api_key", optional=True, json=MessagesRequest),
+    response_model=Message,
+    responses={200: _streamed(), **_answers()},
+)
+async def messages(request: Request) -> Response:
+    service: Service = request.app.state.service
+    read = partial(parse, MessagesRequest, strict=service.settings.strict_parameters)
+    try:
+        ready = await prepared(request, read, rendered, _answer)
+    except InvalidRequest as error:
+        raise as_written(error) from None
+    return await respond(request, ready, ANTHROPIC)
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    summary="How many tokens a conversation is, in Anthropic's protocol.",
+    openapi_extra=needs("api_key", optional=True, json=Prompt),
+    response_model=TokenCount,
+    responses=_answers(),
+)
+async def count_tokens(request: Request) -> Response:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    async with Intake(request, tenant) as intake:
+        with await service.accounting.count(tenant, places=1):
+            try:
+                wanted, _ = await intake.read(partial(parse, Prompt))
+                route = service.access.route(service.router, tenant, wanted.model)
+                chat = service.prompts.chat_of(route.chat_template)
+                (prompt,), _ = await intake.work(partial(rendered, wanted, chat))
+            except InvalidRequest as error:
+                raise as_written(error) from None
+            assert not isinstance(prompt, list)  # a template writes text
+            check_text(
+                service.prompts, service.replicas.capabilities, str(prompt), param="messages"
+            )
+            name = tenant.name if tenant else ""
+            ids = await service.prompts.encode(prompt, add_special_tokens=False, tenant=name)
+    return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
+
+
+HOT: dict[str, Handler] = {"/v1/messages": messages}
+"""The endpoint whose POSTs are answered in front of FastAPI, by path."""
+
+
+def _answer(_: Service, wanted: Chat, options: Options, batch: Batch) -> MessageAnswer:
+    asked = wanted.output_limit or 0
+    return MessageAnswer(wanted.model, batch, max_tokens=asked, omit_thinking=wanted.omit_thinking)

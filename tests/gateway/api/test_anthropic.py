@@ -1,0 +1,341 @@
+"""The Messages API: what a conversation becomes, and how deltas are written as blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from anthropic._streaming import SSEDecoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
+from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.config.tenants import new_key
+from gateway.deltas import EngineStats, TextDelta
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import ANYBODY, Batch
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from tests.support.event_clock import EventClock
+from tests.support.fake_triton import FakeTriton, Fault, serving
+from tests.support.gateway_process import tenant, write_config
+from tests.support.generations import generation
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+QUESTION = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: Any) -> Chat:
+    body = {"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields
+    return parse(MessagesRequest, orjson.dumps(body)).request
+
+
+def said(*messages: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(m.role, m.content) for m in chat(messages=list(messages)).messages]
+
+
+def test_results_of_tools_are_messages_of_their_own_in_their_place() -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    spoken = {"type": "text", "text": "let me see"}
+    results = [
+        {"type": "text", "text": "before"},
+        {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "1"}]},
+        {"type": "tool_result", "tool_use_id": "t2", "content": "no", "is_error": True},
+        {"type": "text", "text": "after"},
+    ]
+    found = chat(
+        messages=[
+            QUESTION,
+            {"role": "assistant", "content": [thought, spoken, use]},
+            {"role": "user", "content": results},
+        ]
+    ).messages
+    assert [(m.role, m.content) for m in found] == [
+        ("user", "Hi"),
+        ("assistant", "let me see"),
+        ("user", "before"),
+        ("tool", "1"),
+        ("tool", "Error: no"),
+        ("user", "after"),
+    ]
+    assert found[1].reasoning_content == "hm"
+    [call] = found[1].tool_calls or []
+    assert isinstance(call.function.arguments, str)
+    assert (call.id, json.loads(call.function.arguments)) == ("t1", {"a": 1})
+    assert [m.tool_call_id for m in found[3:5]] == ["t1", "t2"]
+
+
+def test_messages_of_one_side_are_one_turn() -> None:
+    reminder = {"role": "user", "content": [{"type": "text", "text": "be kind"}]}
+    answers = [{"role": "assistant", "content": text} for text in ("a", "b")]
+    assert said(QUESTION, reminder, *answers, QUESTION) == [
+        ("user", "Hi\nbe kind"),
+        ("assistant", "a\nb"),
+        ("user", "Hi"),
+    ]
+
+
+def test_the_system_prompt_comes_first() -> None:
+    blocks = [{"type": "text", "text": text} for text in ("one", "two")]
+    assert [m.content for m in chat(system=blocks).messages] == ["one\ntwo", "Hi"]
+
+
+def test_an_answer_that_was_begun_goes_on() -> None:
+    begun = chat(messages=[QUESTION, {"role": "assistant", "content": "It is"}])
+    assert (begun.continue_final_message, begun.add_generation_prompt) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice.name"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"tools": [{"name": "f g", "input_schema": {}}]}, "tools.0.name"),
+        ({"system": [{"type": "image"}]}, "system.0"),
+        ({"container": "c"}, "container"),
+        ({"thinking": {"type": "loud"}}, "thinking.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking"}]}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{named}: ") as refused:
+        chat(**fields)
+    assert refused.value.param == named
+
+
+def test_hints_are_refused_where_the_operator_says_so() -> None:
+    body = orjson.dumps(
+        {"model": "m", "max_tokens": 8, "messages": [QUESTION], "context_management": {"edits": []}}
+    )
+    assert parse(MessagesRequest, body).hints == ("context_management",)
+    with pytest.raises(UnsupportedParameter, match="context_management"):
+        parse(MessagesRequest, body, strict=True)
+
+
+def answer(**fields: Any) -> MessageAnswer:
+    batch = Batch(
+        request_id="r",
+        generations=[generation()],
+        prompts=1,
+        choices=1,
+        prompt_tokens=100,
+        fingerprint="fp_0",
+        tokens_per_block=32,
+        caller=ANYBODY,
+        timeout_s=9,
+        deadline=9,
+    )
+    return MessageAnswer("m", batch, **{"max_tokens": 1} | fields)
+
+
+class _Written:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> bool:
+        self.data += data
+        return True
+
+    async def drain(self) -> None:
+        pass
+
+
+def read(raw: bytes) -> dict[str, Any]:
+    """The message that the events of a stream make, and that they come in their order."""
+    events = list(SSEDecoder().iter_bytes(iter([raw])))
+    message: dict[str, Any] = {}
+    open_block: dict[str, Any] | None = None
+    for event in events:
+        data = event.json()
+        assert event.event == data["type"]
+        match data["type"]:
+            case "message_start":
+                assert not message
+                message = data["message"]
+            case "content_block_start":
+                assert open_block is None
+                assert data["index"] == len(message["content"])
+                open_block = data["content_block"] | {"arguments": ""}
+                message["content"].append(open_block)
+            case "content_block_delta":
+                assert open_block is not None
+                assert data["index"] == len(message["content"]) - 1
+                kind, text = data["delta"].values()
+                field = {
+                    "text_delta": "text",
+                    "thinking_delta": "thinking",
+                    "signature_delta": "signature",
+                    "input_json_delta": "arguments",
+                }[kind]
+                open_block[field] += text
+            case "content_block_stop":
+                assert open_block is not None
+                arguments = open_block.pop("arguments")
+                if open_block["type"] == "tool_use":
+                    open_block["input"] = json.loads(arguments or "{}")
+                open_block = None
+            case "message_delta":
+                assert open_block is None
+                message |= data["delta"]
+                message["usage"] |= data["usage"]
+    assert events[-1].event == "message_stop"
+    return message
+
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
+    """Events of a message, cut into deltas anywhere."""
+    events: list[MessageEvent] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
+        if kind == "call":
+            events.append(CallStart(calls, "f", f"id{calls}"))
+            arguments = json.dumps({"a": draw(texts)}, ensure_ascii=False)
+            at = draw(st.integers(0, len(arguments)))
+            events += [CallArguments(calls, part) for part in (arguments[:at], arguments[at:])]
+            calls += 1
+        else:
+            event = Content if kind == "text" else Reasoning
+            events += [event(draw(texts)) for _ in range(draw(st.integers(1, 3)))]
+    deltas: list[list[MessageEvent]] = [[]]
+    for event_ in events:
+        if draw(st.booleans()):
+            deltas.append([])
+        deltas[-1].append(event_)
+    return deltas
+
+
+@given(messages(), st.sampled_from(["stop", "length"]), st.sampled_from([None, "END"]))
+def test_a_stream_is_the_whole_answer(
+    events: list[list[MessageEvent]], finish: Any, stop: str | None
+) -> None:
+    deltas = [TextDelta("", n + 1, events=tuple(own)) for n, own in enumerate(events)]
+    stats = EngineStats(reused_blocks=2)
+    deltas.append(TextDelta("", len(deltas), finish, stats, events=(), stop=stop))
+    body = _Written()
+    sink = answer().stream(body, "last")
+    for delta in deltas:
+        sink.accept(0, delta)
+    streamed = read(body.data)
+    whole = json.loads(answer().collected([deltas], keep=None))
+    assert streamed == whole
+    assert whole["usage"]["input_tokens"] == 100 - 64
+    assert whole["usage"]["cache_read_input_tokens"] == 64
+
+
+@given(st.lists(texts, max_size=8))
+def test_plain_text_is_one_block(pieces: list[str]) -> None:
+    deltas = [TextDelta(text, n + 1) for n, text in enumerate(pieces)]
+    deltas.append(TextDelta("", len(deltas), "stop"))
+    body = _Written()
+    sink = answer().stream(body, "last")
+    for delta in deltas:
+        sink.accept(0, delta)
+    message = read(body.data)
+    text = "".join(pieces)
+    assert message["content"] == ([{"type": "text", "text": text}] if text else [])
+    assert message == json.loads(answer().collected([deltas], keep=None))
+
+
+def test_of_a_call_that_was_cut_there_is_what_came() -> None:
+    cut = CallArguments(0, '{"city": "Par')
+    deltas = [TextDelta("", 9, "length", events=(CallStart(0, "f", "id"), cut))]
+    [block] = json.loads(answer().collected([deltas], keep=None))["content"]
+    assert block["input"] in ({}, {"city": "Par"})
+
+
+def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
+    deltas = [TextDelta("", 3, "stop", events=(Reasoning("secret"), Content("open")))]
+    told = answer(omit_thinking=True).collected([deltas], keep=None)
+    assert b"secret" not in told
+    assert [block["type"] for block in json.loads(told)["content"]] == ["thinking", "text"]
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+BODY = {"model": "m", "max_tokens": 9, "messages": [QUESTION]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(None, None), ("abort", "api_error"), ("stall", "timeout_error")]
+)
+async def test_an_error_in_a_stream_is_its_last_event(
+    folder: Path, fault: Fault | None, kind: str | None
+) -> None:
+    clock = EventClock()
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=fault, step=2)
+    async with serving(servicer) as endpoint, running(folder, endpoint) as (client, _, _):
+        asked = client.post("/v1/messages", json=BODY | {"stream": True}, timeout=None)
+        stalls = lambda: fault == "stall" and servicer.reached > 0  # noqa: E731
+        told: httpx.Response = await clock.leap_once(stalls, asked)
+    last = list(SSEDecoder().iter_bytes(iter([told.content])))[-1]
+    assert told.status_code == 200
+    if kind is None:
+        assert last.event == "message_stop"
+    else:
+        assert last.event == "error"
+        assert last.json()["error"]["type"] == kind
+    assert "[DONE]" not in told.text
+
+
+async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
+    key = new_key()
+    config = write_config(folder / "gateway.yaml", tenant("a", key))
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, config=config) as (client, _, _),
+    ):
+        for headers, status in (
+            ({"x-api-key": key}, 200),
+            ({"authorization": f"Bearer {key}"}, 200),
+            ({"x-api-key": key + "x"}, 401),
+            ({}, 401),
+        ):
+            for path in ("/v1/messages", "/v1/messages/count_tokens"):
+                body = BODY if path == "/v1/messages" else {"model": "m", "messages": [QUESTION]}
+                told = await client.post(path, json=body, headers=headers)
+                assert told.status_code == status, told.text
+                if status == 401:
+                    assert told.json()["error"]["type"] == "authentication_error"
+        listed = await client.get("/v1/models", headers={"x-api-key": key})
+        assert listed.status_code == 200
+
+
+async def test_any_failure_of_these_paths_is_in_the_envelope(folder: Path) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(folder, endpoint) as (client, _, _):
+        for told in (
+            await client.get("/v1/messages"),
+            await client.post("/v1/messages/batches", json={}),
+            await client.post("/v1/messages", content=b"{", headers={"content-type": "text/xml"}),
+        ):
+            assert told.status_code in (404, 405, 415)
+            assert told.json()["type"] == "error"
+        other = await client.post("/v1/messagesx", json={})
+        assert "type" not in other.json()
+
+
+def test_a_ping_is_what_goes_out_while_nothing_else_does() -> None:
+    [ping] = SSEDecoder().iter_bytes(iter([ANTHROPIC.patience]))
+    assert (ping.event, ping.json()) == ("ping", {"type": "ping"})
