@@ -122,6 +122,24 @@ class UnknownVersion(AdapterError):
     code = "adapter_version_not_found"
 
 
+class InvalidSource(AdapterError):
+    """What cannot be the name of a place that adapters come from."""
+
+    code = "adapter_source_invalid"
+
+
+class SourceNotAllowed(AdapterError):
+    """A place that this gateway may not read from, or that leads there."""
+
+    code = "adapter_source_not_allowed"
+
+
+class SourceUnavailable(AdapterError):
+    """The place does not answer, refuses, is too slow, or lacks what reads it here."""
+
+    code = "adapter_source_unavailable"
+
+
 class StoreError(Exception):
     """The store of converted adapters failed; nothing is wrong with the request."""
 

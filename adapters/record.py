@@ -21,6 +21,8 @@ from adapters.chat_template import ChatTemplate
 from adapters.errors import InvalidName, UnknownVersion
 
 SHORT_DIGEST = 12
+DECLARED = "configuration"
+"""Who adds what the configuration file declares."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SELECTED = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -67,7 +69,9 @@ def split_selector(model: str) -> tuple[str, str | None]:
 class Version:
     """One immutable content of an adapter. `created` is in seconds since 1970.
 
-    `nbytes` is the size of the weights as sent; `source` says where it came from, in words.
+    `nbytes` is the size of the weights as sent; `source` says where it came from, in words or as a
+    URL without what is secret, `added_by` who added it: an admin by the beginning of the key's
+    hash, or ``DECLARED``; None in what is from before, or was written by an older gateway.
     `task_id` is what engines know it by, 1 to 2**63 - 1. `weights` is the content digest of the
     tensors, by which stores keep them; `digest` is the same, but of the `chat_template` as well
     where there is one.
@@ -83,6 +87,7 @@ class Version:
     source: str
     task_id: int
     chat_template: ChatTemplate | None = None
+    added_by: str | None = None
 
     @classmethod
     def of(
@@ -93,6 +98,7 @@ class Version:
         source: str,
         task_id: int,
         chat_template: ChatTemplate | None = None,
+        added_by: str | None = None,
     ) -> Version:
         weights = converted.digest
         return cls(
@@ -106,6 +112,7 @@ class Version:
             source=source,
             task_id=task_id,
             chat_template=chat_template,
+            added_by=added_by,
         )
 
     @property
@@ -178,7 +185,9 @@ def merge(one: Record, other: Record) -> Record:
     return replace(latest, versions=tuple(sorted(known.values(), key=_age)))
 
 
-def _age(version: Version) -> tuple[float, str, str, str, int, bool]:
-    # A gateway that knows no templates writes versions without: the copies that have one win.
-    bare = version.chat_template is None
-    return version.created, version.digest, version.base, version.source, version.task_id, bare
+def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str]:
+    # A gateway that knows no templates writes versions without: the copies that have one win. So do
+    # those that say who added them.
+    bare, unsigned = version.chat_template is None, version.added_by is None
+    first = version.created, version.digest, version.base, version.source, version.task_id
+    return *first, bare, unsigned, version.added_by or ""

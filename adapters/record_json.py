@@ -36,6 +36,7 @@ def _version_as_json(version: Version) -> dict[str, Any]:
         "modules": [[rows.module, rows.rank, list(rows.layers)] for rows in version.modules],
         "source": version.source,
         "task_id": str(version.task_id),
+        **({} if version.added_by is None else {"added_by": version.added_by}),
     } | _template_as_json(version)
 
 
@@ -102,6 +103,7 @@ def _version(value: object) -> Version:
         # Before ids were drawn they were those of the content.
         task_id=_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
         chat_template=template,
+        added_by=_text("added_by", fields["added_by"]) if "added_by" in fields else None,
     )
 
 

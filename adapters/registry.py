@@ -93,6 +93,7 @@ class Registry:
         converted: Converted,
         source: str,
         chat_template: ChatTemplate | None = None,
+        added_by: str | None = None,
     ) -> Record:
         """Make this content the served version of `name`, as a new version if it is new."""
         check_name(name)
@@ -100,7 +101,7 @@ class Registry:
         await self._store.put(converted)
         now = self._clock()
         task_id = self._task_id(converted.digest)
-        version = Version.of(converted, base, now, source, task_id, chat_template)
+        version = Version.of(converted, base, now, source, task_id, chat_template, added_by)
 
         def add(record: Record | None) -> Record:
             if record is None or record.removed:

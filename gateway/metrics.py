@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.catalog.adapters import Adapters
+from gateway.catalog.declared import Declared
 from gateway.config.file import ConfigurationFile
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
@@ -176,6 +177,10 @@ class Metrics:
         """Adds what is read at scrape time: the store's counts and the adapters in use."""
         self.registry.register(_LoraCollector(adapters, replicas))
 
+    def export_declared(self, declared: Declared) -> None:
+        """Adds how many adapters of the configuration file are in each state."""
+        self.registry.register(_DeclaredCollector(declared))
+
     def export_load(self, admission: Admission, replicas: Iterable[Replica]) -> None:
         """Adds who waits, and the state of each replica, read at scrape time."""
         self.registry.register(_LoadCollector(admission, replicas))
@@ -255,6 +260,22 @@ class _LoraCollector(Collector):
     def _names(self, task_ids: Iterable[frozenset[int]]) -> str:
         ids = frozenset[int]().union(*task_ids)
         return ",".join(sorted({self._adapters.name_of(task_id) for task_id in ids}))
+
+
+class _DeclaredCollector(Collector):
+    def __init__(self, declared: Declared) -> None:
+        self._declared = declared
+
+    def collect(self) -> Iterator[Metric]:
+        found = GaugeMetricFamily(
+            "gateway_declared_adapters",
+            "Adapters of the configuration file by state (waiting, loaded, failed), at the process "
+            "that looks after them.",
+            labels=["state"],
+        )
+        for state, count in self._declared.counts().items():
+            found.add_metric([state], count)
+        yield found
 
 
 class _BudgetCollector(Collector):

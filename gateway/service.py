@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
+from gateway.catalog.declared import Declared
 from gateway.catalog.router import Router
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
@@ -69,6 +70,7 @@ class Service:
     logits: TurnThread
     """Where the likeliest tokens are found, one answer of each tenant in turn."""
     adapters: Adapters
+    declared: Declared
     router: Router
     metrics: Metrics
     configuration: ConfigurationFile
@@ -109,6 +111,7 @@ class Service:
                     await asyncio.sleep(_TICK_S)
                 else:
                     self.started.set()
+            await self.declared.follow()
 
     def _warn_of_guess(self) -> None:
         with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
@@ -177,7 +180,10 @@ async def running_service(
             _accounting(settings, configuration, metrics) as accounting,
         ):
             router = Router(settings.model_name, adapters)
+            declared = Declared(adapters, adapters.declared_dir)
+            configuration.subscribe(declared.update)
             metrics.export_lora(adapters, replicas)
+            metrics.export_declared(declared)
             admission = _admission(settings, configuration, replicas)
             metrics.export_load(admission, replicas)
             service = Service(
@@ -191,6 +197,7 @@ async def running_service(
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
+                declared=declared,
                 router=router,
                 metrics=metrics,
                 configuration=configuration,

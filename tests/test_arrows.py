@@ -47,8 +47,8 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.observability",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
     "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.http gateway.config"
-    " gateway.observability gateway.tokenization gateway.generation gateway.deltas gateway.parsers"
-    " gateway.errors adapters",
+    " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
+    " gateway.parsers gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
@@ -60,12 +60,15 @@ ALLOWED: dict[str, str] = {
     " gateway.triton",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
-    "gateway.catalog": "gateway.config gateway.tokenization gateway.triton gateway.generation"
-    " gateway.errors lora_store adapters",
+    "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
+    " gateway.generation gateway.errors lora_store adapters",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",
-    "gateway.config": "gateway.scheduling gateway.parsers lora_store guides",
+    "gateway.config": "gateway.scheduling gateway.sources gateway.parsers lora_store adapters"
+    " guides",
+    # Where adapters come from; the one room that asks other machines for files.
+    "gateway.sources": "adapters",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation adapters",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
@@ -108,7 +111,7 @@ LIBRARIES: dict[str, str] = {
     "grpc": "gateway.triton",
     "hpack": "gateway.triton.http2 bench",
     "httptools": "gateway.http",
-    "httpx": "ops.commands ops.loadtest gateway.api.worker_metrics bench",
+    "httpx": "ops.commands ops.loadtest gateway.sources.remote gateway.api.worker_metrics bench",
     "jinja2": "gateway.tokenization demo",
     "llguidance": "guides triton_repo.cpu_executor",
     "numpy": "gateway.triton adapters triton_repo bench",
@@ -122,6 +125,7 @@ LIBRARIES: dict[str, str] = {
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
     "redis": "lora_store gateway.tenancy.limits",
+    "s3fs": "gateway.sources.remote",
     "safetensors": "demo",
     "sse_starlette": "bench.ordinary_gateway",
     "starlette": "gateway.api gateway.app",

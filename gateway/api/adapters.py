@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,15 +22,17 @@ from starlette.types import Message
 
 from adapters import chat_template, npy, peft
 from adapters.errors import InvalidName
-from adapters.record import Record, Version, check_name
+from adapters.record import SHORT_DIGEST, Record, Version, check_name
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Admin, Auditor
-from gateway.api.body import json_body, media_type, refuse_encoding
+from gateway.api.body import json_body, media_type, parse_json, read_body, refuse_encoding
 from gateway.api.routing import ADMIN, BODY, Name, Router, Schema, needs, refusals
+from gateway.api.sse import cancel_on_disconnect
 from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
+from gateway.sources.source import parse
 
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
@@ -71,7 +73,17 @@ class AdapterVersion(Answer):
     rank: Count
     bytes: Count
     modules: list[str]
-    source: str
+    source: Annotated[
+        str,
+        Field(description="`upload`, another way in, or where it was fetched, without secrets."),
+    ]
+    added_by: Annotated[
+        str | None,
+        Field(
+            description="The admin, by the beginning of the key's hash; `configuration` for what "
+            "the configuration file declares; null for what is older than this record."
+        ),
+    ]
 
 
 class Adapter(Answer):
@@ -83,9 +95,22 @@ class Adapter(Answer):
     versions: list[AdapterVersion]
 
 
+class DeclaredAdapter(Answer):
+    """`state`: waiting, loaded or failed; `error` then says why. It is tried again."""
+
+    name: str
+    source: str
+    state: str
+    version: str | None
+    error: str | None
+
+
 class Adapters(Answer):
     object: Literal["list"] = "list"
     data: list[Adapter]
+    declared: Annotated[
+        list[DeclaredAdapter], Field(description="Those of the configuration file.")
+    ]
 
 
 class AdapterAdded(Adapter):
@@ -102,27 +127,69 @@ class AdapterDeleted(Answer):
     deleted: Literal[True] = True
 
 
+class AdapterOfSource(BaseModel):
+    """`source`: an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    name: str
+    base: str
+    source: str
+
+
 @router.post(
     "/v1/adapters",
     summary="Adds an adapter, or a new version of one.",
     status_code=201,
     responses=refusals(*BODY, *ADMIN, 503),
-    openapi_extra=needs("admin_key", form=_UPLOAD),
+    openapi_extra=needs("admin_key", form=_UPLOAD, json=AdapterOfSource),
 )
 async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
-    """Multipart upload: fields `name` and `base`, and the adapter's files under their own names."""
+    """Multipart upload: fields `name` and `base`, and the adapter's files under their own names.
+
+    Or JSON that names a source, from which this gateway fetches it.
+    """
+    uploaded = media_type(request) == "multipart/form-data"
+    record = await (_add_upload if uploaded else _add_of_source)(request, service, audit)
+    return AdapterAdded(**dict(_adapter(record)), warnings=service.adapters.warnings())
+
+
+async def _add_of_source(request: Request, service: Service, audit: Audit) -> Record:
+    wanted = parse_json(AdapterOfSource, await read_body(request, _SMALL))
+    with _audited(audit, service, "adapters.add", wanted.name) as action:
+        source = parse(wanted.source)
+        service.adapters.check(wanted.name, wanted.base)
+        async with AsyncExitStack() as stack:
+            # What is begun here after that is ended, whoever waits for it.
+            async with cancel_on_disconnect(request.scope):
+                fetched = service.adapters.sources.fetched(source, audit.admin)
+                found = await stack.enter_async_context(fetched)
+            record = await service.adapters.add(
+                wanted.name,
+                wanted.base,
+                found.folder,
+                source=str(source),
+                within=found.within,
+                added_by=audit.admin,
+            )
+        action.after = _told(record)
+    return record
+
+
+async def _add_upload(request: Request, service: Service, audit: Audit) -> Record:
     form = await _upload(request, service.settings.max_adapter_bytes)
     folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
     try:
         name, base = _text(form, "name"), _text(form, "base")
         with _audited(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(_save, form, folder)
-            record = await service.adapters.add(name, base, folder, source="upload", within=folder)
+            record = await service.adapters.add(
+                name, base, folder, source="upload", within=folder, added_by=audit.admin
+            )
             action.after = _told(record)
     finally:
         await run_in_threadpool(shutil.rmtree, folder)
         await form.close()
-    return AdapterAdded(**dict(_adapter(record)), warnings=service.adapters.warnings())
+    return record
 
 
 @router.get(
@@ -132,7 +199,18 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     openapi_extra=needs("admin_key"),
 )
 async def list_all(service: Admin) -> Adapters:
-    return Adapters(data=[_adapter(record) for record in service.adapters.records])
+    declared = [
+        DeclaredAdapter(
+            name=told.name,
+            source=told.source,
+            state=told.state,
+            version=told.version[:SHORT_DIGEST] or None,
+            error=told.error or None,
+        )
+        for told in await run_in_threadpool(service.declared.told)
+    ]
+    data = [_adapter(record) for record in service.adapters.records]
+    return Adapters(data=data, declared=declared)
 
 
 class Rollback(BaseModel):
@@ -230,11 +308,11 @@ async def load(
     """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
     name = wanted.lora_name
     with _audited(audit, service, "adapters.load", name) as action:
-        action.after = _told(await _loaded(service, root, wanted))
+        action.after = _told(await _loaded(service, root, wanted, audit.admin))
     return f"Success: LoRA adapter '{name}' added successfully."
 
 
-async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter) -> Record:
+async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: str) -> Record:
     known = {record.name for record in service.adapters.records}
     if wanted.lora_name in known and not wanted.load_inplace:
         raise InvalidRequest(
@@ -255,6 +333,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter) -> Reco
         folder,
         source="load_lora_adapter",
         within=root,
+        added_by=admin,
     )
 
 
@@ -372,4 +451,5 @@ def _version(version: Version) -> AdapterVersion:
         bytes=version.nbytes,
         modules=sorted({rows.module for rows in version.modules}),
         source=version.source,
+        added_by=version.added_by,
     )

@@ -37,6 +37,7 @@ _READ_BY_US = (
     Prompt,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
+    adapters.AdapterOfSource,
     adapters.Rollback,
     adapters.LoadLoraAdapter,
     adapters.UnloadLoraAdapter,

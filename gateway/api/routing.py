@@ -86,10 +86,12 @@ def needs(
     described: Schema = {}
     if key is not None:
         described["security"] = [*([{}] if optional else []), {key: []}]
-    body = {"multipart/form-data": {"schema": form}} if form is not None else None
+    body: Schema = {}
+    if form is not None:
+        body["multipart/form-data"] = {"schema": form}
     if json is not None:
-        body = {"application/json": {"schema": reference(json)}}
-    if body is not None:
+        body["application/json"] = {"schema": reference(json)}
+    if body:
         described["requestBody"] = {"required": not empty, "content": body}
     return described
 

@@ -25,12 +25,14 @@ from adapters.errors import (
     UnsupportedEngine,
     UnsupportedFeature,
 )
-from adapters.record import Record, Version, selected_name
+from adapters.record import DECLARED, Record, Version, check_name, selected_name
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
+from gateway.sources.fetch import Sources
+from gateway.sources.source import parse_prefix
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
 from lora_store.disk import Disk
@@ -66,10 +68,19 @@ class Adapters:
             )
             redis = RedisTier(shared)
         folder = settings.store_dir / home
+        self.declared_dir = folder / "declared"
+        """Where the processes on this store agree who looks after what is declared."""
         self.store = TieredStore(Disk(folder), redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
         self._converting = asyncio.Lock()
+        self.sources = Sources(
+            settings.store_dir / "@incoming",  # no model's folder has this name
+            map(parse_prefix, settings.adapter_sources),
+            root=settings.adapter_root,
+            max_bytes=settings.max_adapter_bytes,
+            timeout_s=settings.adapter_source_timeout,
+        )
         self.placement = Placement()
         """Which replicas have what on their disks, of those that read adapters from there."""
         self._disks: AgentDisks | SharedDisk | None = None
@@ -97,6 +108,7 @@ class Adapters:
     async def __aexit__(self, *_: object) -> None:
         if self._disks is not None:
             self._disks.close()
+        self.sources.close()
         await self.store.__aexit__(None, None, None)
 
     async def follow_disks(self, needed: Callable[[], bool]) -> None:
@@ -183,12 +195,44 @@ class Adapters:
                 self.refused[name] = str(error)
 
     async def add(
-        self, name: str, base: str, folder: Path, *, source: str, within: Path | None
+        self,
+        name: str,
+        base: str,
+        folder: Path,
+        *,
+        source: str,
+        within: Path | None,
+        added_by: str | None = None,
     ) -> Record:
         """Converts the adapter in `folder` (PEFT or npy files) and serves it under `name`.
 
         Every file must really lie inside `within`. Raises subclasses of AdapterError.
         """
+        converted, template = await self._prepared(folder, within)
+        return await self._add(name, base, converted, source, template, added_by)
+
+    async def declare(
+        self, name: str, folder: Path, within: Path, source: str, *, last: str
+    ) -> str:
+        """Makes the content of `folder` what `name` serves; its digest.
+
+        Content that the name has already is left alone, so that a rollback holds; but not if
+        `last`, the digest of what this source had before, is another one. Raises AdapterError's.
+        """
+        base = self._settings.model_name
+        self.check(name, base)
+        converted, template = await self._prepared(folder, within)
+        digest = template.digest(converted.digest) if template else converted.digest
+        known = self._registry.snapshot.records.get(name)
+        has_it = known is not None and any(v.digest == digest for v in known.versions)
+        if has_it and last in ("", digest):
+            return digest
+        await self._add(name, base, converted, source, template, DECLARED)
+        return digest
+
+    async def _prepared(
+        self, folder: Path, within: Path | None
+    ) -> tuple[Converted, ChatTemplate | None]:
         found = await asyncio.to_thread(chat_template.read, folder, within=within)
         trusted = self._settings.trust_adapter_templates
         if not trusted and not self._prompts.writes_as(found):
@@ -197,8 +241,15 @@ class Adapters:
                 "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
             )
         template = self._prompts.accept(found)
-        converted = await self._convert(folder, within=within)
-        return await self._add(name, base, converted, source, template)
+        return await self._convert(folder, within=within), template
+
+    def check(self, name: str, base: str) -> None:
+        """Whether there can be an adapter of this name for this model. Raises AdapterError's."""
+        served = self._settings.model_name
+        if base != served:
+            raise BaseMismatch("request", "base", base, served)
+        if check_name(name) == served:
+            raise InvalidName("request", "name", name, "another name than the base model's")
 
     async def _add(
         self,
@@ -207,13 +258,10 @@ class Adapters:
         converted: Converted,
         source: str,
         template: ChatTemplate | None,
+        added_by: str | None = None,
     ) -> Record:
-        served = self._settings.model_name
-        if base != served:
-            raise BaseMismatch("request", "base", base, served)
-        if name == served:
-            raise InvalidName("request", "name", name, "another name than the base model's")
-        record = await self._registry.add(name, base, converted, source, template)
+        self.check(name, base)
+        record = await self._registry.add(name, base, converted, source, template, added_by)
         for warning in self.warnings():
             log.warning("%s", warning)
         return record

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.config.adapters import DeclaredAdapter, Folder
 from gateway.config.limits import WhenRedisIsAway
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+# A source may have a password or a signature in it.
+_SECRET = {"keys", "admin_keys", "source"}
 _PLAIN = {
     "missing": "missing",
     "int_type": "must be a whole number",
@@ -55,6 +58,11 @@ class Configuration(BaseModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     replicas: list[Annotated[str, AfterValidator(checked)]] | None = None
     """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
+    adapters: list[DeclaredAdapter] = Field(default_factory=list)
+    adapters_folder: Folder | None = None
+    """Each folder in it is an adapter of its name; changes are taken without a reload."""
+    prune_adapters: bool = False
+    """Whether names go that came from here and are declared no more."""
 
 
 class ConfigurationError(Exception):
@@ -108,7 +116,7 @@ def _problem(error: dict[str, Any]) -> tuple[Place, str]:
     if message is None:
         message = error["msg"].replace("Input should", "must").replace("String should", "must")
         message = message.replace("List should", "must")
-    if isinstance(found, str | int | float) and not {"keys", "admin_keys"} & set(place):
+    if isinstance(found, str | int | float) and not _SECRET & set(place):
         return place, f"found {str(found)[:80]!r}; {message}"
     return place, message
 
@@ -139,6 +147,14 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
             "missing, which DOES NOT TURN KEYS OFF; where nobody shall need a key, say "
             "`anonymous: true`",
         )
+    declared: dict[str, int] = {}
+    for index, adapter in enumerate(configuration.adapters):
+        if adapter.name in declared:
+            first = f"adapters[{declared[adapter.name]}]"
+            yield ("adapters", index, "name"), f"{adapter.name!r} is used twice; first by {first}"
+        declared.setdefault(adapter.name, index)
+        if adapter.watch and not adapter.may_be_watched:
+            yield ("adapters", index, "watch"), "only what is on this machine's disk can be watched"
     names: dict[str, int] = {}
     owners: dict[str, str] = {}
     for number, key in enumerate(configuration.admin_keys):

@@ -15,9 +15,11 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from adapters.errors import InvalidSource
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
 from gateway.scheduling.discovery import checked
+from gateway.sources.source import parse_prefix
 from lora_store import redis_url
 
 MIN_ADMIN_KEY = 32
@@ -331,6 +333,16 @@ class Settings(BaseSettings):
         None,
         description="Folder that /v1/load_lora_adapter may read from; unset refuses that call.",
     )
+    adapter_sources: list[str] = Field(
+        default_factory=list,
+        description="What adapters may be fetched from when an admin names it, a JSON list of "
+        'beginnings: ["https://models.example.com/lora", "s3://bucket/lora", "hf://", '
+        '"/srv/adapters"]. Each stands for all below it, and redirects must lead to one of them. '
+        "Empty, admins can upload alone, and name folders below GATEWAY_ADAPTER_ROOT.",
+    )
+    adapter_source_timeout: Seconds = Field(
+        600.0, description="Seconds in which an adapter must have come from its source."
+    )
     trust_adapter_templates: bool = Field(
         False,
         description="Whether adapters that admins upload or load may bring a chat template of "
@@ -380,6 +392,18 @@ class Settings(BaseSettings):
             except ValueError as error:
                 raise ValueError(f"{endpoint.strip()!r} {error}") from None
         return endpoints
+
+    @field_validator("adapter_sources")
+    @classmethod
+    def _sources_are_whole(cls, sources: list[str]) -> list[str]:
+        for number, text in enumerate(sources):
+            try:
+                source = parse_prefix(text)
+            except InvalidSource as error:
+                raise ValueError(f"[{number}]: found {error.found}; {error.allowed}") from None
+            if source.revision or source.user or source.query:
+                raise ValueError(f"[{number}]: must be without revision, user and query")
+        return sources
 
     @field_validator("redis_url")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name, parents=[where], help=f"serve the adapter of a folder with {files} files"
         )
         command.add_argument("name")
-        command.add_argument("path", type=Path)
+        command.add_argument(
+            "source",
+            help="folder here, which is uploaded"
+            + ("; or https://, s3:// or hf://, which the gateway fetches" * (name == "add")),
+        )
         command.add_argument("--base", required=True, help="the base model it was trained on")
     commands.add_parser("list", parents=[where], help="all adapters")
     for name, text in (
@@ -62,11 +67,13 @@ def run(parsed: argparse.Namespace) -> int:
     call = AdminApi("gateway lora", "/v1/adapters", parsed)
     if parsed.lora_command in {"add", "import-npy"}:
         names = _PEFT_FILES if parsed.lora_command == "add" else _NPY_FILES
-        _print(_upload(call, parsed.name, parsed.base, parsed.path, names))
+        if parsed.lora_command == "add" and "://" in parsed.source:
+            wanted = {"name": parsed.name, "base": parsed.base, "source": parsed.source}
+            _print(call("POST", "", json=wanted))
+        else:
+            _print(_upload(call, parsed.name, parsed.base, Path(parsed.source), names))
     elif parsed.lora_command == "list":
-        for record in call("GET", "")["data"]:
-            versions = len(record["versions"])
-            print(f"{record['name']}\t{record['base']}\t{record['served']}\t{versions} version(s)")
+        _list(call("GET", ""))
     elif parsed.lora_command == "show":
         _print(call("GET", parsed.name))
     elif parsed.lora_command == "verify":
@@ -77,6 +84,15 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         _print(call("DELETE", parsed.name))
     return 0
+
+
+def _list(found: Any) -> None:
+    for each in found["declared"]:
+        if each["error"]:
+            print(f"{each['name']}: {each['source']}: {each['error']}", file=sys.stderr)
+    for record in found["data"]:
+        versions = len(record["versions"])
+        print(f"{record['name']}\t{record['base']}\t{record['served']}\t{versions} version(s)")
 
 
 def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:

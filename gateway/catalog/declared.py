@@ -1,0 +1,286 @@
+"""Keeps names what the configuration file declares: its `adapters`, and a folder's subfolders.
+
+What acts is a change of a source's content: it becomes the served version, once, by its digest. So
+several gateways that see the same change do the same, and a rollback holds until the next change.
+Of the processes on one store, one does the work; all of them can tell how it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from adapters.errors import AdapterError, InvalidName, StoreError
+from adapters.record import DECLARED, check_name
+from gateway.catalog.adapters import Adapters
+from gateway.config.file import Configuration
+from gateway.errors import GatewayError
+from gateway.sources.fetch import Stamp
+from gateway.sources.source import Source, parse
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_FIRST_RETRY_S = 1.0
+_LAST_RETRY_S = 300.0
+_MOST_FOLDERS = 4096
+
+Standing = Literal["waiting", "loaded", "failed"]
+
+
+class Told(NamedTuple):
+    """How one declared adapter stands. `version` is the digest it was last loaded as, or ""."""
+
+    name: str
+    source: str
+    state: Standing
+    version: str
+    error: str
+
+
+@dataclass(slots=True)
+class _State:
+    source: Source
+    watch: bool
+    loaded_for: int = -1
+    """The reload of the configuration for which it was looked at last."""
+    stamp: Stamp = ()
+    glimpsed: Stamp = ()
+    digest: str = ""
+    error: str = ""
+    failures: int = 0
+    retry_at: float = 0.0
+    working: bool = False
+
+    @property
+    def standing(self) -> Standing:
+        return "failed" if self.error else "loaded" if self.digest else "waiting"
+
+
+class Declared:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self,
+        adapters: Adapters,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`folder` is where the processes on one store agree who does the work."""
+        self._adapters = adapters
+        self._folder = folder
+        self._clock = clock
+        self._configuration = Configuration()
+        self._reloads = 0
+        self._states: dict[str, _State] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._pruned: object = None
+        self._lock: int | None = None
+        self._written = ""
+        self._problem = ""
+
+    def update(self, configuration: Configuration) -> None:
+        """To be told of every configuration that comes into force."""
+        self._configuration = configuration
+        self._reloads += 1
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                    self._problem = ""
+                except (AdapterError, StoreError, GatewayError, OSError) as error:
+                    if self._problem != str(error):
+                        log.error("declared adapters stay as they are: %s", error)
+                    self._problem = str(error)
+                except Exception:  # whatever is wrong with one of them, this must go on looking
+                    log.exception("looking after declared adapters failed")
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            for task in self._work:
+                task.cancel()
+            await asyncio.gather(*self._work, return_exceptions=True)
+            self._let_go()
+
+    def counts(self) -> dict[str, int]:
+        """How many are in each state here; those that this process works on alone."""
+        found = [state.standing for state in self._states.values()]
+        return {standing: found.count(standing) for standing in get_args(Standing)}
+
+    def told(self) -> list[Told]:
+        """How all stand, as the process that works on them wrote it. Reads a file."""
+        if not self._declares:
+            return []
+        try:
+            return [Told(*entry) for entry in json.loads(self._file.read_bytes())]
+        except (OSError, ValueError, TypeError):
+            return []
+
+    @property
+    def _declares(self) -> bool:
+        declared = self._configuration
+        return bool(declared.adapters or declared.adapters_folder or declared.prune_adapters)
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "state.json"
+
+    async def _look(self) -> None:
+        """Raises OSError, and StoreError of a removal."""
+        declared = self._configuration
+        if not self._declares:
+            self._states.clear()
+            self._let_go()
+            return
+        if not await asyncio.to_thread(self._take):
+            return
+        reloads = self._reloads
+        wanted = {each.name: (parse(each.source), each.watch) for each in declared.adapters}
+        unread: OSError | None = None
+        if declared.adapters_folder is not None:
+            try:
+                found = await asyncio.to_thread(_subfolders, Path(declared.adapters_folder))
+                wanted = {name: (source, True) for name, source in found} | wanted
+            except OSError as error:
+                unread = error
+                wanted = {name: (s.source, s.watch) for name, s in self._states.items()} | wanted
+        for name in self._states.keys() - wanted:
+            del self._states[name]
+        for name, (source, watch) in wanted.items():
+            state = self._states.get(name)
+            if state is None or (state.source, state.watch) != (source, watch):
+                state = self._states[name] = _State(source, watch)
+            if not state.working and await self._is_due(state, reloads):
+                state.working = True
+                task = asyncio.create_task(self._bring(name, state, reloads))
+                self._work.add(task)
+                task.add_done_callback(self._work.discard)
+        await asyncio.to_thread(self._write)
+        if unread is not None:
+            raise unread
+        if declared.prune_adapters:
+            await self._prune(reloads, wanted.keys())
+
+    async def _is_due(self, state: _State, reloads: int) -> bool:
+        if state.loaded_for != reloads:
+            return True
+        if state.error:
+            return self._clock() >= state.retry_at
+        if not state.watch:
+            return False
+        try:
+            before = state.glimpsed
+            state.glimpsed = await self._adapters.sources.look(state.source, trusted=True)
+        except AdapterError:
+            return False  # it has gone, and its name stays
+        # Changed, and left alone since the last look: whoever writes it may have ended.
+        return state.glimpsed == before != state.stamp
+
+    async def _bring(self, name: str, state: _State, reloads: int) -> None:
+        try:
+            await self._load(name, state)
+        except (AdapterError, StoreError, GatewayError, OSError) as error:
+            if state.error != str(error):
+                log.error("declared adapter %r: %s: %s", name, state.source, error)
+            state.error = str(error)
+            state.failures += 1
+            wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 20))
+            state.retry_at = self._clock() + wait_s
+        except Exception as error:  # one of them must not stop the others
+            log.exception("declared adapter %r cannot be loaded", name)
+            state.error, state.retry_at = repr(error), self._clock() + _LAST_RETRY_S
+        else:
+            state.error, state.failures = "", 0
+        state.loaded_for = reloads
+        state.working = False
+
+    async def _load(self, name: str, state: _State) -> None:
+        sources = self._adapters.sources
+        if state.stamp and await sources.look(state.source, trusted=True) == state.stamp:
+            return
+        # One at a time for each place: a slow one keeps none but its own waiting.
+        who = f"{DECLARED} {state.source.scheme}://{state.source.place}"
+        async with sources.fetched(state.source, who, trusted=True) as found:
+            if self._states.get(name) is not state:
+                return  # nobody declares that any more
+            digest = await self._adapters.declare(
+                name, found.folder, found.within, str(state.source), last=state.digest
+            )
+        if digest != state.digest:
+            log.info("declared adapter %r: %s is version %s", name, state.source, digest[:12])
+        state.stamp, state.digest = found.stamp, digest
+
+    async def _prune(self, reloads: int, wanted: Any) -> None:
+        """Removes what came by a declaration alone and is declared no more.
+
+        Only when what is declared has changed, so that a gateway with an older list does not remove
+        what others have just added.
+        """
+        now = reloads, frozenset(wanted)
+        if now == self._pruned:
+            return
+        for record in self._adapters.records:
+            ours = all(version.added_by == DECLARED for version in record.versions)
+            if ours and record.name not in wanted:
+                await self._adapters.remove(record.name)
+                log.warning("adapter %r was removed: it is declared no more", record.name)
+        self._pruned = now
+
+    def _take(self) -> bool:
+        """Whether this process does the work, from now on."""
+        if self._lock is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        return True
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock, self._written = None, ""
+
+    def _write(self) -> None:
+        entries = [
+            Told(name, str(state.source), state.standing, state.digest, state.error)
+            for name, state in sorted(self._states.items())
+        ]
+        text = json.dumps(entries)
+        if text != self._written:
+            new = self._file.with_suffix(".new")
+            new.write_text(text, encoding="utf-8")
+            new.replace(self._file)
+            self._written = text
+
+
+def _subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
+    """Each subfolder that is named as an adapter can be. Raises OSError.
+
+    An empty folder is more likely a volume that is not there than a wish to have no adapters.
+    """
+    found = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not found:
+        raise OSError(f"{folder} is empty")
+    if len(found) > _MOST_FOLDERS:
+        raise OSError(f"{folder} has {len(found)} folders; at most {_MOST_FOLDERS} are adapters")
+    names = []
+    for path in found:
+        try:
+            names.append((check_name(path.name), Source("file", "", path.absolute().parts[1:])))
+        except InvalidName as error:
+            log.debug("%s is no adapter: %s", path, error)
+    return iter(names)

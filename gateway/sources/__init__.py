@@ -1,0 +1,1 @@
+"""Where adapters come from: folders, Hugging Face's cache, https and S3."""

@@ -1,0 +1,226 @@
+"""Adapters that the configuration file declares: loaded once, kept true, and removed when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gateway.config.file import ConfigurationError, load
+from gateway.config.tenants import key_hash, new_key
+from tests.support.adapter_store import becomes
+from tests.support.authority import Authority
+from tests.support.disk_engine import DiskEngine, save_model
+from tests.support.fake_triton import serving
+from tests.support.file_servers import FileServer
+from tests.support.in_process import metric_of, running
+from tests.support.lora_files import qv_tensors, write_peft
+from tests.support.redis_server import RedisServer
+
+ADMIN = new_key()
+AUTHORIZED = {"authorization": f"Bearer {ADMIN}"}
+WEIGHTS = "adapter_model.safetensors"
+
+
+def _adapter(folder: Path, seed: int) -> Path:
+    return write_peft(folder, qv_tensors(seed=seed))
+
+
+def _declare(path: Path, **sections: Any) -> Path:
+    """Puts another file in the place of `path` in one step."""
+    new = path.with_suffix(".new")
+    sections = {"admin_keys": [key_hash(ADMIN)], "tenants": [], **sections}
+    new.write_text(yaml.safe_dump(sections), encoding="utf-8")
+    return new.replace(path)
+
+
+@contextlib.asynccontextmanager
+async def _gateway(
+    folder: Path, config: Path, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    folder.mkdir(exist_ok=True)
+    fields = {"model_name": "demo", "config": config, **settings}
+    async with serving(DiskEngine(folder)) as endpoint:
+        async with running(save_model(folder), endpoint, **fields) as (client, service, _):
+            await asyncio.wait_for(service.started.wait(), 60)
+            yield client, service
+
+
+def _versions(service: Any) -> dict[str, int]:
+    """How many versions each name has."""
+    return {record.name: len(record.versions) for record in service.adapters.records}
+
+
+def _served(service: Any, name: str) -> str:
+    digest: str = service.adapters.record(name).served
+    return digest
+
+
+async def _standing(client: httpx.AsyncClient) -> dict[str, tuple[str, str | None]]:
+    answer = (await client.get("/v1/adapters", headers=AUTHORIZED)).json()
+    return {each["name"]: (each["state"], each["error"]) for each in answer["declared"]}
+
+
+async def test_one_that_fails_stops_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path, "files")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    good, late = _adapter(tmp_path / "good", 1), _adapter(tmp_path / "late", 2)
+    with FileServer(authority.issue("server")) as server:
+        url = f"https://me:hunter2@127.0.0.1:{server.port}/late"
+        adapters = [
+            {"name": "late", "source": url},
+            {"name": "never", "source": "/nowhere"},
+            {"name": "good", "source": str(good)},
+        ]
+        config = _declare(tmp_path / "gateway.yaml", adapters=adapters)
+        async with _gateway(tmp_path / "a", config) as (client, service):
+            await becomes(lambda: _versions(service) == {"good": 1})
+            await becomes(
+                lambda: metric_of(service, "gateway_declared_adapters", state="failed") == 2
+            )
+            async with asyncio.timeout(60):
+                while (await _standing(client)).get("late", ("",))[0] != "failed":
+                    await asyncio.sleep(0.05)
+            standing = await _standing(client)
+            assert standing["good"] == ("loaded", None)
+            assert "adapter_config.json" in (standing["late"][1] or "")
+            server.put("/late", late)
+            await becomes(lambda: _versions(service) == {"good": 1, "late": 1})
+            [version] = service.adapters.record("late").versions
+            assert version.added_by == "configuration"
+            assert version.source == url.replace("me:hunter2@", "")
+            answer = await client.get("/v1/adapters", headers=AUTHORIZED)
+            assert "hunter2" not in answer.text + caplog.text
+
+
+async def test_a_watched_folder_is_followed_and_a_rollback_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    _adapter(folder / "zh", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder))
+    async with _gateway(tmp_path / "a", config) as (client, service):
+        await becomes(lambda: _versions(service) == {"zh": 1})
+        first = _served(service, "zh")
+        _adapter(folder / "ja", 2)
+        (folder / "not a name").mkdir()
+        await becomes(lambda: _versions(service) == {"ja": 1, "zh": 1})
+        _adapter(folder / "zh", 3)
+        await becomes(lambda: _versions(service) == {"ja": 1, "zh": 2})
+        second = _served(service, "zh")
+        await client.post("/v1/adapters/zh/rollback", json={}, headers=AUTHORIZED)
+        # A reload and a restart look at all again, and nothing has changed.
+        _declare(config, adapters_folder=str(folder), limits={})
+        os.kill(os.getpid(), signal.SIGHUP)
+        await becomes(
+            lambda: metric_of(service, "gateway_configuration_reloads_total", outcome="applied")
+        )
+        shutil.rmtree(folder / "ja")
+        _adapter(folder / "ko", 4)
+        await becomes(lambda: "ko" in _versions(service))
+        assert _served(service, "zh") == first
+    async with _gateway(tmp_path / "a", config) as (client, service):
+        _adapter(folder / "vi", 5)
+        await becomes(lambda: "vi" in _versions(service))
+        await becomes(lambda: metric_of(service, "gateway_declared_adapters", state="loaded") == 3)
+        assert _served(service, "zh") == first
+        # Without `prune_adapters` what has gone from the folder stays.
+        assert _versions(service) == {"ja": 1, "ko": 1, "vi": 1, "zh": 2}
+        # The content of before is a change, too.
+        _adapter(folder / "zh", 1)
+        _adapter(folder / "vi", 6)
+        await becomes(lambda: _versions(service)["vi"] == 2)
+        _adapter(folder / "zh", 3)
+        await becomes(lambda: _served(service, "zh") == second)
+        assert _versions(service)["zh"] == 2
+
+
+async def test_what_came_by_a_declaration_alone_goes_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "adapters"
+    for number, name in enumerate(("a", "b", "mixed")):
+        _adapter(folder / name, number)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder), prune_adapters=True)
+    async with _gateway(tmp_path / "g", config) as (_, service):
+        await becomes(lambda: len(_versions(service)) == 3)
+        by_hand = {"source": "test", "within": None, "added_by": "sha256:01234567"}
+        for name in ("mine", "mixed"):
+            other = _adapter(tmp_path / name, 9)
+            await service.adapters.add(name, "demo", other, **by_hand)
+        shutil.rmtree(folder / "a")
+        shutil.rmtree(folder / "mixed")
+        await becomes(lambda: "a" not in _versions(service))
+        assert _versions(service) == {"b": 1, "mine": 1, "mixed": 2}
+        # An empty folder is a volume that is not there, and no wish.
+        (folder / "b").rename(tmp_path / "b")
+        _declare(config, adapters_folder=str(folder), prune_adapters=True, limits={})
+        await becomes(lambda: f"{folder} is empty" in caplog.text)
+        assert "b" in _versions(service)
+        (tmp_path / "b").rename(folder / "c")
+        await becomes(lambda: _versions(service) == {"c": 1, "mine": 1, "mixed": 2})
+
+
+async def test_gateways_on_one_redis_add_it_once(tmp_path: Path, redis_server: RedisServer) -> None:
+    folder = tmp_path / "adapters"
+    _adapter(folder / "zh", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder), prune_adapters=True)
+    shared = {"redis_url": redis_server.url}
+    async with (
+        _gateway(tmp_path / "a", config, **shared) as (_, one),
+        _gateway(tmp_path / "b", config, **shared) as (_, other),
+    ):
+        for number in (1, 2, 3):
+            _adapter(folder / "zh", number)
+            for each in (one, other):
+                await becomes(lambda each=each, n=number: _versions(each) == {"zh": n})
+        await becomes(lambda: _served(one, "zh") == _served(other, "zh"))
+        # One served version each time: neither took back what the other had done.
+        assert one.adapters.record("zh").revision == 3
+        shutil.rmtree(folder / "zh")
+        _adapter(folder / "ja", 4)
+        for each in (one, other):
+            await becomes(lambda each=each: _versions(each) == {"ja": 1})
+
+
+async def test_of_two_on_one_store_one_works_and_both_tell(tmp_path: Path) -> None:
+    _adapter(tmp_path / "adapters" / "zh", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(tmp_path / "adapters"))
+    async with _gateway(tmp_path / "a", config) as (_, one):
+        await becomes(lambda: metric_of(one, "gateway_declared_adapters", state="loaded") == 1)
+        async with _gateway(tmp_path / "a", config) as (client, other):
+            async with asyncio.timeout(60):
+                while (await _standing(client)).get("zh") != ("loaded", None):
+                    await asyncio.sleep(0.05)
+            assert metric_of(other, "gateway_declared_adapters", state="loaded") == 0
+
+
+WRONG = {
+    "adapters: [{name: ../x, source: /a}]": "must be NAME or TENANT/NAME",
+    "adapters: [{name: a, source: 'https://me:hunter2@h/../x'}]": "must be an absolute folder",
+    "adapters: [{name: a, source: 's3://b/c', watch: true}]": "can be watched",
+    "adapters: [{name: a, source: /a}, {name: a, source: /b}]": "used twice",
+    "adapters: [{name: a, source: /a, base: b}]": "unknown; allowed: name, source, watch",
+    "adapters_folder: here": "must be an absolute folder",
+    "prune_adapters: 1": "must be a valid boolean",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_mistakes_have_their_line_and_tell_no_secret(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(f"tenants: []\n{text}\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as found:
+        load(path)
+    assert WRONG[text] in str(found.value)
+    assert f"{path}:2:" in str(found.value)
+    assert "hunter2" not in str(found.value)
