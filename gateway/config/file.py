@@ -115,7 +115,7 @@ def _problem(error: dict[str, Any]) -> tuple[Place, str]:
     message = _PLAIN.get(error["type"])
     if message is None:
         message = error["msg"].replace("Input should", "must").replace("String should", "must")
-        message = message.replace("List should", "must")
+        message = message.replace("List should", "must").removeprefix("Value error, ")
     if isinstance(found, str | int | float) and not _SECRET & set(place):
         return place, f"found {str(found)[:80]!r}; {message}"
     return place, message

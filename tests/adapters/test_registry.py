@@ -230,7 +230,12 @@ _OLD = Version(
 
 
 def _version(
-    weights: str, created: int, source: str, task_id: int, template: ChatTemplate | None
+    weights: str,
+    created: int,
+    source: str,
+    task_id: int,
+    template: ChatTemplate | None,
+    added_by: str | None = None,
 ) -> Version:
     return replace(
         _OLD,
@@ -240,6 +245,7 @@ def _version(
         source=source,
         task_id=task_id,
         chat_template=template,
+        added_by=added_by,
     )
 
 
@@ -250,6 +256,7 @@ _VERSIONS = st.builds(
     st.sampled_from(["x", "y"]),
     st.sampled_from([1, 2**63 - 1]),
     st.sampled_from([None, ChatTemplate("{{ a }}"), ChatTemplate("{{ a }}", "</s>")]),
+    st.sampled_from([None, "configuration", "sha256:01234567"]),
 )
 
 
@@ -336,6 +343,21 @@ def test_a_copy_whose_template_was_left_out_does_not_win() -> None:
     del told["versions"][0]["weights"], told["versions"][0]["chat_template"]
     bare = replace(from_json(told), revision=2)
     for merged in merge(record, bare), merge(bare, record):
+        assert (merged.revision, merged.versions) == (2, (version,))
+
+
+def test_who_added_a_version_outlives_a_gateway_that_does_not_know_of_it() -> None:
+    """It reads such a record, as ours does theirs, and writes it without."""
+    version = _version("a" * 64, 1, "https://a/b", 1, None, "sha256:01234567")
+    record = Record(
+        name="zh", life=1, revision=1, updated=1.0, served=version.digest, versions=(version,)
+    )
+    told = as_json(record)
+    assert from_json(told) == record
+    del told["versions"][0]["added_by"]
+    older = replace(from_json(told), revision=2)
+    assert older.version.added_by is None
+    for merged in merge(record, older), merge(older, record):
         assert (merged.revision, merged.versions) == (2, (version,))
 
 

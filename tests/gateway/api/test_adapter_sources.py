@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -313,6 +316,28 @@ async def test_plain_http_and_a_certificate_of_nobody_are_refused(
     async with _gateway(tmp_path, source) as (client, _):
         assert _error(await _add(client, source)) == (400, "adapter_source_unavailable")
     assert server.asked == []
+
+
+async def test_the_command_names_sources_and_uploads_folders(
+    tmp_path: Path, server: FileServer, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("/zh", adapter)
+    base = f"https://127.0.0.1:{server.port}"
+    async with _gateway(tmp_path, f"{base}/zh") as (client, _):
+        monkeypatch.setenv("GATEWAY_URL", str(client.base_url))
+        monkeypatch.setenv("GATEWAY_ADMIN_KEY", ADMIN)
+
+        def add(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "ops", "lora", *words, "--base", MODEL]
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+
+        fetched = await asyncio.to_thread(add, "add", "zh", f"{base}/zh")
+        assert json.loads(fetched.stdout)["versions"][0]["source"] == f"{base}/zh"
+        uploaded = await asyncio.to_thread(add, "add", "here", str(adapter))
+        assert json.loads(uploaded.stdout)["versions"][0]["source"] == "upload"
+        refused = await asyncio.to_thread(add, "add", "ja", f"{base}/ja")
+        assert refused.returncode == 1
+        assert "GATEWAY_ADAPTER_SOURCES" in refused.stderr
 
 
 async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(

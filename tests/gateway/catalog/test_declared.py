@@ -207,7 +207,7 @@ async def test_of_two_on_one_store_one_works_and_both_tell(tmp_path: Path) -> No
 WRONG = {
     "adapters: [{name: ../x, source: /a}]": "must be NAME or TENANT/NAME",
     "adapters: [{name: a, source: 'https://me:hunter2@h/../x'}]": "must be an absolute folder",
-    "adapters: [{name: a, source: 's3://b/c', watch: true}]": "can be watched",
+    "adapters: [{name: a, source: 's3://bucket/c', watch: true}]": "can be watched",
     "adapters: [{name: a, source: /a}, {name: a, source: /b}]": "used twice",
     "adapters: [{name: a, source: /a, base: b}]": "unknown; allowed: name, source, watch",
     "adapters_folder: here": "must be an absolute folder",
