@@ -131,8 +131,10 @@ def run(parsed: argparse.Namespace) -> int:
     return int(fits is False)
 
 
-def read_plan(parsed: argparse.Namespace, folder: Path) -> Plan:
+def read_plan(parsed: argparse.Namespace, folder: Path, *, builds: bool = True) -> Plan:
     """What the options of `add_plan_arguments` ask for, made in `folder`.
+
+    `builds` is whether an engine is made, by some release.
 
     Raises ToolsRemoved, and ValueErrors that name what is wrong.
     """
@@ -141,7 +143,7 @@ def read_plan(parsed: argparse.Namespace, folder: Path) -> Plan:
     from ops.deployment.gpus import find_gpu
     from ops.deployment.release import parse_release
 
-    release = parse_release(parsed.trtllm_version or DEFAULT_VERSION)
+    release = parse_release(parsed.trtllm_version or DEFAULT_VERSION) if builds else None
     checkpoint = read_checkpoint(parsed.model)
     return make_plan(
         checkpoint,

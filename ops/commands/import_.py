@@ -33,23 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make an engine for the CPU executor, which can be served at once",
     )
+    parser.add_argument(
+        "--llmapi",
+        action="store_true",
+        help="no engine: the llmapi repository, in which TensorRT-LLM's LLM API serves the folder "
+        "itself (releases since 1.2); with --cpu over the CPU executor",
+    )
 
 
 def run(parsed: argparse.Namespace) -> int:
     """The exit code, as the description says."""
-    from ops.deployment.importing import import_for_cpu, import_for_gpu
+    from ops.deployment.importing import import_for_cpu, import_for_gpu, import_llmapi
     from ops.deployment.release import ToolsRemoved
 
     folder: Path = parsed.output or Path(parsed.name.rpartition("/")[2])
     try:
+        if parsed.llmapi:
+            _refuse_with_llmapi(parsed)
         if parsed.cpu:
             _refuse_with_cpu(parsed)
-        plan = read_plan(parsed, folder)
+        plan = read_plan(parsed, folder, builds=not parsed.llmapi)
         if plan.memory.fits(plan.intent) is False:
             show_memory(plan)
             return 1
-        make = import_for_cpu if parsed.cpu else import_for_gpu
-        imported = make(plan, parsed.name, folder)
+        if parsed.llmapi:
+            imported = import_llmapi(plan, parsed.name, folder, on_cpu=parsed.cpu)
+        else:
+            make = import_for_cpu if parsed.cpu else import_for_gpu
+            imported = make(plan, parsed.name, folder)
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
@@ -58,8 +69,29 @@ def run(parsed: argparse.Namespace) -> int:
         for line in str(error).splitlines():
             print(f"gateway import: {line}", file=sys.stderr)
         return 1
-    _show(plan, imported, folder, on_cpu=parsed.cpu)
+    _show(plan, imported, folder, parsed)
     return 0
+
+
+def _refuse_with_llmapi(parsed: argparse.Namespace) -> None:
+    """What is built into an engine, or has no input in that repository's model."""
+    problems = {
+        "--trtllm-version, --trtllm-examples: not with --llmapi, which builds no engine": (
+            parsed.trtllm_version is not None or parsed.trtllm_examples is not None
+        ),
+        "--max-input-len: not with --llmapi, whose prompts may be as long as --max-seq-len": (
+            parsed.max_input_len is not None
+        ),
+        "--max-beam-width, --guided-decoding, --gather-context-logits, "
+        "--gather-generation-logits: not with --llmapi, whose model has no input for them": (
+            parsed.max_beam_width > 1
+            or parsed.guided_decoding
+            or parsed.gather_context_logits
+            or parsed.gather_generation_logits
+        ),
+    }
+    if found := [text for text, is_wrong in problems.items() if is_wrong]:
+        raise ValueError("\n".join(found))
 
 
 def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
@@ -73,26 +105,29 @@ def _refuse_with_cpu(parsed: argparse.Namespace) -> None:
     parsed.trtllm_version = str(NEWEST)
 
 
-def _show(plan: Plan, imported: Imported, folder: Path, *, on_cpu: bool) -> None:
+def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespace) -> None:
     where = shlex.quote(str(folder))
     print(f"{imported.name} is in {where}: {', '.join(_made(folder))}")
     print()
-    if on_cpu:
+    if parsed.cpu:
         print("Serve it:")
         print(f"  gateway up --imported {where}")
         return
     show_memory(plan)
     print()
-    steps = (
+    ranks = 1 if parsed.llmapi else plan.intent.tp * plan.intent.pp
+    steps = [
         ("Build the engine, where TensorRT-LLM is installed:", f"{where}/build_engine.sh"),
         ("Look over the result:", f"gateway repo check {where}/repository"),
         (
             "Start Triton; in a container mount both folders under the same paths:",
             f"gateway triton launch --model-repo {where}/repository"
-            + (f" --world-size {ranks}" if (ranks := plan.intent.tp * plan.intent.pp) > 1 else ""),
+            + (f" --world-size {ranks}" if ranks > 1 else ""),
         ),
         ("Start the gateway:", f"set -a; . {where}/gateway.env; gateway serve"),
-    )
+    ]
+    if parsed.llmapi:
+        del steps[0]
     for number, (text, command) in enumerate(steps, 1):
         print(f"{number}. {text}")
         print(f"   {command}")

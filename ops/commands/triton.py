@@ -1,4 +1,4 @@
-"""`gateway triton launch`: tritonserver on a TensorRT-LLM engine, on one machine or with Slurm."""
+"""`gateway triton launch`: tritonserver on TensorRT-LLM models, on one machine or with Slurm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLURM_OPTIONS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Runs Triton on a model repository with TensorRT-LLM engines."
+    parser.description = "Runs Triton on a model repository of TensorRT-LLM."
     commands = parser.add_subparsers(dest="triton_command", required=True, metavar="COMMAND")
     text = "start it, or write the scripts for Slurm"
     _add_launch(commands.add_parser("launch", help=text, allow_abbrev=False))
@@ -36,7 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Blocks until SIGINT or SIGTERM; returns the exit code."""
     from ops.deployment.launch import command, environment, shell_text
-    from ops.deployment.launch_checks import LaunchError, check, read_core_models
+    from ops.deployment.launch_checks import (
+        LaunchError,
+        check,
+        found_mode,
+        read_core_models,
+        warnings,
+    )
+    from ops.deployment.llmapi_yaml import LLM_CONFIG_PATH
     from ops.deployment.running import run_in_foreground
     from ops.deployment.slurm import compose_scripts, write_scripts
 
@@ -44,7 +51,12 @@ def run(parsed: argparse.Namespace) -> int:
         launch = _launch(parsed)
         # The repository may lie where only the cluster's nodes see it.
         is_hidden = parsed.slurm and not Path(launch.model_repo).exists()
-        check(launch, [] if is_hidden else read_core_models(launch))
+        llm_config = os.environ.get(LLM_CONFIG_PATH)
+        models = [] if is_hidden else read_core_models(launch, llm_config)
+        launch = found_mode(launch, models, is_llmapi=parsed.llmapi)
+        check(launch, models)
+        for text in warnings(launch):
+            print(f"gateway triton launch: warning: {text}", file=sys.stderr)
         if parsed.slurm:
             scripts = compose_scripts(launch, _job(parsed))
             if parsed.dry_run:
@@ -67,7 +79,9 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Starts tritonserver as launch_triton_server.py of tensorrtllm_backend does, with the "
         "same arguments, but stays in the foreground: prints `ready: URL` when rank 0 serves, "
-        "ends everything after SIGINT or SIGTERM, at once after a second one."
+        "ends everything after SIGINT or SIGTERM, at once after a second one. A model of the "
+        "llmapi repository starts the workers of its engine itself; with --world-size mpirun and "
+        "trtllm-llmapi-launch start them, with --slurm srun does."
     )
     parser.add_argument("--model-repo", "--model_repo", required=True, metavar="DIR")
     parser.add_argument(
@@ -75,7 +89,13 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
         "--world_size",
         type=int,
         metavar="N",
-        help="ranks of the engine (default: 1; with --slurm: all GPUs)",
+        help="ranks of the engine (default: 1, which for llmapi means no MPI; with --slurm: all "
+        "GPUs)",
+    )
+    parser.add_argument(
+        "--llmapi",
+        action="store_true",
+        help="it is the llmapi repository: for --slurm, where it cannot be read from here",
     )
     parser.add_argument(
         "--tensorrt-llm-model-name",

@@ -133,6 +133,7 @@ def _options(parsed: argparse.Namespace) -> Options:
 
 def _imported(parsed: argparse.Namespace) -> Options:
     from ops.deployment.importing import ImportingError, read_imported
+    from ops.local_stack.llmapi import MAX_SEQ_LEN
     from ops.local_stack.stack import Options
 
     if parsed.repository != INFLIGHT:
@@ -143,11 +144,14 @@ def _imported(parsed: argparse.Namespace) -> Options:
         imported = read_imported(parsed.imported)
     except ImportingError as error:
         raise SystemExit(f"gateway up: {error}") from error
+    limit = imported.max_seq_len
     return Options(
         model=imported.tokenizer_dir,
         adapters=dict(parsed.adapter),
         state_dir=parsed.state_dir,
         model_name=parsed.model_name or imported.name,
+        parameters={} if limit is None else {MAX_SEQ_LEN: str(limit)},
+        llmapi=limit is not None,
         repository=imported.repository,
         load_models=tuple(parsed.load_model),
         restart=parsed.restart,

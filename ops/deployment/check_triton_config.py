@@ -72,7 +72,7 @@ class _Rules:
                 "model_transaction_policy",
                 f"config.pbtxt does not say decoupled, and {where} does: launchers start Triton "
                 "with --disable-auto-complete-config, so that it reads config.pbtxt alone, and "
-                "every streaming request hangs",
+                "every streaming request fails, or is never answered",
                 f"write {_DECOUPLED} into config.pbtxt",
             )
         elif self.config.decoupled and not found:

@@ -52,6 +52,7 @@ class Plan:
     """How to build one engine.
 
     Attributes:
+        release: the one that builds and serves; None where no engine is built.
         steps: commands, to be run in this order.
         engine_dir: where the engine will be.
         tokenizer_info: the file for guided decoding that the last step makes, or None.
@@ -60,7 +61,7 @@ class Plan:
 
     checkpoint: Checkpoint
     intent: Intent
-    release: Release
+    release: Release | None
     steps: tuple[Step, ...]
     engine_dir: Path
     tokenizer_info: Path | None
@@ -86,7 +87,7 @@ class Plan:
 def make_plan(
     checkpoint: Checkpoint,
     intent: Intent,
-    release: Release,
+    release: Release | None,
     *,
     gpu: Gpu | None,
     folder: Path,
@@ -95,6 +96,7 @@ def make_plan(
     """The plan for an engine in `folder`/engine.
 
     Args:
+        release: None plans the memory alone: nothing is built.
         gpu: what each rank runs on; None leaves the question open whether it fits.
         folder: for everything that is made.
         examples: the folder `examples` of TensorRT-LLM's source.
@@ -103,10 +105,10 @@ def make_plan(
     """
     if found := problems(checkpoint, intent, release):
         raise PlanError("\n".join(found))
-    steps = [
-        _convert(checkpoint, intent, release, folder, examples),
-        _build(intent, release, folder),
-    ]
+    steps = []
+    if release is not None:
+        steps.append(_convert(checkpoint, intent, release, folder, examples))
+        steps.append(_build(intent, release, folder))
     info = folder / "tokenizer_info"
     if intent.guided_decoding:
         steps.append(_tokenizer_info(checkpoint, info, examples))

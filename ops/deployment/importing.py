@@ -4,7 +4,7 @@ What is made, in one folder:
 
     build_engine.sh   the commands that make the engine, where TensorRT-LLM is installed; the CPU
                       executor's engine is made at once
-    engine/           the engine
+    engine/           the engine; for the llmapi repository there is neither of the two
     repository/       what Triton loads
     gateway.env       the gateway's settings, NAME=VALUE lines for a shell, Docker or systemd
 """
@@ -24,6 +24,8 @@ from ops.deployment import repository
 from ops.deployment.checkpoint import Checkpoint
 from ops.deployment.engine_plan import Plan, shell_lines, template_parameters
 from ops.deployment.intent import Intent, planned_engine
+from ops.deployment.llmapi_plan import LLMAPI, llmapi_parameters, llmapi_settings
+from ops.deployment.llmapi_repository import write_llmapi
 from ops.deployment.memory import kv_bytes_per_token, largest_request
 
 ENV_FILE = "gateway.env"
@@ -42,11 +44,15 @@ class ImportingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An imported model: its name for clients, its tokenizer's folder and its own folder."""
+    """An imported model: its name for clients, its tokenizer's folder and its own folder.
+
+    `max_seq_len` is set where the repository is llmapi's: no engine tells it.
+    """
 
     name: str
     tokenizer_dir: Path
     folder: Path
+    max_seq_len: int | None = None
 
     @property
     def engine_dir(self) -> Path:
@@ -92,8 +98,7 @@ def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
 
     checkpoint, intent = plan.checkpoint, plan.intent
     imported = _checked(checkpoint, name, folder)
-    if (ranks := intent.tp * intent.pp) > 1:
-        raise ImportingError(f"--tp, --pp: found {ranks} ranks; allowed with --cpu: 1")
+    _refuse_ranks(intent)
     fields: dict[str, Any] = {"engine_dir": imported.engine_dir, "triton_backend": "python"}
     fields["max_tokens_in_paged_kv_cache"] = _cpu_kv_tokens(checkpoint, intent)
     if intent.guided_decoding:
@@ -124,6 +129,28 @@ def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
     return imported
 
 
+def import_llmapi(plan: Plan, name: str, folder: Path, *, on_cpu: bool) -> Imported:
+    """Writes the llmapi repository, over the folder of `plan`, and the settings.
+
+    Raises ImportingError, and then nothing is written.
+    """
+    imported = _checked(plan.checkpoint, name, folder)
+    values = llmapi_parameters(plan)
+    if on_cpu:
+        # numpy is not needed before.
+        from triton_repo.cpu_executor.engine import load_config  # noqa: PLC0415
+
+        try:
+            load_config(plan.checkpoint.folder)
+        except ValueError as error:
+            raise ImportingError(str(error)) from error
+        _refuse_ranks(plan.intent)
+        values["max_tokens_in_kv_cache"] = _cpu_kv_tokens(plan.checkpoint, plan.intent)
+    _begin(imported, plan.intent, llmapi_settings(plan.intent))
+    write_llmapi({"model": str(imported.tokenizer_dir), "parameters": values}, imported.repository)
+    return imported
+
+
 def read_imported(folder: Path) -> Imported:
     """What an import left in `folder`. Raises ImportingError when it is not all there."""
     path = folder / ENV_FILE
@@ -139,10 +166,12 @@ def read_imported(folder: Path) -> Imported:
     ]
     if missing:
         raise ImportingError(f"{path}: {', '.join(missing)}: not there")
+    is_llmapi = values.get("GATEWAY_TRITON_MODE") == LLMAPI
     imported = Imported(
-        values["GATEWAY_MODEL_NAME"], Path(values["GATEWAY_TOKENIZER_DIR"]), folder.absolute()
+        *(values["GATEWAY_MODEL_NAME"], Path(values["GATEWAY_TOKENIZER_DIR"]), folder.absolute()),
+        int(values["GATEWAY_MAX_SEQ_LEN"]) if is_llmapi else None,
     )
-    if not (imported.engine_dir / "config.json").exists():
+    if not is_llmapi and not (imported.engine_dir / "config.json").exists():
         raise ImportingError(
             f"{imported.engine_dir} holds no engine yet; make it with {folder / BUILD_SCRIPT}"
         )
@@ -169,11 +198,16 @@ def _checked(checkpoint: Checkpoint, name: str, folder: Path) -> Imported:
     return imported
 
 
-def _begin(imported: Imported, intent: Intent) -> None:
+def _refuse_ranks(intent: Intent) -> None:
+    if (ranks := intent.tp * intent.pp) > 1:
+        raise ImportingError(f"--tp, --pp: found {ranks} ranks; allowed with --cpu: 1")
+
+
+def _begin(imported: Imported, intent: Intent, more: Mapping[str, str] | None = None) -> None:
     """Removes what is made anew; the settings mark the folder as ours from now on."""
     imported.folder.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(imported.repository, ignore_errors=True)
-    _write_settings(imported, intent)
+    _write_settings(imported, intent, more or {})
 
 
 def _description(
@@ -188,16 +222,18 @@ def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:
     return max(largest_request(intent), min(wanted, affordable))
 
 
-def _write_settings(imported: Imported, intent: Intent) -> None:
+def _write_settings(imported: Imported, intent: Intent, more: Mapping[str, str]) -> None:
+    """`more` are others by name; one without a value is left out, with what it means."""
     values = {
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),
         "triton_grpc": "127.0.0.1:8001",
         "max_seq_len": str(intent.max_seq_len),
         "store_dir": str(imported.folder / "adapters"),
+        **more,
     }
     lines = [f"# Settings of `gateway serve` for {imported.name}. Other ones may be added."]
     for name, value in values.items():
         lines += ["", f"# {Settings.model_fields[name].description}"]
-        lines.append(f"GATEWAY_{name.upper()}={value}")
+        lines.append(f"{'' if value else '#'}GATEWAY_{name.upper()}={value}")
     (imported.folder / ENV_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")

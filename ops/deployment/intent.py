@@ -9,7 +9,7 @@ from adapters.adapter import DTYPES, Dtype
 from adapters.base_model import BaseModel
 from adapters.engine_config import EngineConfig
 from ops.deployment.checkpoint import Checkpoint
-from ops.deployment.release import GUIDED_DECODING, UNEVEN_STAGES, Release
+from ops.deployment.release import GUIDED_DECODING, NEWEST, UNEVEN_STAGES, Release
 
 # Models promise up to 131,072 tokens, of which few GPUs hold even one request.
 DEFAULT_MAX_SEQ_LEN = 8192
@@ -47,9 +47,15 @@ def default_dtype(checkpoint: Checkpoint) -> Dtype:
     return next((name for name in DTYPES if name == checkpoint.dtype), "float16")
 
 
-def problems(checkpoint: Checkpoint, intent: Intent, release: Release) -> list[str]:
-    """Everything that the model or the release does not allow, each with what is allowed."""
-    return [*_conversion(checkpoint, intent, release), *_limits(checkpoint, intent, release)]
+def problems(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> list[str]:
+    """Everything that the model or the release does not allow, each with what is allowed.
+
+    Without a release no engine is built: TensorRT-LLM serves the checkpoint as it is.
+    """
+    conversion = _loading(checkpoint)
+    if release is not None:
+        conversion = _conversion(checkpoint, intent, release)
+    return [*conversion, *_limits(checkpoint, intent, release or NEWEST)]
 
 
 def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
@@ -72,10 +78,10 @@ def base_model(checkpoint: Checkpoint, intent: Intent) -> BaseModel:
     )
 
 
-def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release) -> EngineConfig:
+def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release | None) -> EngineConfig:
     """What the config.json of the engine will say."""
     return EngineConfig(
-        version=str(release),
+        version=release and str(release),
         architecture=checkpoint.architecture,
         dtype=intent.dtype,
         logits_dtype="float32",
@@ -104,6 +110,15 @@ def planned_engine(checkpoint: Checkpoint, intent: Intent, release: Release) -> 
         lora_target_modules=intent.lora_modules,
         max_lora_rank=intent.max_lora_rank if intent.lora_modules else None,
     )
+
+
+def _loading(checkpoint: Checkpoint) -> Iterator[str]:
+    if checkpoint.quantization:
+        yield (
+            f"{checkpoint.folder}: quantized ({checkpoint.quantization}), and the memory of that "
+            "is not planned here; allowed: weights in float16, bfloat16 or float32, or "
+            "gateway repo render --repository llmapi, which plans nothing"
+        )
 
 
 def _conversion(checkpoint: Checkpoint, intent: Intent, release: Release) -> Iterator[str]:

@@ -18,6 +18,8 @@ DEFAULT_EXECUTABLE = "/opt/tritonserver/bin/tritonserver"  # in NVIDIA's contain
 CORE_MODEL = "tensorrt_llm"
 LOG_FILE = "triton_log.txt"
 SHM_PREFIX = "prefix"
+LLMAPI_LAUNCH = "trtllm-llmapi-launch"
+"""TensorRT-LLM's program: rank 0 runs what it is given, the others are workers of its LLM API."""
 
 Release = Literal["v0.17", "v0.19"]
 
@@ -29,11 +31,14 @@ class Mode(Enum):
     SPAWN: one tritonserver, the orchestrator, starts worker processes for each model.
     PRESPAWNED: rank 0 is the orchestrator; the ranks after it are the models' workers, as the
         parameter participant_ids of each model says.
+    LLMAPI: one tritonserver, of the llmapi repository. The LLM API starts its workers itself, or
+        with several ranks they are there, started by `LLMAPI_LAUNCH`.
     """
 
     LEADER = "leader"
     SPAWN = "orchestrator, spawning"
     PRESPAWNED = "orchestrator, pre-spawned"
+    LLMAPI = "LLM API"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +47,7 @@ class Launch:
 
     Attributes:
         model_repo: the model repository.
-        world_size: ranks, one process each.
+        world_size: ranks, one process each; with LLMAPI 1 says that MPI starts none.
         core_models: names of the models that all ranks load; rank 0 loads the others too.
         grpc_port, http_port, metrics_port: the same for all ranks; only rank 0 opens them.
         log_file: where rank 0 logs verbosely; None leaves Triton's log as it is.
@@ -72,14 +77,23 @@ class Launch:
     release: Release = "v0.17"
     more: tuple[str, ...] = ()
 
+    @property
+    def servers(self) -> int:
+        """Ranks that run tritonserver."""
+        return 1 if self.mode == Mode.LLMAPI else self.world_size
+
 
 def command(launch: Launch) -> list[str]:
     """The whole command line."""
-    if not launch.mpi:
-        return [launch.tritonserver, *rank_arguments(launch, 0)]
+    server = [launch.tritonserver, *rank_arguments(launch, 0)]
+    is_llmapi = launch.mode == Mode.LLMAPI
+    if not launch.mpi or (is_llmapi and launch.world_size == 1):
+        return server
     parts = ["mpirun", "--allow-run-as-root"]
     if launch.oversubscribe:
         parts.append("--oversubscribe")
+    if is_llmapi:
+        return [*parts, "-n", str(launch.world_size), LLMAPI_LAUNCH, *server]
     for rank in range(launch.world_size):
         parts += ["-n", "1", launch.tritonserver, *rank_arguments(launch, rank), ":"]
     return parts
@@ -124,7 +138,7 @@ def shm_argument(rank: str) -> str:
 
 def environment(launch: Launch) -> dict[str, str]:
     """The variables that tell TensorRT-LLM the mode."""
-    if launch.mode == Mode.LEADER:
+    if launch.mode in (Mode.LEADER, Mode.LLMAPI):
         return {}
     return {
         "TRTLLM_ORCHESTRATOR": "1",

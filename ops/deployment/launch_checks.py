@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from adapters.config_json import ConfigError
 from adapters.engine_config import read_engine_config
 from gateway.triton.pbtxt import PbtxtError, read_pbtxt
+from ops.deployment.check_repository import Model
 from ops.deployment.launch import Launch, Mode
+from ops.deployment.llmapi_yaml import LlmapiYamlError, read_llmapi_yaml
+
+# That of Triton's container 26.07.
+_OLD_OPENAI = (1, 107, 3)
 
 
 class LaunchError(ValueError):
@@ -18,13 +24,15 @@ class LaunchError(ValueError):
 
 @dataclass(frozen=True)
 class CoreModel:
-    """What a core model's config.pbtxt and its engine say about ranks.
+    """What a core model's config.pbtxt and its engine, or model.yaml, say about ranks.
 
     Attributes:
         backend: `python` or `tensorrtllm`.
         engine_dir: as written in the model's parameters.
         participants: the ranks of its workers as written; empty when unset.
         world_size: the engine's ranks; None where its config.json cannot be read from here.
+        is_llmapi: whether it is that of the llmapi repository, which runs its engine itself.
+        instances: engines of such a model.
     """
 
     name: str
@@ -32,20 +40,71 @@ class CoreModel:
     engine_dir: str
     participants: str
     world_size: int | None
+    is_llmapi: bool = False
+    instances: int = 1
 
 
-def read_core_models(launch: Launch) -> list[CoreModel]:
-    """Raises LaunchError naming the models whose config.pbtxt is missing or wrong."""
+def read_core_models(launch: Launch, llm_config: str | None = None) -> list[CoreModel]:
+    """`llm_config` is LLM_CONFIG_PATH of Triton's environment.
+
+    Raises LaunchError naming the models whose config.pbtxt or model.yaml is missing or wrong.
+    """
     found, problems = [], []
     for name in launch.core_models:
         path = Path(launch.model_repo) / name / "config.pbtxt"
         try:
-            found.append(_read(name, path))
+            found.append(_read(name, path, llm_config))
+        except LlmapiYamlError as error:
+            problems.append(f"--tensorrt-llm-model-name: {name}: {error}")
         except PbtxtError as error:
             problems.append(f"--tensorrt-llm-model-name: {name}: {path} cannot be read: {error}")
     if problems:
         raise LaunchError("\n".join(problems))
     return found
+
+
+def found_mode(launch: Launch, models: Sequence[CoreModel], *, is_llmapi: bool) -> Launch:
+    """The launch in the mode that its repository needs.
+
+    Args:
+        is_llmapi: what the command line says of it; the models, where they can be read, win.
+
+    Raises LaunchError where the two contradict each other, or the models each other.
+    """
+    kinds = {model.is_llmapi for model in models} or {is_llmapi}
+    if len(kinds) > 1:
+        raise LaunchError(
+            "--tensorrt-llm-model-name: models of the llmapi repository and others: start each "
+            "kind in a Triton of its own"
+        )
+    if is_llmapi and True not in kinds:
+        raise LaunchError(f"--llmapi: {models[0].name} is not a model of the llmapi repository")
+    if False in kinds:
+        return launch
+    if launch.mode != Mode.LEADER:
+        raise LaunchError(
+            "--multi-model: not with the llmapi repository, which has no orchestrator; several "
+            "engines are instances of its model, with gpu_device_ids, or Tritons of their own"
+        )
+    return replace(launch, mode=Mode.LLMAPI)
+
+
+def warnings(launch: Launch) -> list[str]:
+    """What may keep a model from loading on this machine, and is not certain to."""
+    if launch.mode != Mode.LLMAPI:
+        return []
+    try:
+        version("tensorrt_llm")
+        openai = version("openai")
+    except PackageNotFoundError:
+        return []
+    numbers = tuple(int(part) for part in openai.split(".") if part.isdecimal())
+    if numbers > _OLD_OPENAI:
+        return []
+    return [
+        f"openai {openai} is here, with which TensorRT-LLM 1.2's import fails in NVIDIA's "
+        "containers: put a newer one in front of it, by PYTHONPATH"
+    ]
 
 
 def check(launch: Launch, models: Sequence[CoreModel]) -> None:
@@ -77,7 +136,38 @@ def _option_problems(launch: Launch) -> list[str]:
     return [text for text, is_wrong in problems.items() if is_wrong]
 
 
+def _llmapi_problems(launch: Launch, models: Sequence[CoreModel], here: Path) -> list[str]:
+    problems = []
+    if launch.oversubscribe and launch.world_size == 1 and launch.mpi:
+        problems.append(
+            "--oversubscribe: it is an option of mpirun, and the LLM API starts its workers "
+            "itself; with --world-size mpirun starts them"
+        )
+    # Python looks there first, and the engine's workers are started by its module's name.
+    if (package := here / "tensorrt_llm" / "__init__.py").exists():
+        problems.append(
+            f"{package.parent}: Python would import it in place of TensorRT-LLM; start from "
+            "another folder"
+        )
+    for model in models:
+        if model.instances > 1 and launch.world_size > 1:
+            problems.append(
+                f"--world-size: found {launch.world_size}; {model.name} has {model.instances} "
+                "instances, which start their workers themselves, and MPI does not let them: leave "
+                "--world-size (and --slurm) out"
+            )
+        elif launch.world_size not in (1, model.world_size):
+            problems.append(
+                f"--world-size: found {launch.world_size}, allowed {model.world_size}: model.yaml "
+                f"of {model.name} has so many ranks (tensor_parallel_size times "
+                "pipeline_parallel_size)"
+            )
+    return problems
+
+
 def _model_problems(launch: Launch, models: Sequence[CoreModel]) -> list[str]:
+    if launch.mode == Mode.LLMAPI:
+        return _llmapi_problems(launch, models, Path.cwd())
     if launch.mode == Mode.LEADER:
         return [
             f"--world-size: found {launch.world_size}, allowed {model.world_size}: the engine "
@@ -109,8 +199,19 @@ def _model_problems(launch: Launch, models: Sequence[CoreModel]) -> list[str]:
     return problems
 
 
-def _read(name: str, path: Path) -> CoreModel:
+def _read(name: str, path: Path, llm_config: str | None) -> CoreModel:
     model = read_pbtxt(path)
+    found = Model(name, path.parent, model)
+    if found.is_llmapi and found.versions:
+        return CoreModel(
+            name=name,
+            backend=model.backend,
+            engine_dir="",
+            participants="",
+            world_size=read_llmapi_yaml(found.versions[-1], llm_config).world_size,
+            is_llmapi=True,
+            instances=model.instance_count,
+        )
     # The GPT repository calls it by the other name.
     engine_dir = _given(model.parameters, "gpt_model_path") or _given(
         model.parameters, "engine_dir"

@@ -59,7 +59,7 @@ def parse_release(text: str) -> Release:
             f"TensorRT-LLM {text} builds no engines: convert_checkpoint.py, trtllm-build and the "
             "Triton repository inflight_batcher_llm were removed in mid-2026, before "
             f"{REMOVED}. Stay with {NEWEST} or older and its Triton container; or serve the "
-            "Hugging Face folder without an engine, with Triton's llmapi repository, which this "
-            "gateway drives too."
+            "Hugging Face folder without an engine, with Triton's llmapi repository: "
+            "gateway import --llmapi."
         )
     return release

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ops.deployment.family import PROC, Family, reap_orphans
+from ops.deployment.family import PROC, Family, Member, reap_orphans
 from ops.deployment.launch import SHM_PREFIX, Launch, command, environment, rank_arguments
 from ops.local_stack.binaries import find_triton_server
 from ops.local_stack.errors import StackError
@@ -82,7 +82,7 @@ class Ranks:
         self._launch = launch
         self._family = Family()
         self._env = self._family.environment(dict(environ) | environment(launch))
-        self._regions_before = _regions(launch.world_size)
+        self._regions_before = _regions(launch.servers)
         self._process: subprocess.Popen[bytes] | None = None
         self._pids: dict[int, int] = {}
         self._signals = 0
@@ -156,15 +156,17 @@ class Ranks:
     def _find_ranks(self) -> dict[int, int]:
         """Process ids of the tritonservers, by rank."""
         wanted = {
-            tuple(rank_arguments(self._launch, rank)): rank
-            for rank in range(self._launch.world_size)
+            tuple(rank_arguments(self._launch, rank)): rank for rank in range(self._launch.servers)
         }
-        found = {}
+        found: dict[int, Member] = {}
         for member in self._family.members():
             for arguments, rank in wanted.items():
-                if member.arguments[-len(arguments) :] == arguments:
-                    found[rank] = member.pid
-        return found
+                if member.arguments[-len(arguments) :] != arguments:
+                    continue
+                # What starts the server may have its whole command line behind its own.
+                if rank not in found or len(member.arguments) < len(found[rank].arguments):
+                    found[rank] = member
+        return {rank: member.pid for rank, member in found.items()}
 
     def _stop(self) -> None:
         if self._process is None:
@@ -193,7 +195,7 @@ class Ranks:
     def _sweep(self) -> None:
         """Kills what is left of the family, then removes the shared memory that it left."""
         self._family.kill()
-        new = _regions(self._launch.world_size) - self._regions_before
+        new = _regions(self._launch.servers) - self._regions_before
         for region in new - _mapped_regions():
             region.unlink(missing_ok=True)
 

@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ops.deployment.launch import Launch, Mode, shared_arguments, shm_argument
+from ops.deployment.launch import (
+    LLMAPI_LAUNCH,
+    Launch,
+    Mode,
+    shared_arguments,
+    shm_argument,
+)
 from ops.deployment.launch_checks import LaunchError
 
 BATCH_SCRIPT = "triton.sbatch"
@@ -77,7 +83,7 @@ def _check(launch: Launch, job: Job) -> None:
     problems = {
         "--multi-model: with --slurm only an engine in leader mode can be started; an "
         "orchestrator has no GPU, and its place among the nodes is for you to choose": (
-            launch.mode != Mode.LEADER
+            launch.mode not in (Mode.LEADER, Mode.LLMAPI)
         ),
         f"--nodes: found {job.nodes}, allowed 1 or more": job.nodes < 1,
         f"--gpus-per-node: found {job.gpus_per_node}, allowed 1 or more": job.gpus_per_node < 1,
@@ -122,7 +128,26 @@ srun {options_of_srun}
 """
 
 
+def _llmapi_script(launch: Launch) -> str:
+    arguments = _quoted(shared_arguments(launch, is_leader=True), "\n  ")
+    return f"""#!/bin/bash
+# One rank of the LLM API; srun starts it. Rank 0 serves, the others are its engine's workers.
+set -euo pipefail
+if [[ ${{SLURM_PROCID:?this script is for srun}} != 0 ]]; then
+  # The leader needs the other ranks until it has ended.
+  trap '' TERM
+fi
+arguments=(
+  {arguments}
+)
+exec {LLMAPI_LAUNCH} {shlex.quote(launch.tritonserver)} "${{arguments[@]}}" \\
+  "{shm_argument("0")}"
+"""
+
+
 def _rank_script(launch: Launch) -> str:
+    if launch.mode == Mode.LLMAPI:
+        return _llmapi_script(launch)
     leader = _quoted(shared_arguments(launch, is_leader=True), "\n      ")
     worker = _quoted(shared_arguments(launch, is_leader=False), "\n      ")
     # Not quoted as a whole: the shell has to put the rank in.

@@ -256,7 +256,7 @@ def test_releases_without_the_tools_are_told_so(llama: Path, version: str) -> No
     answer = _run(llama, "--trtllm-version", version)
     assert answer.returncode == 2
     assert f"TensorRT-LLM {version} builds no engines" in answer.stderr
-    assert "llmapi repository, which this gateway drives" in answer.stderr
+    assert "llmapi repository: gateway import --llmapi" in answer.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--tp", "0"], ["--dtype", "float32"], ["--gp", "H100"]])

@@ -7,13 +7,23 @@ import shlex
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ops.deployment.launch import Launch, Mode, command, count_gpus, environment
-from ops.deployment.launch_checks import CoreModel, LaunchError, check, read_core_models
+from ops.deployment.launch_checks import (
+    CoreModel,
+    LaunchError,
+    check,
+    found_mode,
+    read_core_models,
+    warnings,
+)
+from tests.support.commands import gateway
 from tests.support.triton_server import repository_parameters
+from triton_repo.llmapi_repository import render_llmapi
 from triton_repo.render import render
 
 SERVER = "/opt/tritonserver/bin/tritonserver"
@@ -121,6 +131,20 @@ def test_gpus_count_from_triton_24_07_on(
     assert count_gpus({"NVIDIA_TRITON_SERVER_VERSION": version}) == gpus
 
 
+def test_the_llm_api_starts_its_workers_itself() -> None:
+    launch = Launch(model_repo="/repo", mode=Mode.LLMAPI)
+    assert command(launch) == [SERVER, "--model-repository=/repo", *PORTS, *_last(0)]
+    assert environment(launch) == {}
+
+
+def test_or_mpirun_starts_them_and_one_rank_serves() -> None:
+    launch = Launch(model_repo="/repo", mode=Mode.LLMAPI, world_size=4, oversubscribe=True)
+    assert command(launch) == [
+        *("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "4"),
+        *("trtllm-llmapi-launch", SERVER, "--model-repository=/repo", *PORTS, *_last(0)),
+    ]
+
+
 def _core(name: str = "tensorrt_llm", **facts: str | int | None) -> CoreModel:
     usual: dict[str, str | int | None] = {
         "backend": "tensorrtllm",
@@ -178,6 +202,82 @@ def test_what_cannot_work_is_refused_by_name(
         check(Launch(model_repo="/repo", **options), [_core(**model)])  # type: ignore[arg-type]
     assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def _llmapi(**facts: int) -> CoreModel:
+    return replace(_core(world_size=2), is_llmapi=True, **facts)  # type: ignore[arg-type]
+
+
+def test_the_llmapi_repository_makes_the_mode() -> None:
+    launch = Launch(model_repo="/repo")
+    assert found_mode(launch, [_core()], is_llmapi=False) == launch
+    for models, is_llmapi in (([_llmapi()], False), ([_llmapi()], True), ([], True)):
+        assert found_mode(launch, models, is_llmapi=is_llmapi).mode == Mode.LLMAPI
+    for world_size in (1, 2):
+        check(Launch(model_repo="/repo", mode=Mode.LLMAPI, world_size=world_size), [_llmapi()])
+    check(Launch(model_repo="/repo", mode=Mode.LLMAPI), [_llmapi(instances=2)])
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "is_llmapi", "expected"),
+    [
+        ([_llmapi(), _core("b")], {}, False, "models of the llmapi repository and others"),
+        ([_core()], {}, True, "--llmapi: tensorrt_llm is not a model of the llmapi repository"),
+        ([_llmapi()], {"mode": Mode.SPAWN}, False, "--multi-model: not with the llmapi repository"),
+        ([_llmapi()], {"world_size": 4}, False, "--world-size: found 4, allowed 2: model.yaml of"),
+        ([_llmapi(instances=2)], {"world_size": 2}, False, "has 2 instances, which start their"),
+        ([_llmapi()], {"oversubscribe": True}, False, "--oversubscribe: it is an option of mpirun"),
+    ],
+)
+def test_what_the_llmapi_repository_cannot_is_refused_by_name(
+    models: list[CoreModel], options: dict[str, object], is_llmapi: bool, expected: str
+) -> None:
+    launch = Launch(model_repo="/repo", **options)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=expected):
+        check(found_mode(launch, models, is_llmapi=is_llmapi), models)
+
+
+def test_a_source_tree_here_would_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch = Launch(model_repo="/repo", mode=Mode.LLMAPI)
+    (tmp_path / "tensorrt_llm").mkdir()
+    check(launch, [_llmapi()])  # Python takes an installed package before a folder of no package
+    (tmp_path / "tensorrt_llm" / "__init__.py").touch()
+    with pytest.raises(LaunchError, match="tensorrt_llm: Python would import it"):
+        check(launch, [_llmapi()])
+
+
+@pytest.mark.parametrize(("installed", "warned"), [("1.107.3", True), ("1.107.10", False)])
+def test_an_openai_too_old_for_tensorrt_llm_is_told(
+    installed: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = Launch(model_repo="/repo", mode=Mode.LLMAPI)
+    assert warnings(launch) == []  # TensorRT-LLM is not here
+    for name, version in (("tensorrt_llm", "1.2.1"), ("openai", installed)):
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [text.startswith("openai 1.107.3 is here") for text in warnings(launch)] == (
+        [True] if warned else []
+    )
+    assert warnings(Launch(model_repo="/repo")) == []
+
+
+def test_a_dry_run_of_the_llmapi_repository(tmp_path: Path) -> None:
+    render_llmapi(tmp_path, {"model": "/models/llama", "tensor_parallel_size": 2})
+    answer = gateway("triton", "launch", "--model-repo", tmp_path, "--dry-run")
+    assert shlex.split(answer.stdout.replace("\\\n", "")) == [
+        *(SERVER, f"--model-repository={tmp_path}", *PORTS, *_last(0)),
+    ]
+    by_mpi = gateway("triton", "launch", "--model-repo", tmp_path, "--dry-run", "--world-size", 2)
+    assert "-n 2 trtllm-llmapi-launch /opt" in by_mpi.stdout
+    (tmp_path / "tensorrt_llm" / "1" / "model.yaml").write_text("model: ]")
+    broken = gateway("triton", "launch", "--model-repo", tmp_path, "--dry-run")
+    assert broken.returncode == 2
+    assert "model.yaml:1: not YAML" in broken.stderr
 
 
 def test_the_engine_says_how_many_ranks_it_has(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ops.deployment.launch import LLMAPI_LAUNCH
 from ops.deployment.running import other_servers
 from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.servers import Ports
+from tests.support.llmapi_models import asked
 from tests.support.local_stack import SHARED_MEMORY
 from tests.support.triton_server import (
     MODEL,
@@ -29,6 +31,7 @@ from tests.support.triton_server import (
     repository_parameters,
 )
 from triton_repo.cpu_executor import engine
+from triton_repo.llmapi_repository import render_llmapi
 from triton_repo.render import render
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,12 @@ class TritonPythonModel:
     def initialize(self, args):
         while True:
             time.sleep(1)
+"""
+
+# What it does for rank 0, and that it keeps the others: a task that is no rank of any MPI.
+LLMAPI_LAUNCHER = """#!/bin/sh
+if [ "$OMPI_COMM_WORLD_RANK" != 0 ]; then exec sleep 600; fi
+env -u OMPI_COMM_WORLD_RANK -u PMIX_RANK "$@"
 """
 
 BIN = Path(sys.executable).parent
@@ -221,6 +230,32 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
             launched.process.send_signal(signal.SIGTERM)
             # A request that runs ends as itself: mpirun would have killed its rank by now.
             assert stream.rest()[-1].error is None
+        assert launched.process.wait(ENDED_WITHIN) == 0
+        launched.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=needs_mpirun)])
+def test_the_llmapi_repository_serves_without_mpi_and_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """The other rank is what TensorRT-LLM's program makes of it: here it only waits."""
+    values = {"model": str(MODEL), "tensor_parallel_size": ranks}
+    render_llmapi(tmp_path / "repository", values)
+    tool = tmp_path / LLMAPI_LAUNCH
+    tool.write_text(LLMAPI_LAUNCHER, encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    more = ["--world-size", "2", "--oversubscribe"] if ranks > 1 else []
+    with _launched(tmp_path, *more) as launched:
+        launched.wait_ready()
+        assert set(launched.ranks()) == {0}
+        waiting = [p for p in launched._children() if p.name() == "sleep"]
+        assert len(waiting) == ranks - 1
+        question = asked("The capital of Peru is", sampling_param_max_tokens=4, streaming=True)
+        replies = launched.server.ask(question)
+        assert replies[-1].error is None
+        assert b"Lima" in replies[-1].outputs["text_output"][0]
+        launched.process.send_signal(signal.SIGTERM)
         assert launched.process.wait(ENDED_WITHIN) == 0
         launched.assert_nothing_is_left()
 

@@ -106,7 +106,7 @@ MISTAKES: dict[str, Mistake] = {
         lambda place: place.config("decoupled: true", "decoupled: false"),
         error(CORE, "model_transaction_policy"),
         "--disable-auto-complete-config, so that it reads config.pbtxt alone, and every streaming "
-        "request hangs",
+        "request fails, or is never answered",
         "model_transaction_policy { decoupled: true }",
     ),
     "decoupled not in config.pbtxt at all": Mistake(

@@ -85,6 +85,31 @@ def test_both_scripts_run(tmp_path: Path) -> None:
         assert record == [[*arguments, shm], number > 0]
 
 
+def test_ranks_of_the_llm_api_are_all_started_alike(tmp_path: Path) -> None:
+    """By TensorRT-LLM's own program, which tells them apart."""
+    tools, records = tmp_path / "tools", tmp_path / "records"
+    for folder in (tools, records):
+        folder.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text, encoding="utf-8")
+    (tools / "trtllm-llmapi-launch").write_text(TRITONSERVER, encoding="utf-8")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    batch, _ = _scripts(tmp_path / "job", "--llmapi", "--gpus-per-node", "2")
+    environ = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "RECORDS": str(records)}
+    environ |= {"SLURM_JOB_NODELIST": "node[7-8]", "RANKS": "2"}
+    subprocess.run(["bash", batch], env=environ, capture_output=True, check=True, timeout=60)
+    server = [
+        *("/opt/tritonserver/bin/tritonserver", "--model-repository=/only on the nodes/repository"),
+        *("--grpc-port=8001", "--http-port=8000", "--metrics-port=8002"),
+        "--disable-auto-complete-config",
+        "--backend-config=python,shm-region-prefix-name=prefix0_",
+    ]
+    for number in range(2):
+        record = json.loads((records / f"rank{number}").read_text(encoding="utf-8"))
+        assert record == [server, number > 0]
+
+
 def test_a_rank_is_started_by_srun_alone(tmp_path: Path) -> None:
     _, rank = _scripts(tmp_path)
     environ = {name: value for name, value in os.environ.items() if name != "SLURM_PROCID"}
@@ -103,6 +128,7 @@ def test_a_rank_is_started_by_srun_alone(tmp_path: Path) -> None:
             *("--container-image", "nvcr.io#nvidia/tritonserver:25.01", "--time", "1-00:00:00"),
             *("--container-mounts", "/data dir:/data", "--partition", "a", "--account", "b"),
         ],
+        ["--llmapi"],
     ],
 )
 def test_shellcheck_finds_nothing(arguments: list[str], tmp_path: Path) -> None:
