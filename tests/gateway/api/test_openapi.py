@@ -142,7 +142,7 @@ def _make_answerable(case: schemathesis.Case) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) == -1:  # as many as fit
             body[name] = MAX_TOKENS
-    if body.get("max_tokens") is None:
+    if body.get("max_tokens") is None and case.path.endswith("/completions"):
         body["max_tokens"] = MAX_TOKENS
     for name, few, allowed in (
         ("max_tokens", MAX_TOKENS, 2**63),
