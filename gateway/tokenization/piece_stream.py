@@ -65,7 +65,7 @@ class PieceStream:
             self._tokens += delta.tokens
         if delta.finish == "length":
             self._tokens = self._max_tokens
-        elif delta.final and self._text.tokens:
+        elif delta.final and delta.tokens is None:
             self._tokens = self._text.all() + delta.unshown
 
     def _until_stop(self) -> int:

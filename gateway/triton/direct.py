@@ -13,11 +13,23 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Dtype
+from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable, EngineUnreachable
 from gateway.triton import bytes_tensor
 from gateway.triton.client import Responses, TritonClient
+from gateway.triton.llmapi.model import is_llmapi, streams
+from gateway.triton.llmapi.reader import LlmapiReader
+from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import StopModel, engine_folder, parameter
-from gateway.triton.names import CORE, TEXT, datatype, lora_dtype, names_outputs, read_inputs
+from gateway.triton.names import (
+    CORE,
+    LLMAPI,
+    TEXT,
+    datatype,
+    lora_dtype,
+    names_outputs,
+    read_inputs,
+)
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
@@ -34,6 +46,10 @@ _DTYPES = {
     "BF16": "<u2",
 }
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
+# The gateway finds stop strings itself: the engine knows them as sequences of tokens, and some of
+# its releases fail on them. Whoever asks by hand may see that.
+_LLMAPI = LLMAPI | {"stop_words": ("sampling_param_stop",)}
+_CANCELLED = "Request cancelled by client"
 
 
 class Reply:
@@ -43,6 +59,8 @@ class Reply:
         self._response = response.infer_response
         self.error: str = response.error_message
         self.final = bool(self.error) or is_final(self._response)
+        self.cancelled = self.error == _CANCELLED
+        """Whether it is what the llmapi model says of a stopped request, and to whom stops it."""
 
     def has(self, name: str) -> bool:
         return any(tensor.name == name for tensor in self._response.outputs)
@@ -51,11 +69,16 @@ class Reply:
         return [tensor.name for tensor in self._response.outputs]
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """An output in its shape, None when it did not come. BF16 comes as its 16 bits, uint16."""
+        """An output in its shape, None when it did not come.
+
+        BF16 comes as its 16 bits, uint16; BYTES as texts, which the llmapi model's numbers are too.
+        """
         found = self._raw(name)
         if found is None:
             return None
         tensor, raw = found
+        if tensor.datatype == "BYTES":
+            return np.array(bytes_tensor.unpack(raw), np.object_).reshape(tensor.shape)
         return np.frombuffer(raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
 
     def _raw(self, name: str) -> tuple[Any, bytes] | None:
@@ -80,9 +103,17 @@ class Reply:
         raw = self._raw("text_output")
         return [] if raw is None else bytes_tensor.unpack(raw[1])
 
+    def delta(self, reader: LlmapiReader) -> TokenDelta:
+        """What it brings beside the replies before it, of the llmapi model."""
+        return reader.delta(self._response)
+
 
 class DirectModel:
-    """A served model: what it declares, and requests to it."""
+    """A served model: what it declares, and requests to it.
+
+    `llmapi` says that it is that of the llmapi repository, whose streamed texts are each the whole
+    so far; with `sends_at_end` that of a release which streams nothing before.
+    """
 
     def __init__(self, client: TritonClient, name: str, config: Any) -> None:
         self._client = client
@@ -90,7 +121,10 @@ class DirectModel:
         self._declared = {tensor.name: datatype(tensor.data_type) for tensor in config.input}
         self.takes_text = "text_input" in self._declared
         self.is_ensemble = config.platform == "ensemble"
-        self.inputs = read_inputs(config, TEXT if self.takes_text else CORE)
+        self.llmapi = is_llmapi(config)
+        names = _LLMAPI if self.llmapi else TEXT if self.takes_text else CORE
+        self.inputs = read_inputs(config, names)
+        self.sends_at_end = self.llmapi and not streams(config)
         self.outputs = frozenset(tensor.name for tensor in config.output)
         self._names_outputs = names_outputs(config)
         self.decoupled = bool(config.model_transaction_policy.decoupled)
@@ -114,7 +148,11 @@ class DirectModel:
         return lora_dtype(self.inputs)
 
     def request(self, request_id: str) -> RequestBuilder:
-        return RequestBuilder(self.name, self.inputs, request_id, names_outputs=self._names_outputs)
+        return RequestBuilder(
+            *(self.name, self.inputs, request_id),
+            names_outputs=self._names_outputs,
+            batched=not self.llmapi,
+        )
 
     def batch(self, request_id: str, inputs: Mapping[str, Sequence[Sequence[float]]]) -> Request:
         """A request of several rows: matrices, [rows, n], by the names that the model has.
@@ -136,7 +174,8 @@ class DirectModel:
         return Request(request_id, request.SerializeToString())
 
     def stop(self, request_id: str) -> Request:
-        return stop_request(StopModel(self.name, self.inputs), request_id)
+        of_model = llmapi_stop_request if self.llmapi else stop_request
+        return of_model(StopModel(self.name, self.inputs), request_id)
 
     async def send(self, request: Request | Message) -> Responses:
         """Starts a request on a stream of its own. Raises GatewayError without a connection."""

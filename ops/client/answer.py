@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.direct import Reply
 from ops.client.question import Question
-from ops.client.request import LOG_PROBS, STATISTICS
+from ops.client.request import LOG_PROBS, REASONS, STATISTICS
 
 Say = Callable[[str], None]
 
@@ -16,9 +16,18 @@ class Answer:
     """What has come of it, by sequence or beam; `failed` once the server has told an error."""
 
     def __init__(
-        self, question: Question, prompts: Prompts | None, prompt_ids: list[int], say: Say
+        self,
+        question: Question,
+        prompts: Prompts | None,
+        prompt_ids: list[int],
+        say: Say,
+        *,
+        accumulates: bool = False,
     ) -> None:
+        """With `accumulates` each text is the whole so far."""
         self._question = question
+        self._adds = question.streaming and question.beam_width == 1
+        self._adds_text = self._adds and not (question.overwrite or accumulates)
         self._prompts = prompts
         self._prompt_ids = prompt_ids
         self._say = say
@@ -34,14 +43,13 @@ class Answer:
         index = reply.array("sequence_index")
         first = 0 if index is None else int(index.reshape(-1)[0])
         question = self._question
-        adds = question.streaming and question.beam_width == 1
         for beam, text in enumerate(reply.texts()):
-            known = self._texts.get(first + beam, "") if adds and not question.overwrite else ""
+            known = self._texts.get(first + beam, "") if self._adds_text else ""
             self._texts[first + beam] = known + text
             if question.verbose:
                 self._say(f"[{since_ms:.1f} ms] {text!r}")
         for beam, ids in enumerate(reply.ids()):
-            self._ids[first + beam] = (self._ids.get(first + beam, []) if adds else []) + ids
+            self._ids[first + beam] = (self._ids.get(first + beam, []) if self._adds else []) + ids
             if question.verbose and question.streaming:
                 self._say(f"[{since_ms:.1f} ms] {ids}")
         for name in reply.names():
@@ -50,7 +58,7 @@ class Answer:
                 continue
             if name in LOG_PROBS:
                 self._say(f"{name}: {array}")
-            elif name in STATISTICS:
+            elif name in STATISTICS or name in REASONS:
                 self._say(f"{name}: {array.reshape(-1)[0]}")
             else:
                 self._say(f"{name}.shape: {array.shape}")
@@ -82,7 +90,7 @@ class Answer:
         wanted = self._question.outputs
         if wanted is not None and name not in wanted:
             return False
-        return name in LOG_PROBS or name in STATISTICS or name.endswith("_logits")
+        return name in (*LOG_PROBS, *STATISTICS, *REASONS) or name.endswith("_logits")
 
     def _new(self, index: int) -> list[int]:
         """The generated ids; a whole answer begins with the prompt unless that was excluded."""

@@ -7,7 +7,7 @@ import time
 import uuid
 
 from gateway.tokenization.prompts import Prompts
-from gateway.triton.client import Responses, TritonClient
+from gateway.triton.client import TritonClient
 from gateway.triton.direct import DirectModel, replies
 from gateway.triton.transport import ConnectionOptions
 from ops.client.answer import Answer, Say
@@ -47,31 +47,38 @@ async def _converse(
     if question.stop_after_ms and model.is_ensemble:
         # An ensemble has no `stop`, but its core model's request has the same id.
         core = await DirectModel.find(client, "tensorrt_llm")
-    answer = Answer(question, prompts, ids, say)
+    answer = Answer(question, prompts, ids, say, accumulates=model.llmapi)
     stream = await model.send(message)
     cancelled = False
 
     async def stop() -> None:
         nonlocal cancelled
         await asyncio.sleep(question.stop_after_ms / 1000)
-        if question.by_cancel:
-            cancelled = True
-            stream.cancel()
-        else:
+        # The llmapi repository's model ends a stopped request as cancelled, and that of
+        # TensorRT-LLM 1.2 not at all.
+        cancelled = question.by_cancel or model.llmapi
+        if not question.by_cancel:
             await _request_stop(core, request_id, answer, say)
+        if cancelled:
+            stream.cancel()
 
     stopper = asyncio.create_task(stop()) if question.stop_after_ms else None
+    began, left = time.monotonic(), False
     try:
-        await _receive(stream, answer)
+        async for reply in replies(stream):
+            if left := cancelled and reply.cancelled:
+                break
+            answer.take(reply, 1000 * (time.monotonic() - began))
     except asyncio.CancelledError:
         if not cancelled:
             raise
+        left = True
+    if left:
         say("Request is cancelled")
-    else:
-        if not answer.failed:
-            say("Got completed request")
+    elif not answer.failed:
+        say("Got completed request")
     if stopper is not None:
-        if stopper.done():
+        if cancelled or stopper.done():
             await stopper
         else:
             stopper.cancel()
@@ -80,15 +87,9 @@ async def _converse(
     return not answer.failed and answer.matches()
 
 
-async def _receive(stream: Responses, answer: Answer) -> None:
-    began = time.monotonic()
-    async for reply in replies(stream):
-        answer.take(reply, 1000 * (time.monotonic() - began))
-
-
 async def _request_stop(core: DirectModel, request_id: str, answer: Answer, say: Say) -> None:
     async for reply in replies(await core.send(core.stop(request_id))):
-        if reply.error:
+        if reply.error and not reply.cancelled:
             answer.fail(reply.error)
         else:
             say("Got cancellation response from server")

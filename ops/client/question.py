@@ -22,6 +22,8 @@ class Question:
         sequences: answers wanted; 1 unless `beam_width` is 1 too.
         stop_after_ms: when to stop it, 0 never; `by_cancel` cancels the RPC instead of asking.
         expected_ids: what must come out; `threshold` is the part that must be equal, 0 to 1.
+        lora_path: an adapter's folder, for the llmapi repository's model as Triton sees it.
+        lora_name: what that model calls it; "" is the folder's name.
         outputs: names of what to request; None is what the other options need.
     """
 
@@ -44,6 +46,7 @@ class Question:
     by_cancel: bool = False
     lora_path: Path | None = None
     lora_task_id: int = 0
+    lora_name: str = ""
     outputs: list[str] | None = None
     expected_ids: list[int] | None = None
     threshold: float = 1.0

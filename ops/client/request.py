@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from adapters import convert, npy, peft
-from adapters.adapter import Converted
+from adapters.adapter import Converted, task_id
 from adapters.base_model import read_base_model
 from adapters.errors import AdapterError
 from gateway.tokenization.prompts import Prompts
@@ -30,7 +31,13 @@ STATISTICS = (
     "acceptance_rate",
     "total_accepted_draft_tokens",
     "total_draft_tokens",
+    # Of the llmapi repository.
+    "kv_cache_reused_block",
+    "kv_cache_missed_block",
+    "kv_cache_hit_rate",
 )
+REASONS: tuple[LogicalInput, ...] = ("finish_reason", "stop_reason")
+"""Outputs of the llmapi repository, each asked for by an input of its meaning."""
 # What each request for an output makes the model send.
 _ANSWERS: Mapping[LogicalInput, tuple[str, ...]] = {
     "log_probs": LOG_PROBS,
@@ -47,7 +54,7 @@ def check(model: DirectModel, question: Question) -> None:
         raise OptionError(f"--streaming: {model.name} is not decoupled.")
     if question.beam_width > 1 and question.sequences > question.beam_width:
         raise OptionError("--num-return-sequences: at most --beam-width.")
-    bls = model.takes_text and not model.is_ensemble
+    bls = model.takes_text and not model.is_ensemble and not model.llmapi
     if bls and question.sequences > 1:
         raise OptionError(f"--num-return-sequences: {model.name} does not pass it on.")
     if bls and question.stop_after_ms and not question.by_cancel:
@@ -115,7 +122,7 @@ class _Composer:
     def add_scalars(self) -> None:
         question = self._question
         end_id = question.end_id
-        if end_id is None and self._prompts is not None:
+        if end_id is None and self._prompts is not None and self.build.has("end_id"):
             end_id = next(iter(self._prompts.eos_ids), None)
         pad_id = end_id if question.pad_id is None else question.pad_id
         given: dict[LogicalInput, tuple[str, float]] = {}
@@ -131,6 +138,9 @@ class _Composer:
             given["sequences"] = ("--num-return-sequences", question.sequences)
         if question.exclude_input:
             given["exclude_prompt"] = ("--exclude-input-in-output", True)
+        for reason in REASONS:
+            if reason in (question.outputs or ()):
+                given[reason] = ("--requested-outputs", True)
         given |= question.scalars
         if question.lora_task_id and question.lora_path is None:
             given["lora_task_id"] = ("--lora-task-id", question.lora_task_id)
@@ -158,12 +168,32 @@ class _Composer:
     def with_lora(self) -> Request | Message:
         """The request, with the adapter of --lora-path where there is one."""
         question = self._question
+        if question.lora_name:
+            self._need("lora_name", "--lora-name")
         if question.lora_path is None:
+            if question.lora_name:
+                raise OptionError("--lora-name: --lora-path is needed with it.")
+            return self.build.request
+        if self._model.llmapi:
+            self._add_lora_folder(question.lora_path)
             return self.build.request
         self._need("lora_weights", "--lora-path")
         lora = _read_lora(question.lora_path, question.tokenizer_dir, self._model)
         self.build.scalar("lora_task_id", question.lora_task_id or lora.task_id)
         return with_weights(self.build.request, lora)
+
+    def _add_lora_folder(self, path: Path) -> None:
+        """The adapter by the three inputs of the llmapi repository, which go together."""
+        self._need("lora_path", "--lora-path")
+        key = self._question.lora_task_id
+        if path.is_dir():
+            path = path.absolute()
+            key = key or task_id(_digest(path))
+        if not key:
+            raise OptionError(f"--lora-task-id: needed, as {path} is not seen from here.")
+        self.build.scalar("lora_id", key)
+        self.build.texts("lora_name", [self._question.lora_name or path.name])
+        self.build.texts("lora_path", [str(path)])
 
     def _need(self, logical: LogicalInput, option: str) -> None:
         if logical not in self._model.inputs:
@@ -181,6 +211,14 @@ def _wanted(model: DirectModel, question: Question) -> list[str]:
     if question.sequences > 1:
         names.append("sequence_index")
     return [name for name in names if name in model.outputs]
+
+
+def _digest(folder: Path) -> str:
+    """Of an adapter's files: an engine that knows an id does not look at them again."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("adapter_*")):
+        found.update(hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Converted:

@@ -16,8 +16,8 @@ MODES = ("core", "e2e", "chat")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measures one request path or several with the same requests: core (token ids to "
-        "tensorrt_llm), e2e (text to the ensemble), chat (the gateway, over HTTP). Options and "
+        "Measures one request path or several with the same requests: core (token ids, or text to "
+        "llmapi, to tensorrt_llm), e2e (text to the ensemble), chat (the gateway). Options and "
         "table are those of benchmark_core_model.py of tensorrtllm_backend. By default the stack "
         "of `gateway up` in this folder is measured."
     )

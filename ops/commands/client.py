@@ -18,8 +18,9 @@ _TEXT = "Born in north-east France, Soyer trained as a"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Sends one request to a model of Triton, past the gateway: token ids to tensorrt_llm, text "
-        "to ensemble or tensorrt_llm_bls. Options and output are those of "
-        "inflight_batcher_llm_client.py and end_to_end_grpc_client.py of tensorrtllm_backend."
+        "to ensemble, tensorrt_llm_bls or the llmapi repository's tensorrt_llm. Options and output "
+        "are those of inflight_batcher_llm_client.py and end_to_end_grpc_client.py of "
+        "tensorrtllm_backend."
     )
     parser.add_argument("-u", "--url", default="localhost:8001", help="default: localhost:8001")
     parser.add_argument("-v", "--verbose", action="store_true", help="show each response")
@@ -69,8 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--guided-decoding-guide-type", choices=("json", "json_schema", "regex", "ebnf_grammar")
     )
     sampling.add_argument("--guided-decoding-guide", metavar="TEXT")
-    sampling.add_argument("--lora-path", type=Path, metavar="DIR", help="PEFT or npy files")
-    sampling.add_argument("--lora-task-id", type=int, default=0, help="default: by content")
+    sampling.add_argument(
+        "--lora-path",
+        type=Path,
+        metavar="DIR",
+        help="PEFT or npy files; to llmapi PEFT files where Triton sees them",
+    )
+    sampling.add_argument(
+        "--lora-task-id", type=int, default=0, help="default: by content, if that is seen here"
+    )
+    sampling.add_argument("--lora-name", default="", help="to llmapi; default: that of its folder")
 
     stop = parser.add_argument_group("stopping it")
     stop.add_argument("--stop-after-ms", type=int, default=0, metavar="MS")
@@ -183,6 +192,7 @@ def _question(parsed: argparse.Namespace) -> Question:
         by_cancel=parsed.stop_via_request_cancel,
         lora_path=parsed.lora_path,
         lora_task_id=parsed.lora_task_id,
+        lora_name=parsed.lora_name,
         outputs=parsed.requested_outputs,
         expected_ids=_read_ids(parsed.output_tokens_csv),
         threshold=parsed.correctness_threshold,

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import httpx
 
+from gateway.errors import EngineUnavailable
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.client import TritonClient
 from gateway.triton.direct import DirectModel
 from ops.errors import OptionError
 from ops.loadtest.arrivals import Arrivals, send_times
+from ops.loadtest.llmapi_target import LlmapiTarget
 from ops.loadtest.progress import Progress
 from ops.loadtest.requests import Request, Source
 from ops.loadtest.running import run
@@ -93,7 +95,10 @@ async def measure(plan: Plan, progress: Progress) -> list[Run]:
         stack.push_async_callback(client.close)
         prompts = await _prompts(plan, client)
         stack.callback(prompts.close)
-        targets = [await stack.enter_async_context(_target(plan, m, client)) for m in plan.modes]
+        targets = [
+            await stack.enter_async_context(_target(plan, mode, client, prompts))
+            for mode in plan.modes
+        ]
         requests = plan.source.requests(
             prompts, load.requests, load.max_input, random.Random(load.seed)
         )
@@ -150,7 +155,10 @@ def _tell(
 async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
     folder = plan.tokenizer_dir
     if folder is None:
-        model = await DirectModel.find(client, _PREPROCESSING)
+        try:
+            model = await DirectModel.find(client, _PREPROCESSING)
+        except EngineUnavailable as error:
+            raise OptionError(f"--tokenizer-dir: needed. {error.message}") from error
         folder = Path(model.tokenizer_dir)
         if not (folder / "tokenizer.json").exists():
             raise OptionError(f"--tokenizer-dir: needed, as {model.name}'s is not seen from here.")
@@ -158,11 +166,19 @@ async def _prompts(plan: Plan, client: TritonClient) -> Prompts:
 
 
 @asynccontextmanager
-async def _target(plan: Plan, mode: Mode, client: TritonClient) -> AsyncIterator[Target]:
+async def _target(
+    plan: Plan, mode: Mode, client: TritonClient, prompts: Prompts
+) -> AsyncIterator[Target]:
     servers, streaming = plan.servers, plan.load.streaming
     if mode != "chat":
         name = servers.core_model if mode == "core" else servers.text_model
-        yield TritonTarget(mode, await DirectModel.find(client, name), streaming=streaming)
+        model = await DirectModel.find(client, name)
+        if streaming and not model.decoupled:
+            raise OptionError(f"--streaming: {model.name} is not decoupled.")
+        if model.llmapi:
+            yield LlmapiTarget(mode, model, prompts, streaming=streaming)
+        else:
+            yield TritonTarget(mode, model, streaming=streaming)
         return
     url = servers.gateway or _GATEWAY
     headers = {"authorization": f"Bearer {servers.api_key}"} if servers.api_key else {}

@@ -1,6 +1,7 @@
 """Whom the requests go to: the core model, the ensemble, the gateway.
 
-All three generate greedily and never stop early, so that the same work is measured.
+All generate greedily and never stop early, so that the same work is measured; but the llmapi
+repository, which cannot be told so, ends all ways at the same token.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ class RequestFailed(Exception):
 
 class Target(Protocol):
     mode: Mode
-    what: str
-    """How it is asked, for people."""
+
+    @property
+    def what(self) -> str:
+        """How it is asked, for people."""
 
     async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
         """Asks and fills in what was counted and when tokens came. Raises RequestFailed."""
@@ -40,13 +43,15 @@ class TritonTarget:
     """A model of Triton over gRPC: token ids to the core model, text to the ensemble."""
 
     def __init__(self, mode: Mode, model: DirectModel, *, streaming: bool) -> None:
-        if streaming and not model.decoupled:
-            raise OptionError(f"--streaming: {model.name} is not decoupled.")
         self.mode = mode
         self._model = model
         self._streaming = streaming
         kind = "text" if model.takes_text else "token ids"
-        self.what = f"{model.name} over gRPC, {kind}"
+        self._what = f"{model.name} over gRPC, {kind}"
+
+    @property
+    def what(self) -> str:
+        return self._what
 
     async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
         build = self._model.request(uuid.uuid4().hex)
@@ -119,22 +124,29 @@ class GatewayTarget:
         self._model = model
         self._through_template = through_template
         self._streaming = streaming
-        path = "/v1/chat/completions" if through_template else "/v1/completions"
-        self._url = url + path
-        kind = "one user message" if through_template else "token ids"
-        self.what = f"the gateway's {path} over HTTP, {kind}"
+        self._path = "/v1/chat/completions" if through_template else "/v1/completions"
+        self._url = url + self._path
+        # In front of the llmapi repository, which takes text and cannot be told to go on.
+        self._of_text = False
+
+    @property
+    def what(self) -> str:
+        ids = "text" if self._of_text else "token ids"
+        kind = "one user message" if self._through_template else ids
+        return f"the gateway's {self._path} over HTTP, {kind}"
 
     async def ask(self, request: Request, sample: Sample, now: Callable[[], float]) -> None:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.output_tokens,
             "temperature": 0,
-            "ignore_eos": True,
         }
+        if not self._of_text:
+            body["ignore_eos"] = True
         if self._through_template:
             body["messages"] = [{"role": "user", "content": request.text}]
         else:
-            body["prompt"] = request.ids
+            body["prompt"] = request.text if self._of_text else request.ids
         if self._streaming:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         headers = {"content-type": "application/json"}
@@ -143,11 +155,16 @@ class GatewayTarget:
                 "POST", self._url, content=orjson.dumps(body), headers=headers
             ) as response:
                 if response.status_code != 200:
-                    raise RequestFailed(_message(await response.aread()))
-                if self._streaming:
+                    error = await response.aread()
+                    if "ignore_eos" not in body or _parameter(error) != "ignore_eos":
+                        raise RequestFailed(_message(error))
+                    self._of_text = True
+                elif self._streaming:
                     await self._read_stream(response, sample, now)
                 else:
                     self._read_usage(orjson.loads(await response.aread()), sample)
+            if response.status_code != 200:
+                await self.ask(request, sample, now)
         except httpx.HTTPError as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -184,6 +201,15 @@ def _has_text(chunk: dict[str, Any]) -> bool:
         if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
             return True
     return False
+
+
+def _parameter(body: bytes) -> str | None:
+    """The parameter that OpenAI's envelope blames."""
+    try:
+        blamed = orjson.loads(body)["error"]["param"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return None if blamed is None else str(blamed)
 
 
 def _message(body: bytes) -> str:

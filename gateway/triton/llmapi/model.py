@@ -29,6 +29,11 @@ def is_llmapi(config: Any) -> bool:
     return config.backend == "python" and names >= _MARKS and names.isdisjoint(_OTHERS)
 
 
+def streams(config: Any) -> bool:
+    """Whether such a model's release streams token by token."""
+    return any(tensor.name == _SINCE_STREAMING for tensor in config.input)
+
+
 def read_llmapi_capabilities(
     model: str,
     config: Any,
@@ -64,7 +69,7 @@ def read_llmapi_capabilities(
         names_outputs=names_outputs(config),
         # Its LLM encodes and decodes with what cannot be changed from outside.
         text=TextModel(accumulates=True, token_by_token=False),
-        llmapi=LlmapiModel(streams=any(each.name == _SINCE_STREAMING for each in config.input)),
+        llmapi=LlmapiModel(streams=streams(config)),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
         stop=StopModel(model, inputs),
