@@ -23,6 +23,8 @@ from adapters.errors import InvalidName, UnknownVersion
 SHORT_DIGEST = 12
 DECLARED = "configuration"
 """Who adds what the configuration file declares."""
+SETTINGS = "GATEWAY_ADAPTERS"
+"""Who adds what that setting names."""
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SELECTED = re.compile(r"[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +73,7 @@ class Version:
 
     `nbytes` is the size of the weights as sent; `source` says where it came from, in words or as a
     URL without what is secret, `added_by` who added it: an admin by the beginning of the key's
-    hash, or ``DECLARED``; None in what is from before, or was written by an older gateway.
+    hash, `DECLARED` or `SETTINGS`; None in what is from before, or an older gateway wrote.
     `task_id` is what engines know it by, 1 to 2**63 - 1. `weights` is the content digest of the
     tensors, by which stores keep them; `digest` is the same, but of the `chat_template` as well
     where there is one.

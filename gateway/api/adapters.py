@@ -81,7 +81,8 @@ class AdapterVersion(Answer):
         str | None,
         Field(
             description="The admin, by the beginning of the key's hash; `configuration` for what "
-            "the configuration file declares; null for what is older than this record."
+            "the configuration file declares, and `GATEWAY_ADAPTERS` for what that names; null for "
+            "what is older than this record."
         ),
     ]
 

@@ -25,7 +25,7 @@ from adapters.errors import (
     UnsupportedEngine,
     UnsupportedFeature,
 )
-from adapters.record import DECLARED, Record, Version, check_name, selected_name
+from adapters.record import DECLARED, SETTINGS, Record, Version, check_name, selected_name
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
 from gateway.config.settings import Settings
@@ -189,7 +189,7 @@ class Adapters:
                 contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
                 if (converted.digest, template) not in contents:
                     base = self._settings.model_name
-                    await self._add(name, base, converted, "configuration", template)
+                    await self._add(name, base, converted, str(folder), template, SETTINGS)
             except (AdapterError, StoreError) as error:
                 log.error("adapter %r of the configuration was refused: %s", name, error)
                 self.refused[name] = str(error)

@@ -91,8 +91,9 @@ def _list(found: Any) -> None:
         if each["error"]:
             print(f"{each['name']}: {each['source']}: {each['error']}", file=sys.stderr)
     for record in found["data"]:
-        versions = len(record["versions"])
-        print(f"{record['name']}\t{record['base']}\t{record['served']}\t{versions} version(s)")
+        told = [record["name"], record["base"], record["served"]]
+        [source] = [v["source"] for v in record["versions"] if v["version"] == record["served"]]
+        print(*told, f"{len(record['versions'])} version(s)", source, sep="\t")
 
 
 def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:

@@ -83,6 +83,27 @@ async def _records(client: httpx.AsyncClient) -> Any:
     return answer.json()["data"]
 
 
+async def test_without_the_extra_s3_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    async with _gateway(tmp_path, "s3://bucket") as (client, _):
+        answer = await _add(client, "s3://bucket/zh")
+        assert _error(answer) == (400, "adapter_source_unavailable")
+        assert "triton-openai-gateway[sources]" in answer.json()["error"]["message"]
+
+
+async def test_a_folder_of_the_root_is_an_hf_source_without_revisions(
+    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    shutil.copytree(adapter, tmp_path / "root" / "acme" / "zh")
+    async with _gateway(tmp_path, "hf://", adapter_root=tmp_path / "root") as (client, _):
+        assert (await _add(client, "hf://acme/zh")).status_code == 201
+        refused = await _add(client, "hf://acme/zh@main")
+        assert _error(refused) == (400, "adapter_file_missing")
+
+
 async def test_over_https_with_its_provenance_and_without_its_secrets(
     tmp_path: Path, server: FileServer, adapter: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,7 +202,10 @@ async def test_folders_below_what_is_allowed_alone(tmp_path: Path, adapter: Path
     (tmp_path / "allowed").mkdir()
     shutil.copytree(adapter, tmp_path / "allowed" / "zh")
     (tmp_path / "allowed" / "link").symlink_to(adapter)
-    async with _gateway(tmp_path, str(tmp_path / "allowed")) as (client, _):
+    named = {"adapters": {"boot": adapter}}
+    async with _gateway(tmp_path, str(tmp_path / "allowed"), **named) as (client, service):
+        [boot] = service.adapters.record("boot").versions
+        assert (boot.source, boot.added_by) == (str(adapter), "GATEWAY_ADAPTERS")
         assert (await _add(client, str(tmp_path / "allowed" / "zh"))).status_code == 201
         for elsewhere in (adapter, tmp_path / "allowed" / "link", "/etc", "/nowhere"):
             refused = await _add(client, str(elsewhere))
@@ -327,9 +351,12 @@ async def test_the_command_names_sources_and_uploads_folders(
         monkeypatch.setenv("GATEWAY_URL", str(client.base_url))
         monkeypatch.setenv("GATEWAY_ADMIN_KEY", ADMIN)
 
-        def add(*words: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "ops", "lora", *words, "--base", MODEL]
+        def lora(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "ops", "lora", *words]
             return subprocess.run(command, capture_output=True, text=True, check=False)
+
+        def add(*words: str) -> subprocess.CompletedProcess[str]:
+            return lora(*words, "--base", MODEL)
 
         fetched = await asyncio.to_thread(add, "add", "zh", f"{base}/zh")
         assert json.loads(fetched.stdout)["versions"][0]["source"] == f"{base}/zh"
@@ -338,6 +365,8 @@ async def test_the_command_names_sources_and_uploads_folders(
         refused = await asyncio.to_thread(add, "add", "ja", f"{base}/ja")
         assert refused.returncode == 1
         assert "GATEWAY_ADAPTER_SOURCES" in refused.stderr
+        listed = (await asyncio.to_thread(lora, "list")).stdout.splitlines()
+        assert [line.rpartition("\t")[2] for line in listed] == ["upload", f"{base}/zh"]
 
 
 async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(

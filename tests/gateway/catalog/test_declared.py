@@ -28,7 +28,6 @@ from tests.support.redis_server import RedisServer
 
 ADMIN = new_key()
 AUTHORIZED = {"authorization": f"Bearer {ADMIN}"}
-WEIGHTS = "adapter_model.safetensors"
 
 
 def _adapter(folder: Path, seed: int) -> Path:
@@ -102,6 +101,17 @@ async def test_one_that_fails_stops_no_other_and_is_tried_again(
             assert version.source == url.replace("me:hunter2@", "")
             answer = await client.get("/v1/adapters", headers=AUTHORIZED)
             assert "hunter2" not in answer.text + caplog.text
+            # Another look finds it as it was, and loads nothing: that would come before the next.
+            server.asked.clear()
+            for looks in (1, 2):
+                service.configuration.reload_now()
+                last = ("HEAD", "/late/chat_template.jinja")
+                await becomes(lambda n=looks, last=last: server.asked.count(last) >= n)
+            assert {method for method, _ in server.asked} == {"HEAD"}
+            # What has changed is loaded.
+            server.put("/late", _adapter(tmp_path / "other", 3))
+            service.configuration.reload_now()
+            await becomes(lambda: _versions(service) == {"good": 1, "late": 2})
 
 
 async def test_a_watched_folder_is_followed_and_a_rollback_holds(tmp_path: Path) -> None:
