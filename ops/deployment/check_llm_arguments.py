@@ -61,8 +61,8 @@ class _Arguments:
             yield self._finding(
                 "note",
                 "model",
-                f"found {found}, no path: it is fetched from Hugging Face at every start of a new "
-                "machine, in the version of that day",
+                f"found {found}, no path: each machine fetches it from Hugging Face at its first "
+                "start, in the version of that day",
                 "write the folder of a download; the gateway needs its tokenizer anyway",
             )
             return

@@ -79,9 +79,9 @@ class _Rules:
             yield self.finding(
                 "error",
                 ".".join(place),
-                f"{where}: false, but config.pbtxt says decoupled: without "
-                "--disable-auto-complete-config Triton takes this one, and every streaming request "
-                'fails with "Streaming is only supported in decoupled mode"',
+                f"{where}: false, but config.pbtxt says decoupled: upstream's model.py goes by "
+                'this, and streaming requests fail with "Streaming is only supported in decoupled '
+                'mode"; without --disable-auto-complete-config the model does not load',
                 "write decoupled: true here, too",
             )
         elif not found:

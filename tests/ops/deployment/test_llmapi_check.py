@@ -268,7 +268,7 @@ MISTAKES: dict[str, Mistake] = {
     "a model from the network": Mistake(
         lambda place: place.arguments(str(MODEL), "acme/llama"),
         note(CORE, "model"),
-        "fetched from Hugging Face",
+        "fetches it from Hugging Face",
         "the folder of a download",
     ),
     "a limit that nothing tells": Mistake(
