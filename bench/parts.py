@@ -16,6 +16,7 @@ import psutil
 
 from bench import direct, litellm, lora
 from bench.cancel import cancel
+from bench.llmapi import llmapi
 from bench.load import NUMBER, Clients, Load, total
 from bench.machine import cores_for
 from bench.measure import Window, chat, encode, percentile, prompt, receive, wait_until, window
@@ -284,6 +285,7 @@ def workers(bench: Bench) -> list[Row]:
 PARTS: dict[str, Part] = {
     "tokens": tokens,
     "triton": triton,
+    "llmapi": llmapi,
     "requests": requests,
     "first_token": first_token,
     "levels": levels,

@@ -14,6 +14,7 @@ BEGIN, END = "<!-- begin: results -->", "<!-- end: results -->"
 TITLES = {
     "tokens": "A token, scripted upstream",
     "triton": "A token, real Triton",
+    "llmapi": "A token of the llmapi repository, by the answer's length",
     "requests": "A request of one token, 16 at a time",
     "first_token": "Time to the first token, one request at a time",
     "levels": "Throughput by concurrency",

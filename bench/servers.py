@@ -21,6 +21,7 @@ from ops.local_stack.repository import PARAMETERS
 from ops.local_stack.servers import Ports, answers_ok, redis_child, triton_child
 from ops.local_stack.shared_memory import region_prefix, remove_regions
 from triton_repo.cpu_executor import synthetic
+from triton_repo.llmapi_repository import render_llmapi
 from triton_repo.render import render
 
 MODEL = ROOT / "demo" / "model"
@@ -92,10 +93,14 @@ class Bench:
             child.reap(5.0)
 
     @contextlib.contextmanager
-    def upstream(self) -> Iterator[str]:
-        """Scripted Tritons on one port, one for each of their cores; yields host:port."""
+    def upstream(self, *, llmapi: bool = False) -> Iterator[str]:
+        """Scripted Tritons on one port, one for each of their cores; yields host:port.
+
+        They serve the core model of inflight_batcher_llm, or else the llmapi repository's.
+        """
         cores = self.cores
-        repository, port = self.folder / "scripted", self.claims.take_free()
+        name = "scripted-llmapi" if llmapi else "scripted"
+        repository, port = self.folder / name, self.claims.take_free()
         engine = self.folder / "scripted-engine"
         synthetic.build(engine, vocab_size=4096, max_seq_len=MAX_SEQ_LEN)
         parameters: dict[str, Any] = {
@@ -103,13 +108,17 @@ class Bench:
             "engine_dir": str(engine),
             "tokenizer_dir": str(MODEL),
         }
-        render(repository, parameters)
+        if llmapi:
+            render_llmapi(repository, {"model": str(engine)})
+        else:
+            render(repository, parameters)
         command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
         command += ["--repository", str(repository), "--events", str(self.events)]
         with contextlib.ExitStack() as stack:
             count = 1 if cores.upstream == cores.client else len(cores.upstream)
             for n in range(count):
-                stack.enter_context(self.running(f"upstream-{n}", command, None, cores.upstream))
+                process = self.running(f"{name}-{n}", command, None, cores.upstream)
+                stack.enter_context(process)
             yield f"{LOCALHOST}:{port}"
 
     @property
@@ -118,15 +127,23 @@ class Bench:
         return self.folder / "events.jsonl"
 
     @contextlib.contextmanager
-    def gateway(self, triton: str, *, workers: int = 1) -> Iterator[Server]:
-        """`gateway serve` without adapters and Redis, on its cores."""
+    def gateway(
+        self,
+        triton: str,
+        *,
+        workers: int = 1,
+        name: str = "gateway",
+        settings: Mapping[str, str] | None = None,
+    ) -> Iterator[Server]:
+        """`gateway serve` without adapters and Redis, on its cores, with more `settings`."""
         port = self.claims.take_free()
         env = {
             "GATEWAY_PORT": str(port),
             "GATEWAY_TRITON_GRPC": triton,
             "GATEWAY_TOKENIZER_DIR": str(MODEL),
-            "GATEWAY_STORE_DIR": str(self.folder / "adapters"),
+            "GATEWAY_STORE_DIR": str(self.folder / f"{name}-adapters"),
             "GATEWAY_SHUTDOWN_GRACE": "1",
+            **(settings or {}),
         }
         command = [sys.executable, "-m", "gateway"]
         ready = f"http://{LOCALHOST}:{port}/health/ready"
@@ -134,8 +151,8 @@ class Bench:
             if workers > 1:
                 env["GATEWAY_WORKERS"] = str(workers)
                 env["GATEWAY_REDIS_URL"] = stack.enter_context(self._redis())
-            gateway = self.running("gateway", command, ready, self.cores.gateway, **env)
-            yield Server("gateway", stack.enter_context(gateway).pid, port)
+            gateway = self.running(name, command, ready, self.cores.gateway, **env)
+            yield Server(name, stack.enter_context(gateway).pid, port)
 
     @contextlib.contextmanager
     def _redis(self) -> Iterator[str]:
@@ -211,6 +228,15 @@ def real_triton(
     }
     render(folder / "repository", parameters, ["tensorrt_llm"])
     _set_instances(folder / "repository" / "tensorrt_llm" / "config.pbtxt", instances)
+    with started_triton(folder, claims, cores) as triton:
+        yield triton
+
+
+@contextlib.contextmanager
+def started_triton(
+    folder: Path, claims: PortClaims, cores: Iterable[int] | None = None
+) -> Iterator[Triton]:
+    """A tritonserver on what is in the folder `repository` of `folder`, once it serves it."""
     ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
     prefix = region_prefix(folder)
     child = triton_child(ports, folder, prefix, folder / "triton.log")

@@ -6,7 +6,8 @@ Answers ServerReady, ModelReady, ModelConfig (from the rendered config.pbtxt of 
 DIR) and ModelStreamInfer with messages that equal byte for byte what Triton 2.51 sends for the
 synthetic engine: `request_output_len` tokens, one per message, always the token TOKEN, at the pace
 of `random_seed` (see `pace`). A message is built once per request, so a token costs this process
-about a microsecond where a gRPC library needs tens.
+about a microsecond where a gRPC library needs tens. Where the config.pbtxt is that of the llmapi
+repository, messages are its texts so far (see `text_answer`), each built anew.
 
 Of each request whose `request_output_len` is at least MARKED, FILE gets lines of JSON:
 {"key": request_output_len, "event": "arrival" | "reset" | "stop", "at": monotonic seconds},
@@ -32,6 +33,7 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from bench import frames, pace
+from bench.text_answer import Texts, tokens_before
 
 TOKEN = 60
 """`Z` in the demo's tokenizer: a letter that occurs nowhere in an answer's envelope or headers."""
@@ -39,6 +41,7 @@ TOKEN = 60
 MARKED = 900_000
 _SERVICE = "/inference.GRPCInferenceService/"
 _HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
+_MAX_TOKENS = "sampling_param_max_tokens"
 _OK = frames.literal("grpc-status", "0")
 _UNIMPLEMENTED = frames.literal("grpc-status", "12")
 _OUTPUTS = {"output_ids": (1, 1, 1), "sequence_length": (1, 1), "kv_cache_reused_blocks": (1, 1)}
@@ -75,6 +78,7 @@ class Upstream:
         self.pacer = pace.Pacer()
         self.log = log
         self.running: dict[str, Answer] = {}
+        self._answers = 0
         self.replies = {
             _SERVICE + "ServerLive": pb.ServerLiveResponse(live=True),
             _SERVICE + "ServerReady": pb.ServerReadyResponse(ready=True),
@@ -82,26 +86,47 @@ class Upstream:
             _SERVICE + "ModelConfig": pb.ModelConfigResponse(config=config),
         }
 
+    def answer(self, call: Call, request: pb.ModelInferRequest, values: dict[str, bytes]) -> None:
+        """Begins to answer."""
+        prefix = "sampling_param_" if _MAX_TOKENS in values else ""
+        tokens = struct.unpack("<i", values[_MAX_TOKENS if prefix else "request_output_len"])[0]
+        raw = values.get("sampling_param_seed" if prefix else "random_seed", bytes(8))
+        self.log.began(request.id, tokens)
+        if prefix:
+            # Counted from when none ran: a window begins so.
+            number = self._answers if self.running else 0
+            self._answers = number + 1
+            before = tokens_before(number, tokens)
+            answer: Answer = TextAnswer(call, request, tokens - before, before)
+        else:
+            answer = Answer(call, request, tokens)
+        call.answers.append(answer)
+        self.running[request.id] = answer
+        self.pacer.add(answer, struct.unpack("<Q", raw)[0])
+
 
 class Answer:
     """One request being answered: `left` more tokens, `owed` of them due but not sent."""
 
-    __slots__ = ("_frame", "_last", "call", "left", "owed", "request_id")
+    __slots__ = ("_last", "_next", "call", "left", "owed", "request_id")
 
     def __init__(self, call: Call, request: pb.ModelInferRequest, tokens: int) -> None:
         self.call = call
         self.request_id = request.id
         self.left = tokens
         self.owed = 0
-        self._frame, self._last = (
-            frames.frame(
-                frames.DATA, 0, call.stream, frames.grpc_message(_response(request, final=final))
-            )
-            for final in (False, True)
-        )
+        self._next, self._last = (self._framed(request, final=final) for final in (False, True))
+
+    def _framed(self, request: pb.ModelInferRequest, *, final: bool) -> list[bytes]:
+        message = frames.grpc_message(_response(request, final=final))
+        return [frames.frame(frames.DATA, 0, self.call.stream, message)]
+
+    def _message(self) -> list[bytes]:
+        """The frames of the next message; `left` are to come behind it."""
+        return self._next if self.left else self._last
 
     def takes(self) -> bool:
-        return self.call.takes(len(self._frame))
+        return self.call.takes(sum(map(len, self._next)))
 
     def emit(self) -> bool:
         if self.call.closed:
@@ -119,9 +144,30 @@ class Answer:
         while self.owed and self.left and self.takes():
             self.owed -= 1
             self.left -= 1
-            self.call.send(self._frame if self.left else self._last)
+            for frame in self._message():
+                self.call.send(frame)
             if not self.left:
                 self.call.answered(self)
+
+
+class TextAnswer(Answer):
+    """One that is `before` tokens long when it begins."""
+
+    __slots__ = ("_texts", "_tokens")
+
+    def __init__(self, call: Call, request: pb.ModelInferRequest, tokens: int, before: int) -> None:
+        self._texts = Texts(request, call.stream)
+        self._tokens = before
+        super().__init__(call, request, tokens)
+
+    def _framed(self, request: pb.ModelInferRequest, *, final: bool) -> list[bytes]:
+        return []
+
+    def _message(self) -> list[bytes]:
+        self._tokens += 1
+        # What `takes` will ask about is about as long.
+        self._next = self._texts.frames(self._tokens, final=not self.left)
+        return self._next
 
 
 class Call:
@@ -187,13 +233,7 @@ class Call:
                 running.stop()
             self.send_final(request.id)
             return
-        tokens = struct.unpack("<i", values["request_output_len"])[0]
-        seed = struct.unpack("<Q", values["random_seed"])[0] if "random_seed" in values else 0
-        upstream.log.began(request.id, tokens)
-        answer = Answer(self, request, tokens)
-        self.answers.append(answer)
-        upstream.running[request.id] = answer
-        upstream.pacer.add(answer, seed)
+        upstream.answer(self, request, values)
 
     def send_final(self, request_id: str) -> None:
         """A response without outputs that ends a request."""

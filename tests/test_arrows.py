@@ -21,7 +21,7 @@ ALLOWED: dict[str, str] = {
     "docs": "ops.commands ops.deployment gateway.api gateway.service gateway.config gateway.triton",
     "bench": "ops.loadtest ops.local_stack gateway.config gateway.tokenization gateway.triton"
     " gateway.generation"
-    " triton_repo.render triton_repo.cpu_executor adapters",
+    " triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor adapters",
     "demo": "",
     "deploy": "",
     # Operators' tools.

@@ -6,11 +6,13 @@ import contextlib
 import json
 import math
 import socket
+import struct
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -19,14 +21,20 @@ from tritonclient.grpc import service_pb2 as pb
 
 from bench import direct, frames, pace, report
 from bench.machine import cores_for
+from bench.text_answer import MET_UNDER_WAY, PIECE, Texts, tokens_before
 from bench.upstream import TOKEN
+from gateway.triton import bytes_tensor
 from ops.local_stack.ports import PortClaims
+from tests.support.llmapi_models import build_synthetic
 from tests.support.triton_server import render_core, repository_parameters, serving
 from triton_repo.cpu_executor import synthetic
+from triton_repo.llmapi_repository import render_llmapi
 from triton_repo.render import render
 
 SERVICE = "/inference.GRPCInferenceService/"
 STREAM_INFER = SERVICE + "ModelStreamInfer"
+FRAME_HEAD, GRPC_HEAD = 9, 5
+ASKED = ("return_finish_reason", "return_stop_reason", "sampling_param_exclude_input_from_output")
 WITHIN = 120.0
 """Seconds. They only end a test that would never end."""
 
@@ -78,6 +86,47 @@ def test_upstream_sends_what_triton_sends(upstream: str, tmp_path: Path) -> None
         real = stream_infer(triton.grpc, request)
     assert stream_infer(upstream, request) == real
     assert len(real) == 3
+
+
+@pytest.mark.slow
+def test_texts_so_far_are_sent_as_triton_sends_them(tmp_path: Path) -> None:
+    build_synthetic(tmp_path / "engine")
+    render_llmapi(tmp_path / "repository", {"model": str(tmp_path / "engine")})
+    request = pb.ModelInferRequest(model_name="tensorrt_llm", id="an id")
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    inputs = {
+        "text_input": ("BYTES", bytes_tensor.pack(["x"])),
+        "sampling_param_max_tokens": ("INT32", struct.pack("<i", 3)),
+        **dict.fromkeys(("streaming", *ASKED), ("BOOL", b"\1")),
+    }
+    for name, (datatype, raw) in inputs.items():
+        request.inputs.add(name=name, datatype=datatype, shape=[1])
+        request.raw_input_contents.append(raw)
+    with serving(tmp_path) as triton:
+        real = stream_infer(triton.grpc, request.SerializeToString())
+    texts = Texts(request, 1)
+    for data in real:
+        message = pb.ModelStreamInferResponse.FromString(data)
+        response = message.infer_response
+        [text] = bytes_tensor.unpack(response.raw_output_contents[0])
+        tokens, final = text.count(" one"), data is real[-1]
+        response.raw_output_contents[0] = bytes_tensor.pack([PIECE.decode() * tokens])
+        [scripted] = texts.frames(tokens, final=final)
+        assert scripted[FRAME_HEAD + GRPC_HEAD :] == message.SerializeToString()
+    assert tokens == 3
+
+
+def test_long_texts_go_in_frames_of_16_kib_and_are_met_at_all_places() -> None:
+    request = pb.ModelInferRequest(model_name="tensorrt_llm", id="an id")
+    sent = bytearray(b"".join(Texts(request, 1).frames(10_000, final=True)))
+    payloads = [payload for _, _, _, payload in frames.take_frames(sent)]
+    assert [len(payload) for payload in payloads[:-1]] == [16_384] * 2
+    [message] = frames.take_messages(bytearray(b"".join(payloads)))
+    outputs = pb.ModelStreamInferResponse.FromString(message).infer_response.raw_output_contents
+    assert bytes_tensor.unpack(outputs[0]) == [PIECE.decode() * 10_000]
+    places = sorted(tokens_before(number, 1000) for number in range(MET_UNDER_WAY))
+    assert all(later - earlier < 30 for earlier, later in pairwise([0, *places, 1000]))
+    assert tokens_before(MET_UNDER_WAY, 1000) == 0
 
 
 def test_upstream_serves_the_rendered_config(upstream: str, tmp_path: Path) -> None:
@@ -156,7 +205,7 @@ def test_a_core_for_each_worker_where_there_are_enough(monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_bench_runs_and_reports(tmp_path: Path) -> None:
     """A tiny run: the figures mean nothing, but all of them are there and are numbers."""
-    parts = ["tokens", "cancel"]
+    parts = ["tokens", "llmapi", "cancel"]
     command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.2", "--output"]
     done = subprocess.run(
         [*command, str(tmp_path), "--only", *parts],

@@ -1,0 +1,62 @@
+"""What a token costs whose response has all the text before it, beside token ids in the same run.
+
+The two gateways have the same load by turns: 100 streams, a token each every 20 ms, in answers of
+64, 512 and 4,096 tokens of 4 bytes, met at all their places alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.measure import Window, chat, window
+from bench.servers import MAX_SEQ_LEN, Bench, Server
+
+LENGTHS = (64, 512, 4096)
+STREAMS = 100
+_BEAT_MS = 20
+_TURNS = 3
+# What was made of an answer before it was met comes at once, and must not count.
+_SETTLE_S = 3.0
+_PIECE_BYTES = 4
+
+
+def llmapi(bench: Bench) -> list[dict[str, Any]]:
+    """Per length: CPU of each gateway, requests included, and their ratio."""
+    limit = {"GATEWAY_MAX_SEQ_LEN": str(MAX_SEQ_LEN)}
+    with (
+        bench.upstream() as of_ids,
+        bench.upstream(llmapi=True) as of_text,
+        bench.gateway(of_ids) as ids,
+        bench.gateway(of_text, name="gateway-llmapi", settings=limit) as text,
+    ):
+        return [_row(bench, ids, text, length) for length in LENGTHS]
+
+
+def _row(bench: Bench, ids: Server, text: Server, length: int) -> dict[str, Any]:
+    body = chat(seed=_BEAT_MS, tokens=length)
+    seen: dict[str, list[Window]] = {ids.name: [], text.name: []}
+    turns = 1 if bench.quick else _TURNS
+    for _ in range(turns):
+        for server in (ids, text):
+            seen[server.name].append(window(bench, server, body, STREAMS, settle_s=_SETTLE_S))
+    by_ids, by_text = (_total(windows) for windows in seen.values())
+    return {
+        "answer tokens": length,
+        "mean text bytes": _PIECE_BYTES * length // 2,
+        "CPU us/token": by_text["cost"],
+        "token ids: CPU us/token": by_ids["cost"],
+        "ratio": by_text["cost"] / by_ids["cost"],
+        "tokens/s": by_text["rate"],
+        "tokens/delivery": by_text["together"],
+        "token ids: tokens/delivery": by_ids["together"],
+    }
+
+
+def _total(windows: list[Window]) -> dict[str, float]:
+    tokens = max(sum(each.seen.tokens for each in windows), 1)
+    deliveries = sum(len(each.seen.gaps) + len(each.seen.first) for each in windows)
+    return {
+        "cost": 1e6 * sum(each.cpu_s for each in windows) / tokens,
+        "rate": tokens / sum(each.seconds for each in windows),
+        "together": tokens / max(deliveries, 1),
+    }
