@@ -34,11 +34,11 @@ class TokenLogprob:
 class EngineStats(NamedTuple):
     """What the engine tells of its work on a request, where it was asked.
 
-    `reused_blocks` are the KV-cache blocks of the prompt that were there already. What is added
-    here is read by `triton/tensors` and told by `api/usage`; nothing between them knows.
+    `reused_tokens` are those of the prompt that its KV cache had already. What is added here is
+    read by `triton/tensors` and told by `api/usage`; nothing between them knows.
     """
 
-    reused_blocks: int = 0
+    reused_tokens: int = 0
 
 
 class TokenDelta(NamedTuple):

@@ -6,12 +6,12 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
-from adapters.adapter import Converted
+from adapters.adapter import Converted, Dtype
 from gateway.deltas import FinishReason, TextDelta, TokenLogprob
 from gateway.parsers.message import MessageForm
 from guides.kinds import Kind, Policy
@@ -72,8 +72,8 @@ class Lora:
     """The adapter version of a request.
 
     `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
-    tensors, `nbytes`, which only a cold one needs: within `turn`, which lasts until they are sent.
-    Engines that read adapters from their own disk need none of that but `folders`.
+    tensors, `nbytes` of `dtype`, which only a cold one needs: within `turn`, which lasts until they
+    are sent. Engines that read adapters from their own disk need `folders` instead.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Lora:
     weights: Callable[[], Awaitable[Converted]]
     turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     folders: Folders | None = None
+    dtype: Dtype | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,15 @@ class Generation:
     beams: int = 0
     text: TextPrompt | None = None
     """For a model that takes text; `prompt_ids` are then what it makes of that."""
+    forms: Mapping[object, TextPrompt | None] = field(default_factory=dict)
+    """The kinds of replicas (`gateway.scheduling.kinds`) that can take it, and what of it is the
+    `text` for each of them. Empty for what is sent to a replica without being asked which."""
+
+    def for_kind(self, kind: object) -> Generation:
+        """As a replica of this kind, which is one of `forms`, is sent it."""
+        if len(self.forms) < 2:
+            return self
+        return replace(self, text=self.forms[kind])
 
 
 class Running(NamedTuple):
@@ -217,7 +227,7 @@ class Running(NamedTuple):
 class Meter:
     """What a request has used: of ended choices, however they ended, and of `running` ones.
 
-    `reused_blocks` are those of the prompt that were in the engine's cache, of the least cached
+    `reused_tokens` are those of the prompt that were in the engine's cache, of the least cached
     choice. `finished` has the reason of each choice that came to its end.
     """
 
@@ -228,8 +238,10 @@ class Meter:
     """What broken off beam searches may have come to: the engine tells at the end only."""
     running: dict[int, Running] = field(default_factory=dict)
     """By the place of the generation in the request."""
-    reused_blocks: int | None = None
+    reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
+    fingerprints: dict[int, str] = field(default_factory=dict)
+    """Of the models that have answered, by the place of the generation in the request."""
     first_token: float | None = None
     """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
 
@@ -241,9 +253,9 @@ class Meter:
     def add(self, last: TextDelta) -> None:
         """Adds a choice by the last delta that there was of it."""
         self.tokens += last.tokens
-        reused = last.stats.reused_blocks if last.stats else 0
-        self.reused_blocks = (
-            reused if self.reused_blocks is None else min(reused, self.reused_blocks)
+        reused = last.stats.reused_tokens if last.stats else 0
+        self.reused_tokens = (
+            reused if self.reused_tokens is None else min(reused, self.reused_tokens)
         )
         if last.finish is not None:
             self.finished.append(last.finish)
@@ -257,6 +269,7 @@ class Batch:
     (`num_return_sequences` shares one id and one stop); only a beam search is one request for all
     choices of its prompt. `choices` counts all, `prompt_tokens` counts each prompt once.
     `deadline` is in the event loop's time, `timeout_s` seconds after the request came.
+    `fingerprint` is of a model that may answer: which one does is known once it has.
     """
 
     request_id: str
@@ -265,13 +278,22 @@ class Batch:
     choices: int
     prompt_tokens: int
     fingerprint: str
-    tokens_per_block: int
     caller: Caller
     timeout_s: float
     deadline: float
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """Of the tokens of prompts, by the place of the generation that asked for them."""
+
+    @property
+    def came(self) -> float:
+        """When the request came, in the event loop's time."""
+        return self.deadline - self.timeout_s
+
+    def fingerprint_of(self, choice: int) -> str:
+        """Of the model that answers for this choice, as far as is known by now."""
+        index = choice * len(self.generations) // self.choices
+        return self.meter.fingerprints.get(index, self.fingerprint)
 
     @property
     def places(self) -> int:
@@ -285,6 +307,7 @@ class Batch:
         sent = [self.generations[prompt * of_prompt] for prompt in self.meter.sent]
         return sum([len(generation.prompt_ids) for generation in sent])
 
-    def sends(self, index: int) -> None:
-        """The engine is now given this generation."""
+    def sends(self, index: int, kind: object = None) -> Generation:
+        """An engine of this kind is now given this generation, in the form that is returned."""
         self.meter.sent.add(index * self.prompts // len(self.generations))
+        return self.generations[index].for_kind(kind)

@@ -328,8 +328,20 @@ class _LoadCollector(Collector):
         in_flight = GaugeMetricFamily(
             "gateway_replica_in_flight", "Requests on the replica.", labels=["replica"]
         )
+        weight = GaugeMetricFamily(
+            "gateway_replica_weight",
+            "Share of the requests, by the weights of all; 0 where it is drained.",
+            labels=["replica"],
+        )
+        requests = CounterMetricFamily(
+            "gateway_replica_requests",
+            "Requests that were sent to the replica.",
+            labels=["replica"],
+        )
         for replica in self._replicas:
             ready.add_metric([replica.endpoint], replica.ready)
             failing.add_metric([replica.endpoint], not replica.breaker.allows)
             in_flight.add_metric([replica.endpoint], replica.in_flight)
-        yield from (ready, failing, in_flight)
+            weight.add_metric([replica.endpoint], replica.weight if replica.takes_new else 0)
+            requests.add_metric([replica.endpoint], replica.requests)
+        yield from (ready, failing, in_flight, weight, requests)

@@ -8,6 +8,7 @@ from functools import partial
 from gateway.config.file import Configuration
 from gateway.config.settings import Settings
 from gateway.metrics import Metrics
+from gateway.scheduling.discovery import Target
 from gateway.scheduling.replicas import Replicas
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
@@ -39,10 +40,10 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
     )
 
 
-def endpoints_of(settings: Settings, configuration: Configuration) -> list[str]:
+def targets_of(settings: Settings, configuration: Configuration) -> list[Target]:
     if configuration.replicas is not None:
-        return list(configuration.replicas)
-    return settings.triton_endpoints
+        return [Target(r.endpoint, r.weight, r.drain) for r in configuration.replicas]
+    return [Target(endpoint) for endpoint in settings.triton_endpoints]
 
 
 def guessed(settings: Settings, capabilities: ModelCapabilities) -> str | None:

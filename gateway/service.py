@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from gateway.config.settings import Settings
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
-from gateway.replica_setup import endpoints_of, guessed, make_replicas
+from gateway.replica_setup import guessed, make_replicas, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replicas import Replicas
@@ -89,8 +90,10 @@ class Service:
     @property
     def warning(self) -> str | None:
         """What is amiss with what is driven. Raises EngineUnavailable while nothing is ready."""
-        selection = self.replicas.selection
-        return selection.warning or guessed(self.settings, selection.capabilities)
+        selections = self.replicas.selections
+        of_models = [selection.warning for selection in selections]
+        of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
+        return next((warning for warning in of_models + of_places if warning), None)
 
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
@@ -115,8 +118,9 @@ class Service:
 
     def _warn_of_guess(self) -> None:
         with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
-            if (warning := guessed(self.settings, self.replicas.capabilities)) is not None:
-                log.warning("%s", warning)
+            for capabilities in self.replicas.capabilities:
+                if (warning := guessed(self.settings, capabilities)) is not None:
+                    log.warning("%s", warning)
 
     def ended(self, work: asyncio.Task[None]) -> None:
         """To be told of the end of `run`."""
@@ -128,9 +132,9 @@ class Service:
         """Makes them what the configuration says, and hands out places that have come free."""
         while True:
             try:
-                endpoints = endpoints_of(self.settings, self.configuration.current)
-                if endpoints != self.replicas.configured:
-                    await self.replicas.configure(endpoints)
+                targets = targets_of(self.settings, self.configuration.current)
+                if targets != self.replicas.configured:
+                    await self.replicas.configure(targets)
             except Exception:  # whatever is wrong with one of them, this must go on looking
                 log.exception("the replicas could not be changed")
             self.admission.fill()
@@ -208,7 +212,7 @@ async def running_service(
                 tracer=tracer,
             )
             # One look before the port opens: with Triton up, the first request is served.
-            await replicas.configure(endpoints_of(settings, configuration.current))
+            await replicas.configure(targets_of(settings, configuration.current))
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.ended)
             try:
@@ -309,13 +313,17 @@ def _admission(
     def at_most(places: int | None) -> int:
         return settings.max_in_flight if places is None else min(places, settings.max_in_flight)
 
-    return Admission(
-        lambda: at_most(replicas.places),
+    places = replicas.places
+    admission = Admission(
+        lambda: at_most(places.now()),
         lambda: settings.tenant_share if configuration.current.tenants else 1.0,
-        capacity=lambda: at_most(replicas.capacity),
+        capacity=lambda lane: at_most(places.capacity(lane)),
+        scopes=partial(places.scopes, most=settings.max_in_flight),
         queue=settings.queue_size,
         wait_s=settings.queue_timeout,
     )
+    replicas.awaited = lambda: admission.awaited
+    return admission
 
 
 def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:

@@ -76,21 +76,35 @@ class Body(Protocol):
 
 
 class _Stream:
-    """A `Sink` that writes frames; `last` makes those behind the last choice."""
+    """A `Sink` that writes frames; `last` makes those behind the last choice.
+
+    `begin` is asked for the frames of a choice with its first delta: by then it is known which
+    model answers.
+    """
 
     def __init__(
-        self, body: Body, choices: list[Frames], last: Callable[[list[TextDelta]], bytes]
+        self,
+        body: Body,
+        choices: int,
+        begin: Callable[[int], Frames],
+        last: Callable[[list[TextDelta]], bytes],
     ) -> None:
         self._body = body
-        self._choices = choices
+        self._count = choices
+        self._choices: dict[int, Frames] = {}
+        self._begin = begin
         self._last = last
         self._finished: list[TextDelta] = []
 
     def accept(self, index: int, delta: TextDelta) -> bool:
-        frames = self._choices[index].of(delta)
+        try:
+            choice = self._choices[index]
+        except KeyError:
+            choice = self._choices[index] = self._begin(index)
+        frames = choice.of(delta)
         if delta.finish is not None:
             self._finished.append(delta)
-            if len(self._finished) == len(self._choices):
+            if len(self._finished) == self._count:
                 frames += self._last(self._finished)
         return not frames or self._body.write(frames)
 
@@ -151,39 +165,39 @@ class Answer:
             final_usage,
             prompt_tokens=batch.prompt_tokens,
             # Who is kept apart is not told what others' prompts have left in the cache.
-            tokens_per_block=None if batch.caller.apart else batch.tokens_per_block,
+            tells_cached=not batch.caller.apart,
         )
-        self._fingerprint = batch.fingerprint
+        self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
         self._model = model
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         """Writes SSE frames of all choices as they come, then usage when asked for."""
-        head, ids = self._head(self._shape.chunk_object), self._prompt_ids
+        ids = self._prompt_ids
         kind: Callable[..., Frames] = Frames
         if usage == "each":
             counts = [0] * self._choices
             kind = partial(CountingFrames, prompt_tokens=self._prompt_tokens, counts=counts)
-        choices = [
-            kind(
+
+        def begin(index: int) -> Frames:
+            return kind(
                 shape=self._shape,
-                head=head,
+                head=self._head(self._shape.chunk_object, index),
                 index=index,
                 usage=usage,
                 logprobs=self._logprobs,
                 prompt_ids=ids[index * self._prompts // self._choices] if ids else None,
             )
-            for index in range(self._choices)
-        ]
 
         def last(finished: list[TextDelta]) -> bytes:
             if usage == "none":
                 return b""
             total = orjson.dumps(self._usage(finished))
+            head = self._head(self._shape.chunk_object)
             return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
 
-        return _Stream(body, choices, last)
+        return _Stream(body, self._choices, begin, last)
 
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
@@ -237,13 +251,13 @@ class Answer:
             told["prompt_logprobs"] = self._prompt_logprobs(self._scored[prompt * self._each])
         return told
 
-    def _head(self, object_name: str) -> bytes:
-        """The object's first members, without its closing brace."""
+    def _head(self, object_name: str, choice: int = 0) -> bytes:
+        """The object's first members, without its closing brace; of several choices, `choice`'s."""
         head = {
             "id": self._id,
             "object": object_name,
             "created": self._created,
             "model": self._model,
-            "system_fingerprint": self._fingerprint,
+            "system_fingerprint": self._fingerprint_of(choice),
         }
         return orjson.dumps(head)[:-1]

@@ -14,7 +14,11 @@ router = Router()
 
 
 class Model(Answer):
-    """`root` is the exact version, which is a model name as well; `parent` the base model."""
+    """`root` is the exact version, which is a model name as well; `parent` the base model.
+
+    `max_model_len` is that of the replica that takes most. `modes` say how replicas are driven: of
+    several, not each serves every parameter.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -23,6 +27,7 @@ class Model(Answer):
     root: str
     parent: str | None
     max_model_len: int | None
+    modes: list[str]
 
 
 class Models(Answer):
@@ -75,5 +80,14 @@ def _adapter(service: Service, model: str, version: Version) -> Model:
 def _model(service: Service, name: str, created: int, *, root: str, parent: str | None) -> Model:
     # Unknown while Triton is away; the list itself stays up so that clients show the model.
     replicas = service.replicas
-    length = replicas.capabilities.max_seq_len if replicas.ready else None
-    return Model(id=name, created=created, root=root, parent=parent, max_model_len=length)
+    served = replicas.capabilities if replicas.ready else []
+    length = max([capabilities.max_seq_len for capabilities in served], default=None)
+    modes = sorted({str(capabilities.mode) for capabilities in served})
+    return Model(
+        id=name,
+        created=created,
+        root=root,
+        parent=parent,
+        max_model_len=length,
+        modes=modes,
+    )

@@ -38,8 +38,19 @@ class DrivenModel(BaseModel):
     warning: str | None = None
 
 
+class PoolMember(BaseModel):
+    """One replica: what it serves, as far as it was seen, and what it is given."""
+
+    mode: str | None
+    model: str | None
+    weight: float
+    state: str
+    in_flight: int
+
+
 class Readiness(Health):
-    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is.
+    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is, and
+    `pool` what each of several serves.
 
     All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
     """
@@ -48,6 +59,7 @@ class Readiness(Health):
     adapters: str | None = None
     engine: DrivenModel | None = None
     replicas: dict[str, str] | None = None
+    pool: dict[str, PoolMember] | None = None
     redis: str | None = None
     adapters_refused: list[str] | None = None
 
@@ -79,6 +91,20 @@ async def ready(request: Request, response: Response) -> Readiness:
     return readiness if may_read_details(request) else Readiness(status=readiness.status)
 
 
+def _pool(service: Service) -> dict[str, PoolMember]:
+    members = {}
+    for replica in service.replicas:
+        selection = replica.engine.last_selection
+        members[replica.endpoint] = PoolMember(
+            mode=None if selection is None else selection.capabilities.mode,
+            model=None if selection is None else selection.capabilities.model,
+            weight=replica.weight,
+            state=replica.state,
+            in_flight=replica.in_flight,
+        )
+    return members
+
+
 def _readiness(service: Service) -> Readiness:
     if service.replicas.draining:
         return Readiness(status="draining")
@@ -86,17 +112,18 @@ def _readiness(service: Service) -> Readiness:
         return Readiness(status="not ready", triton=service.replicas.why_not_ready)
     if not service.started.is_set():
         return Readiness(status="not ready", adapters="registering")
-    selection = service.replicas.selection
+    first = service.replicas.selections[0]
     driven = DrivenModel(
-        mode=selection.capabilities.mode,
-        model=selection.capabilities.model,
-        why=selection.why,
+        mode=first.capabilities.mode,
+        model=first.capabilities.model,
+        why=first.why,
         warning=service.warning,
     )
     found = Readiness(status="ready", engine=driven)
     states = {replica.endpoint: replica.state for replica in service.replicas}
     if set(states.values()) != {"ready"} or service.replicas.several:
         found.replicas = states
+        found.pool = _pool(service)
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"

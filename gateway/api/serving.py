@@ -33,8 +33,9 @@ from gateway.parsers import harmony
 from gateway.parsers.message import MessageForm
 from gateway.parsers.reasoning import is_open
 from gateway.parsers.tools.ids import TemplateIds
+from gateway.pipeline.fit import Prompt
 from gateway.pipeline.generate import generate
-from gateway.pipeline.prepare import Prompt, prepare
+from gateway.pipeline.prepare import prepare
 from gateway.service import Service
 from gateway.tenancy.accounting import Account
 from gateway.tenancy.limits.reservation import Reservation
@@ -216,7 +217,7 @@ async def _prepare(
 def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
     """The turn to have so many bytes of weights here; more than a tenant may have go alone."""
     sends = service.cold_sends
-    cost = min(nbytes, sends.largest or nbytes)
+    cost = min(nbytes, sends.largest() or nbytes)
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 

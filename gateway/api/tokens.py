@@ -20,7 +20,7 @@ from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.ids import TemplateIds
-from gateway.pipeline.prepare import check_text
+from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
@@ -81,7 +81,7 @@ async def tokenize(request: Request) -> Response:
             special = wanted.add_special_tokens
             if special is None:
                 special = wanted.messages is None  # a chat template writes its own
-            capabilities = service.replicas.capabilities
+            capabilities = max(service.replicas.capabilities, key=longest_prompt)
             param = "prompt" if wanted.messages is None else "messages"
             check_text(service.prompts, capabilities, str(text), param=param)
             name = tenant.name if tenant else ""

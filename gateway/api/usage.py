@@ -35,23 +35,23 @@ def usage_so_far(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 
 def final_usage(
-    last: Sequence[TextDelta], *, prompt_tokens: int, tokens_per_block: int | None
+    last: Sequence[TextDelta], *, prompt_tokens: int, tells_cached: bool
 ) -> dict[str, Any]:
     """Of an answer whose choices have these last deltas.
 
-    With None for `tokens_per_block` no cached tokens are told.
+    Without `tells_cached` no cached tokens are told.
     """
     told = usage_so_far(prompt_tokens, sum(delta.tokens for delta in last))
-    if tokens_per_block is not None:
-        cached = cached_tokens(last, prompt_tokens, tokens_per_block)
+    if tells_cached:
+        cached = cached_tokens(last, prompt_tokens)
         told["prompt_tokens_details"] = {"cached_tokens": cached}
     return told
 
 
-def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int, tokens_per_block: int) -> int:
-    """Those of the prompts that were in the engine's KV cache before, in blocks.
+def cached_tokens(last: Sequence[TextDelta], prompt_tokens: int) -> int:
+    """Those of the prompts that were in the engine's KV cache before.
 
     The choices of one prompt share its cache, so the least cached choice counts.
     """
-    blocks = min(delta.stats.reused_blocks if delta.stats else 0 for delta in last)
-    return min(blocks * tokens_per_block, prompt_tokens)
+    reused = min(delta.stats.reused_tokens if delta.stats else 0 for delta in last)
+    return min(reused, prompt_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -54,8 +54,9 @@ class Adapters:
         self,
         settings: Settings,
         prompts: Prompts,
-        capabilities: Callable[[], ModelCapabilities],
+        capabilities: Callable[[], Sequence[ModelCapabilities]],
     ) -> None:
+        """`capabilities` are those of each kind of replicas that is there."""
         self._settings = settings
         self._prompts = prompts
         self._capabilities = capabilities
@@ -154,27 +155,47 @@ class Adapters:
             version = None
         if version is None or not self._is_own(version):
             raise ModelNotFound(model)
-        served = self._capabilities()
+        refused: GatewayError | None = None
+        for served in self._capabilities():
+            if (why := self._why_not(served, model, version)) is None:
+                break
+            refused = refused or why
+        else:
+            assert refused is not None
+            raise refused
+        return Lora(
+            selected_name(model),
+            version.task_id,
+            version.nbytes,
+            partial(self.store.get, version.weights),
+            folders=None if self._disks is None else self.placement.of(version.weights),
+            dtype=version.dtype,
+        ), version
+
+    def _why_not(
+        self, served: ModelCapabilities, model: str, version: Version
+    ) -> GatewayError | None:
+        """Why replicas of a kind cannot be asked for this version; None where they can."""
         wanted = served.lora_dtype
-        if served.reads_adapters and self._disks is None:
-            raise EngineError(
+        if served.reads_adapters:
+            if self._disks is not None:
+                return None
+            return EngineError(
                 "The inference server reads adapters from its own disk, and nothing brings them "
                 "there: the gateway needs GATEWAY_PEFT_DIR, or GATEWAY_REDIS_URL and agents."
             )
-        if wanted is None and not served.reads_adapters:
-            raise UnsupportedParameter(
+        if wanted is None:
+            return UnsupportedParameter(
                 f"The model `{model}` is a LoRA adapter, which {served.model!r} of this server "
                 "does not take.",
                 param="model",
             )
-        if wanted is not None and version.dtype != wanted:
-            raise EngineError(
+        if version.dtype != wanted:
+            return EngineError(
                 f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
                 "the adapter again."
             )
-        name, read = selected_name(model), partial(self.store.get, version.weights)
-        folders = self.placement.of(version.weights)
-        return Lora(name, version.task_id, version.nbytes, read, folders=folders), version
+        return None
 
     async def register_configured(self) -> None:
         """Adds the adapters of the settings, unless their content is known under that name.
@@ -294,9 +315,11 @@ class Adapters:
         """How the served versions fit the engine's caches; None while that is unknown."""
         served = [record.version.modules for record in self.records]
         try:
-            if self._capabilities().reads_adapters:
-                return None  # its cache is the LLM API's, by count
-            settings = sizes.CacheSettings(host_bytes=self._capabilities().lora_host_bytes)
+            # The cache of one that reads them from its disk is the LLM API's, by count.
+            sent = [each for each in self._capabilities() if not each.reads_adapters]
+            if not sent:
+                return None
+            settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
             return sizes.cache_fit(self._base_model(), served, settings)
         except (GatewayError, AdapterError):
             return None  # without the engine's config.json its cache pages are unknown
@@ -314,8 +337,16 @@ class Adapters:
         used = self.placement.in_use()
         return {r.name for r in self._known() if any(v.weights in used for v in r.versions)}
 
+    def _base_of(self) -> ModelCapabilities:
+        """Those of the kind that says what an adapter must be: one with an engine, which knows its
+        own limits and type, before one that reads adapters of any type from its disk."""
+        served = self._capabilities()
+        sent = (each for each in served if each.lora_dtype is not None)
+        disks = (each for each in served if each.reads_adapters)
+        return next(sent, None) or next(disks, served[0])
+
     def _base_model(self) -> BaseModel:
-        capabilities = self._capabilities()
+        capabilities = self._base_of()
         if capabilities.text is not None and capabilities.text.loses_lora:
             raise UnsupportedEngine(
                 *(capabilities.model, "lora_task_id", "a BLS model before v0.19"),
@@ -337,7 +368,7 @@ class Adapters:
         base = self._base_model()
         limit = self._settings.max_adapter_bytes
         # One at a time: a conversion holds the whole adapter in memory.
-        back = self._capabilities().reads_adapters
+        back = any(each.reads_adapters for each in self._capabilities())
         async with self._converting:
             return await asyncio.to_thread(_read, folder, base, within, limit, back)
 

@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from gateway.config.adapters import DeclaredAdapter, Folder
 from gateway.config.limits import WhenRedisIsAway
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
-from gateway.scheduling.discovery import checked
+from gateway.scheduling.discovery import DEFAULT_WEIGHT, checked
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +41,9 @@ _PLAIN = {
     "list_type": "must be a list",
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
+    "bool_type": "must be true or false",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
 }
 
 
@@ -42,6 +52,24 @@ class LimitsSection(BaseModel):
 
     model_config = _STRICT
     when_redis_is_away: WhenRedisIsAway = Field(default_factory=WhenRedisIsAway)
+
+
+class ReplicaEntry(BaseModel):
+    """One Triton, or a name of several, which all have the weight; a string is an endpoint alone.
+
+    Requests go to replicas in proportion to their weights; to one of weight 0 goes only what no
+    other can take. A drained one finishes what it has.
+    """
+
+    model_config = _STRICT
+    endpoint: Annotated[str, AfterValidator(checked)]
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_WEIGHT
+    drain: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapping(cls, given: Any) -> Any:
+        return {"endpoint": given} if isinstance(given, str) else given
 
 
 class Configuration(BaseModel):
@@ -56,7 +84,7 @@ class Configuration(BaseModel):
     anonymous: bool = False
     tenants: list[Tenant] | None = None
     limits: LimitsSection = Field(default_factory=LimitsSection)
-    replicas: list[Annotated[str, AfterValidator(checked)]] | None = None
+    replicas: list[ReplicaEntry] | None = None
     """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
     adapters: list[DeclaredAdapter] = Field(default_factory=list)
     adapters_folder: Folder | None = None
@@ -137,6 +165,14 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
+def _unlike(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[Place, str]]:
+    """What is said of one endpoint in different ways."""
+    known: dict[str, ReplicaEntry] = {}
+    for number, entry in enumerate(replicas):
+        if known.setdefault(entry.endpoint, entry) != entry:
+            yield ("replicas", number), f"{entry.endpoint!r} is there twice, in different ways"
+
+
 def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]:
     """What no field can see alone: who may come, and that names and keys are one tenant's."""
     if configuration.anonymous and configuration.tenants is not None:
@@ -155,6 +191,7 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
         declared.setdefault(adapter.name, index)
         if adapter.watch and not adapter.may_be_watched:
             yield ("adapters", index, "watch"), "only what is on this machine's disk can be watched"
+    yield from _unlike(configuration.replicas or ())
     names: dict[str, int] = {}
     owners: dict[str, str] = {}
     for number, key in enumerate(configuration.admin_keys):

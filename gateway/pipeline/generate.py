@@ -38,9 +38,8 @@ async def generate(
     RequestTimeout at its deadline, ClientDeadline where its client chose that, and InvalidRequest
     for more beams than can ever have a turn.
     """
-    lora = batch.generations[0].params.lora
     try:
-        await service.adapter_wait.until_there(lora, batch.caller.tenant, batch.deadline)
+        await service.adapter_wait.until_there(batch)
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
                 on_place()
@@ -54,7 +53,8 @@ async def generate(
 
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
     cost = batch.generations[index].beams or 1
-    largest = service.admission.largest
+    lane = service.replicas.lane_of(batch.generations[index])
+    largest = service.admission.largest(lane)
     if largest is not None and cost > largest:
         raise InvalidRequest(
             f"n: found {cost} beams; allowed: {largest}, which may run at once.", param="n"
@@ -66,6 +66,7 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
         cost=cost,
         wait_s=max(left, 0),
         goes_on=index > 0,
+        lane=lane,
     )
 
 
@@ -121,6 +122,20 @@ def _model_name(service: Service, generation: Generation) -> str:
     return lora.name if lora else service.settings.model_name
 
 
+def _begun(
+    service: Service, batch: Batch, index: int, lease: ReplicaLease
+) -> tuple[Generation, TextStream | PieceStream]:
+    """What the replica is sent now, and what makes text of its answer."""
+    sent = batch.sends(index, lease.replica.kind)
+    return sent, _text_stream(service, sent)
+
+
+def _answered(lease: ReplicaLease, batch: Batch, index: int) -> None:
+    """The first token is there."""
+    lease.answered()
+    batch.meter.fingerprints[index] = lease.engine.fingerprint
+
+
 def _text_stream(service: Service, generation: Generation) -> TextStream | PieceStream:
     if generation.text is None:
         return TextStream(service.prompts.vocabulary, generation)
@@ -143,25 +158,25 @@ async def _search(
     generation, meter = batch.generations[index], batch.meter
     metrics = service.metrics
 
-    async def ask(lease: ReplicaLease) -> list[TokenDelta]:
-        batch.sends(index)
-        with lease.engine.generate(generation, batch.deadline, lease.metadata) as tokens:
+    async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
+        sent = batch.sends(index, lease.replica.kind)
+        with lease.engine.generate(sent, batch.deadline, lease.metadata) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
                 meter.untold += generation.max_tokens * generation.beams
                 raise
-        lease.answered()
-        return deltas
+        _answered(lease, batch, index)
+        return sent, deltas
 
     metrics.in_flight.inc()
     try:
-        deltas = await attempt(service.replicas, request, batch, index, ask)
+        sent, deltas = await attempt(service.replicas, request, batch, index, ask)
     finally:
         metrics.in_flight.dec()
     of_model = metrics.of(_model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
-    texts = [_text_stream(service, generation).to_text(delta) for delta in deltas]
+    texts = [_text_stream(service, sent).to_text(delta) for delta in deltas]
     # Each step is one for all beams, those that have ended early too.
     steps = max([text.tokens for text in texts])
     echo = generation.echo or ""
@@ -178,7 +193,7 @@ async def _choice(
     """One generation; its last delta carries the finish reason. Raises TimeoutError."""
     generation = batch.generations[index]
     metrics = service.metrics
-    text = _text_stream(service, generation)
+    text: TextStream | PieceStream
     started = time.perf_counter()
     last = TextDelta("", 0)
     of_model = metrics.of(_model_name(service, generation))
@@ -203,12 +218,13 @@ async def _choice(
             sink.accept(index, last)
 
     async def ask(lease: ReplicaLease) -> None:
-        batch.sends(index)
+        nonlocal text
+        sent, text = _begun(service, batch, index, lease)
         with lease.engine.generate(
-            generation, batch.deadline, lease.metadata, _aside(service, batch)
+            sent, batch.deadline, lease.metadata, _aside(service, batch)
         ) as tokens:
             first = await tokens.first()
-            lease.answered()
+            _answered(lease, batch, index)
             emit(first)
             while last.finish is None:
                 await sink.drain()
@@ -260,14 +276,13 @@ async def _prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
     """Those of the prompt's tokens, from a run over it apart from the one that generates."""
-    generation = batch.generations[index]
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        batch.sends(index)
+        sent = batch.sends(index, lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
-            generation, batch.deadline, lease.metadata, _aside(service, batch)
+            sent, batch.deadline, lease.metadata, _aside(service, batch)
         )
-        lease.answered()
+        _answered(lease, batch, index)
         return found
 
     return await attempt(service.replicas, request, batch, index, ask)

@@ -9,28 +9,37 @@ preprocessing adds) the model sees what preprocessing makes, and that is what is
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Awaitable
+from typing import Protocol
 
 from gateway.errors import UnsupportedParameter
 from gateway.generation import Options, TextPrompt
 from gateway.tokenization.bad_words import with_and_without_space
+from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
 
 
+class Encode(Protocol):
+    """`Prompts.encode` for one request, which has each text tokenized once."""
+
+    def __call__(
+        self, text: str | GuardedText, *, add_special_tokens: bool
+    ) -> Awaitable[list[int]]: ...
+
+
 async def fit_text(
-    prompts: Prompts, text: str, model: TextModel, *, chat: bool, tenant: str = ""
+    prompts: Prompts, text: str, model: TextModel, encode: Encode, *, chat: bool
 ) -> tuple[str, list[int]]:
     """The text to send for a prompt, and the token ids that the model makes of it.
 
     Raises Overloaded when too much text waits to be tokenized.
     """
-    encode = partial(prompts.encode, tenant=tenant)
     adds = model.adds_special_tokens
     opening = prompts.opening()
-    if not opening:
-        return text, await encode(text, add_special_tokens=adds)
     meant = await encode(text, add_special_tokens=not chat)
+    if not opening:
+        return text, meant  # there are no special tokens to add
     for candidate in (text, text.removeprefix(opening), opening + text):
         ids = await encode(candidate, add_special_tokens=adds)
         if ids == meant:
@@ -39,7 +48,7 @@ async def fit_text(
 
 
 async def text_of_ids(
-    prompts: Prompts, ids: list[int], model: TextModel, *, tenant: str = ""
+    prompts: Prompts, ids: list[int], model: TextModel, encode: Encode, *, tenant: str
 ) -> str | None:
     """The text of which the model makes these token ids, None where no text is known for them.
 
@@ -47,9 +56,7 @@ async def text_of_ids(
     """
     text = await prompts.decode_in_turn(ids, tenant=tenant)
     for candidate in (text, text.removeprefix(prompts.opening())):
-        found = await prompts.encode(
-            candidate, add_special_tokens=model.adds_special_tokens, tenant=tenant
-        )
+        found = await encode(candidate, add_special_tokens=model.adds_special_tokens)
         if found == ids:
             return candidate
     return None

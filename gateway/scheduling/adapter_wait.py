@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from gateway.errors import AdapterNotReady
-from gateway.generation import Lora
+from gateway.generation import Batch, Lora
 from gateway.scheduling.replicas import Replicas
 
 # Of one tenant. Each keeps a connection, of which all tenants together have a limit.
@@ -22,13 +22,18 @@ class AdapterWait:
         self._wait_s = wait_s
         self._waiting: Counter[str] = Counter()
 
-    async def until_there(self, lora: Lora | None, tenant: str, deadline: float) -> None:
-        """Returns when some replica can take a request for it, or none is ready at all.
+    async def until_there(self, batch: Batch) -> None:
+        """Returns when some replica can take each generation, or none is ready at all.
 
         Raises AdapterNotReady after its time, or at once where many of this tenant wait already,
-        and TimeoutError at `deadline`, a time of the event loop.
+        and TimeoutError at the batch's deadline.
         """
-        if lora is None or lora.folders is None or self._replicas.can_take(lora):
+        lora, tenant, deadline = (
+            batch.generations[0].params.lora,
+            batch.caller.tenant,
+            batch.deadline,
+        )
+        if lora is None or lora.folders is None or self._can_take(batch):
             return
         if self._waiting[tenant] >= _WAITING:
             raise not_ready(lora)
@@ -36,7 +41,7 @@ class AdapterWait:
         self._waiting[tenant] += 1
         try:
             async with asyncio.timeout_at(min(deadline, now + self._wait_s)):
-                while not self._replicas.can_take(lora):
+                while not self._can_take(batch):
                     await lora.folders.looked()
         except TimeoutError:
             if now + self._wait_s > deadline:
@@ -45,6 +50,11 @@ class AdapterWait:
         finally:
             self._waiting[tenant] -= 1
             self._waiting += Counter()  # without those of nobody
+
+    def _can_take(self, batch: Batch) -> bool:
+        # The choices of a prompt are alike.
+        each = len(batch.generations) // batch.prompts
+        return all(self._replicas.can_take(first) for first in batch.generations[::each])
 
 
 def not_ready(lora: Lora) -> AdapterNotReady:

@@ -10,32 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 
 from gateway.errors import Overloaded
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    cost: int
-    admitted: asyncio.Future[None]
-    since: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_admitted(self) -> bool:
-        done = self.admitted.done() and not self.admitted.cancelled()
-        return done and self.admitted.exception() is None
-
-
-@dataclass(slots=True)
-class _TenantQueue:
-    """One tenant: its requests in flight, and those that wait, in order."""
-
-    priority: int = 0
-    in_flight: int = 0
-    waiting: deque[_Waiting] = field(default_factory=deque)
+from gateway.scheduling.kinds import Lane
+from gateway.scheduling.queues import Scope, Scopes, Taken, TenantQueue, Waiting
 
 
 class Admission:
@@ -49,6 +29,9 @@ class Admission:
     Free places go to the tenant of the highest priority, among equals to the one that would then
     have the fewest, and of its generations to the first in line. One tenant alone gets at most
     `share` of the places, so that the next one to come finds one free.
+
+    What only some replicas can take has a lane: it waits for places there, and in a line of its
+    own, so that it stands before nothing that others can take.
     """
 
     def __init__(
@@ -56,23 +39,40 @@ class Admission:
         limit: Callable[[], int],
         share: Callable[[], float] = lambda: 1.0,
         *,
-        capacity: Callable[[], int] | None = None,
+        capacity: Callable[[Lane], int] | None = None,
+        scopes: Scopes | None = None,
         queue: int,
         queue_of_tenant: int | None = None,
         wait_s: float,
     ) -> None:
-        """`limit` is asked for the number of places now, `capacity` for that with all engines at
-        work (as `limit` unless given), `queue` bounds who waits, all tenants together,
+        """`limit` is asked for the number of places now, `capacity` for that of a lane with all
+        engines at work (as `limit` unless given), `scopes`, which is asked where there are lanes,
+        for those of a lane. `queue` bounds who waits, all tenants together,
         `queue_of_tenant` those of one, and nobody waits longer than `wait_s` seconds."""
         self._limit = limit
-        self._capacity = capacity or limit
+        self._capacity = capacity or (lambda _: limit())
+        self._scopes_of = scopes
         self._queue = queue
         self._queue_of_tenant = queue if queue_of_tenant is None else queue_of_tenant
         self._wait_s = wait_s
         self._share = share
-        self._queues: dict[str, _TenantQueue] = {}
-        self.in_flight = 0
-        self.waiting = 0
+        self._queues: dict[str, TenantQueue] = {}
+        self._taken = Taken()
+        self._awaited = Taken()
+
+    @property
+    def in_flight(self) -> int:
+        """The places that are taken."""
+        return self._taken.total
+
+    @property
+    def waiting(self) -> int:
+        return self._awaited.total
+
+    @property
+    def awaited(self) -> Collection[Lane]:
+        """The lanes, but None, in which somebody waits."""
+        return self._awaited.lanes.keys()
 
     def permit(
         self,
@@ -82,6 +82,7 @@ class Admission:
         cost: int = 1,
         wait_s: float | None = None,
         goes_on: bool = False,
+        lane: Lane = None,
     ) -> Permit:
         """`cost` places for a generation of `tenant`, to be taken with `async with`.
 
@@ -93,49 +94,52 @@ class Admission:
         most, so they need no bound.
         """
         limit = wait_s if goes_on else _least(self._wait_s, wait_s)
-        return Permit(self, tenant, priority, cost, limit, goes_on=goes_on)
+        return Permit(self, tenant, priority, cost, limit, goes_on=goes_on, lane=lane)
 
-    @property
-    def largest(self) -> int | None:
+    def largest(self, lane: Lane = None) -> int | None:
         """The greatest cost that can ever have its turn; None while no engine is there."""
-        capacity = self._capacity()
+        capacity = self._capacity(lane)
         return self._most(capacity) if capacity else None
 
     async def enter(
-        self, tenant: str, priority: int, cost: int, wait_s: float | None, *, goes_on: bool
+        self,
+        tenant: str,
+        priority: int,
+        cost: int,
+        wait_s: float | None,
+        *,
+        goes_on: bool,
+        lane: Lane,
     ) -> None:
-        queue = self._queues.setdefault(tenant, _TenantQueue())
+        queue = self._queues.setdefault(tenant, TenantQueue())
         queue.priority = priority
-        limit = self._limit()
-        if (
-            not queue.waiting
-            and not self._somebody_is_first(limit)
-            and self._may_have(queue, cost, limit)
-            and self.in_flight + cost <= limit
-        ):
-            self._admit(queue, cost)
+        line = queue.lines.get(lane)
+        if not line and self._is_free(queue, cost, lane):
+            self._admit(queue, cost, lane)
             return
-        waiting = _Waiting(cost, asyncio.get_running_loop().create_future())
+        waiting = Waiting(cost, asyncio.get_running_loop().create_future())
         if goes_on:
-            queue.waiting.appendleft(waiting)
+            line = queue.lines.setdefault(lane, deque())
+            line.appendleft(waiting)
         else:
             try:
                 self._shed(queue)
             except Overloaded:
                 self._tidy(tenant, queue)
                 raise
-            queue.waiting.append(waiting)
-        self.waiting += 1
+            line = queue.lines.setdefault(lane, deque())
+            line.append(waiting)
+        self._awaited.add(lane, 1)
         self.fill()
         try:
             async with asyncio.timeout(wait_s):
                 await waiting.admitted
         except BaseException as error:
-            if waiting in queue.waiting:
-                queue.waiting.remove(waiting)
-                self.waiting -= 1
+            if waiting in line:
+                line.remove(waiting)
+                self._awaited.add(lane, -1)
             elif waiting.is_admitted:
-                self.leave(tenant, cost)  # in the moment in which it gave up
+                self.leave(tenant, cost, lane)  # in the moment in which it gave up
             self._tidy(tenant, queue)
             self.fill()  # it may have been the one that places were kept for
             if isinstance(error, TimeoutError) and wait_s == self._wait_s:
@@ -144,78 +148,108 @@ class Admission:
                 ) from None
             raise
 
-    def leave(self, tenant: str, cost: int) -> None:
+    def leave(self, tenant: str, cost: int, lane: Lane = None) -> None:
         queue = self._queues[tenant]
-        queue.in_flight -= cost
-        self.in_flight -= cost
+        self._admit(queue, -cost, lane)
         self._tidy(tenant, queue)
         self.fill()
 
-    def fill(self) -> None:
-        """Hands out the places that are free; to be called when the limit may have grown."""
+    def fill(self) -> set[object]:
+        """Hands out the places that are free; to be called when the limit may have grown.
+
+        Returns the keys of the scopes in which somebody is first who needs more than is free.
+        """
+        kept: set[object] = set()
+        found: dict[Lane, Sequence[Scope]] = {}
         while self.waiting:
-            limit = self._limit()
-            able = [queue for queue in self._queues.values() if self._is_waiting(queue, limit)]
+            for lane in {lane for queue in self._queues.values() for lane in queue.lines}:
+                if lane not in found:
+                    found[lane] = self._scopes(lane)
+            able = [
+                (queue, lane)
+                for queue in self._queues.values()
+                for lane, line in queue.lines.items()
+                if line
+                and all(scope.key not in kept for scope in found[lane])
+                and self._may_have(queue, line[0].cost, found[lane])
+            ]
             if not able:
-                return
-            queue = min(able, key=_turn)
-            if self.in_flight + queue.waiting[0].cost > limit:
-                return  # what is free is kept until it is enough
-            waiting = queue.waiting.popleft()
-            self.waiting -= 1
+                break
+            queue, lane = min(able, key=_turn)
+            lacking = self._lacking(found[lane], queue.lines[lane][0].cost)
+            if lacking:
+                kept |= lacking  # what is free is kept until it is enough
+                continue
+            waiting = queue.lines[lane].popleft()
+            self._awaited.add(lane, -1)
             if not waiting.admitted.cancelled():
-                self._admit(queue, waiting.cost)
+                self._admit(queue, waiting.cost, lane)
                 waiting.admitted.set_result(None)
+        return kept
 
-    def _admit(self, queue: _TenantQueue, cost: int) -> None:
-        queue.in_flight += cost
-        self.in_flight += cost
+    def _is_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
+        """Whether a tenant may have so many places at once, before nobody who waits for them."""
+        kept = self.fill() if self.waiting else ()
+        scopes = self._scopes(lane)
+        return (
+            all(scope.key not in kept for scope in scopes)
+            and self._may_have(queue, cost, scopes)
+            and not self._lacking(scopes, cost)
+        )
 
-    def _may_have(self, queue: _TenantQueue, cost: int, limit: int) -> bool:
+    def _scopes(self, lane: Lane) -> Sequence[Scope]:
+        lanes, awaited = self._taken.lanes, self._awaited.lanes
+        if self._scopes_of is None or (lane is None and not lanes and not awaited):
+            return (Scope(self._limit()),)
+        return self._scopes_of(lane, lanes.keys() | awaited.keys())
+
+    def _lacking(self, scopes: Sequence[Scope], cost: int) -> set[object]:
+        """The keys of those that have not so many places free."""
+        return {s.key for s in scopes if self._taken.within(s.lanes) + cost > s.places}
+
+    def _admit(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
+        queue.taken.add(lane, cost)
+        self._taken.add(lane, cost)
+
+    def _may_have(self, queue: TenantQueue, cost: int, scopes: Sequence[Scope]) -> bool:
         """Whether the tenant's share allows so many more."""
-        return queue.in_flight + cost <= self._most(limit)
+        return all(queue.taken.within(s.lanes) + cost <= self._most(s.places) for s in scopes)
 
     def _most(self, limit: int) -> int:
         """A tenant's share."""
         return max(1, int(limit * self._share()))
 
-    def _is_waiting(self, queue: _TenantQueue, limit: int) -> bool:
-        return bool(queue.waiting) and self._may_have(queue, queue.waiting[0].cost, limit)
-
-    def _somebody_is_first(self, limit: int) -> bool:
-        return bool(self.waiting) and any(
-            self._is_waiting(queue, limit) for queue in self._queues.values()
-        )
-
-    def _shed(self, queue: _TenantQueue) -> None:
+    def _shed(self, queue: TenantQueue) -> None:
         """Raises Overloaded when waiting is no use.
 
         In a full queue, the tenant with most requests in it gives up its last one for another's.
         """
-        if len(queue.waiting) >= self._queue_of_tenant:
+        if queue.waiting >= self._queue_of_tenant:
             raise self._queue_full(queue)
         if self.waiting < self._queue:
             return
-        longest = max(self._queues.values(), key=lambda other: len(other.waiting))
-        if len(longest.waiting) <= len(queue.waiting) + 1:
+        longest = max(self._queues.values(), key=lambda other: other.waiting)
+        if longest.waiting <= queue.waiting + 1:
             raise self._queue_full(queue)
-        last = longest.waiting.pop()
-        self.waiting -= 1
+        lanes = [lane for lane, line in longest.lines.items() if line]
+        lane = max(lanes, key=lambda lane: longest.lines[lane][-1].since)
+        last = longest.lines[lane].pop()
+        self._awaited.add(lane, -1)
         if not last.admitted.done():
             last.admitted.set_exception(self._queue_full(longest))
 
-    def _queue_full(self, own: _TenantQueue) -> Overloaded:
+    def _queue_full(self, own: TenantQueue) -> Overloaded:
         """With the time that the first in line has waited: whoever comes now would as well.
 
         Tenants take turns, so another's line is asked only by who has none.
         """
-        lines = [own] if own.waiting else self._queues.values()
-        since = [queue.waiting[0].since for queue in lines if queue.waiting]
+        queues = [own] if own.waiting else self._queues.values()
+        since = [line[0].since for queue in queues for line in queue.lines.values() if line]
         waited_s = time.monotonic() - min(since) if since else 0.0
         return Overloaded("Too many requests are waiting; try again later.", waited_s)
 
-    def _tidy(self, tenant: str, queue: _TenantQueue) -> None:
-        if not queue.in_flight and not queue.waiting and self._queues.get(tenant) is queue:
+    def _tidy(self, tenant: str, queue: TenantQueue) -> None:
+        if not queue.taken.total and not queue.waiting and self._queues.get(tenant) is queue:
             del self._queues[tenant]
 
 
@@ -231,6 +265,7 @@ class Permit:
         wait_s: float | None,
         *,
         goes_on: bool,
+        lane: Lane,
     ) -> None:
         self._admission = admission
         self._tenant = tenant
@@ -238,10 +273,13 @@ class Permit:
         self._cost = cost
         self._wait_s = wait_s
         self._goes_on = goes_on
+        self._lane = lane
 
     async def __aenter__(self) -> Permit:
         await self._admission.enter(
-            self._tenant, self._priority, self._cost, self._wait_s, goes_on=self._goes_on
+            *(self._tenant, self._priority, self._cost, self._wait_s),
+            goes_on=self._goes_on,
+            lane=self._lane,
         )
         return self
 
@@ -255,16 +293,17 @@ class Permit:
 
     def leave(self) -> None:
         """Gives the places back."""
-        self._admission.leave(self._tenant, self._cost)
+        self._admission.leave(self._tenant, self._cost, self._lane)
 
 
-def _turn(queue: _TenantQueue) -> tuple[int, int, float]:
+def _turn(line: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
     """Of those that wait, the least is next.
 
     A tenant with few places does not wait for another's many beams; one with more than those does.
     """
-    first = queue.waiting[0]
-    return -queue.priority, queue.in_flight + first.cost, first.since
+    queue, lane = line
+    first = queue.lines[lane][0]
+    return -queue.priority, queue.taken.total + first.cost, first.since
 
 
 def _least(one: float, other: float | None) -> float:

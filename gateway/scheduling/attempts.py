@@ -15,7 +15,6 @@ from gateway.errors import (
     EngineError,
     EngineStepFailed,
     EngineUnavailable,
-    GatewayError,
     Overloaded,
 )
 from gateway.generation import Batch, Lora
@@ -44,23 +43,28 @@ async def attempt(
     token is there.
     """
     tried: list[Replica] = []
-    lora = batch.generations[index].params.lora
+    generation = batch.generations[index]
+    lora = generation.params.lora
     home = _home_of(batch, index) if replicas.several else None
     while True:
-        lease = replicas.pick(request, home, tried, lora)
+        lease = replicas.pick(request, generation, home, tried, batch.came)
         try:
             with lease, _using(lora, lease.replica):
                 if asyncio.get_running_loop().time() >= batch.deadline:
                     raise TimeoutError
                 return await ask(lease)
-        except (EngineUnavailable, Overloaded) as error:
+        except (EngineUnavailable, Overloaded):
             if lease.has_answered:
                 raise
-            _another(replicas, lease.replica, tried, lora, error)
+            tried.append(lease.replica)
+            if len(tried) == _ATTEMPTS or not replicas.has_other_than(
+                tried, generation, batch.came
+            ):
+                raise
         except EngineStepFailed as error:
             # No other replica is risked for it. Whether it was this request that ended the others
             # is not known; one with a guide that has not begun most likely was.
-            if lease.has_answered or batch.generations[index].params.guide is None:
+            if lease.has_answered or generation.params.guide is None:
                 raise
             raise EngineError(
                 "The engine failed when it began with this request, most likely on what its answer "
@@ -72,19 +76,6 @@ def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object
     if lora is None or lora.folders is None:
         return nullcontext()
     return lora.folders.using(replica.endpoint)
-
-
-def _another(
-    replicas: Replicas,
-    failed: Replica,
-    tried: list[Replica],
-    lora: Lora | None,
-    error: GatewayError,
-) -> None:
-    """Notes that a replica has failed. Raises `error` when there is no other to ask."""
-    tried.append(failed)
-    if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried, lora):
-        raise error
 
 
 def _home_of(batch: Batch, index: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Endpoints by name: ``dns:///host:port`` stands for every address that the name has now.
+"""What is configured of replicas. ``dns:///host:port`` stands for every address of that name now.
 
 With TLS it is ``grpcs+dns:///host:port``, and each address is trusted as ``host``.
 (gRPC's naming syntax, https://github.com/grpc/grpc/blob/master/doc/naming.md; a headless service of
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gateway.triton.transport import Endpoint
 
@@ -18,6 +19,15 @@ log = logging.getLogger(__name__)
 
 _SCHEME = "dns:///"
 _TLS_SCHEME = "grpcs+dns:///"
+DEFAULT_WEIGHT = 100.0
+
+
+class Target(NamedTuple):
+    """An endpoint as configured; all addresses of a name have its weight."""
+
+    endpoint: str
+    weight: float = DEFAULT_WEIGHT
+    drain: bool = False
 
 
 def is_name(endpoint: str) -> bool:
@@ -37,22 +47,23 @@ def checked(endpoint: str) -> str:
     return endpoint
 
 
-async def resolve(endpoints: Sequence[str]) -> list[str] | None:
-    """The endpoints with each name in place of its addresses, sorted; without duplicates.
+async def resolve(targets: Sequence[Target]) -> dict[str, Target] | None:
+    """What is configured, by endpoint: each name's addresses in place of it, sorted. Of an endpoint
+    that is there twice the first counts.
 
     None when a name could not be looked up: what was known stays in force, since a name server that
     is away says nothing about the replicas. A name without addresses has no replicas.
     """
-    found: dict[str, None] = {}
-    for endpoint in endpoints:
-        if not is_name(endpoint):
-            found[endpoint] = None
-            continue
-        addresses = await _addresses(endpoint)
+    found: dict[str, Target] = {}
+    for target in targets:
+        addresses: list[str] | None = [target.endpoint]
+        if is_name(target.endpoint):
+            addresses = await _addresses(target.endpoint)
         if addresses is None:
             return None
-        found.update(dict.fromkeys(addresses))
-    return list(found)
+        for address in addresses:
+            found.setdefault(address, target)
+    return found
 
 
 async def _addresses(endpoint: str) -> list[str] | None:

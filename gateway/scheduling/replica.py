@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gateway.errors import EngineBroken, EngineUnavailable
-from gateway.generation import Lora
+from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.breaker import Breaker
+from gateway.scheduling.discovery import DEFAULT_WEIGHT
+from gateway.scheduling.kinds import Kind, Lane
 from gateway.triton.engine import Engine
 from gateway.triton.transport import Metadata
 
@@ -26,12 +29,25 @@ _SILENCE_S = 10.0
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One endpoint. `leaving` ones finish what they have and get nothing new."""
+    """One endpoint. `leaving` ones finish what they have and get nothing new.
+
+    Of those that can take a request it goes to ones with a `weight`, in proportion to that; to one
+    of weight 0 where there is no other. A drained one gets nothing that came since.
+    """
 
     endpoint: str
     engine: Engine
     breaker: Breaker = field(default_factory=Breaker)
+    weight: float = DEFAULT_WEIGHT
+    drained_at: float | None = None
+    """In the event loop's time."""
+    kind: Kind | None = None
+    """None until it was seen serving."""
     in_flight: int = 0
+    lanes: Counter[Lane] = field(default_factory=Counter)
+    """Of those in flight, how many can go to some kinds of replicas alone, and to which."""
+    requests: int = 0
+    """That were sent there."""
     answered_at: float = 0.0
     """When it last gave somebody a first token, in `time.monotonic`."""
     leaving: bool = False
@@ -42,10 +58,21 @@ class Replica:
         """Whether it serves the model, as far as was last seen."""
         return self.engine.ready and not self.leaving
 
-    def takes(self, lora: Lora | None) -> bool:
-        """Whether a request for this adapter can be sent there now."""
-        if lora is None or not self.engine.capabilities.reads_adapters:
+    @property
+    def takes_new(self) -> bool:
+        """Whether a request that comes now may be sent there."""
+        return self.engine.ready and not self.leaving and self.drained_at is None
+
+    def takes(self, generation: Generation) -> bool:
+        """Whether its kind can take it, and it has the adapter, or can be sent it."""
+        if generation.forms and self.kind not in generation.forms:
+            return False
+        lora = generation.params.lora
+        if lora is None:
             return True
+        capabilities = self.engine.capabilities
+        if not capabilities.reads_adapters:
+            return lora.dtype is None or lora.dtype == capabilities.lora_dtype
         return lora.folders is not None and lora.folders.at(self.endpoint) is not None
 
     @property
@@ -55,6 +82,8 @@ class Replica:
             return "leaving"
         if not self.engine.ready:
             return self.engine.why_not_ready
+        if self.drained_at is not None:
+            return "draining" if self.in_flight else "drained"
         return "failing, left alone for a while" if self.breaker.open else "ready"
 
 
@@ -66,9 +95,14 @@ class ReplicaLease:
     """
 
     def __init__(
-        self, replica: Replica, request: RequestContext, released: Callable[[Replica], None]
+        self,
+        replica: Replica,
+        request: RequestContext,
+        released: Callable[[Replica], None],
+        lane: Lane = None,
     ) -> None:
         self.replica = replica
+        self._lane = lane
         self._request = request
         self._released = released
         self._probe = False
@@ -84,6 +118,9 @@ class ReplicaLease:
     def __enter__(self) -> ReplicaLease:
         self._probe = self.replica.breaker.begin()
         self.replica.in_flight += 1
+        self.replica.requests += 1
+        if self._lane is not None:
+            self.replica.lanes[self._lane] += 1
         self._request.replica = self.replica.endpoint
         self.metadata = self._request.parent
         if self._request.span is not None:
@@ -112,6 +149,10 @@ class ReplicaLease:
         traceback: TracebackType | None,
     ) -> None:
         self.replica.in_flight -= 1
+        if self._lane is not None:
+            self.replica.lanes[self._lane] -= 1
+            if not self.replica.lanes[self._lane]:
+                del self.replica.lanes[self._lane]
         silent_s = time.monotonic() - max(self._began, self.replica.answered_at)
         late = isinstance(error, TimeoutError) and not self._answered
         # An EngineError is the answer to one request: its tenant could take the replica from all.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from gateway.errors import AdapterNotReady, EngineUnavailable
-from gateway.generation import Lora
+from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
-from gateway.scheduling.discovery import is_name, resolve
+from gateway.scheduling.discovery import Target, is_name, resolve
+from gateway.scheduling.kinds import Kind, Kinds, Lane, differences
+from gateway.scheduling.places import Places
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -35,11 +38,15 @@ class Replicas:
     ) -> None:
         """`limit` says how many requests a replica may have in flight, None without a limit."""
         self._make = make
-        self._limit = limit
         self._replicas: dict[str, Replica] = {}
         self._leaving: set[Replica] = set()
-        self.configured: list[str] = []
+        self.places = Places(self.__iter__, limit)
+        self.awaited: Callable[[], Collection[Lane]] = tuple
+        """The lanes in which requests wait for a place."""
+        self.configured: list[Target] = []
         """What `configure` was last told."""
+        self._known_kinds = Kinds()
+        self._kinds: tuple[Kind, ...] = ()
         self._lookup: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._seen_ready = asyncio.Event()
@@ -51,7 +58,8 @@ class Replicas:
 
     @property
     def ready(self) -> bool:
-        return any(replica.ready for replica in self._replicas.values())
+        """Whether there is one for what comes now."""
+        return any(replica.takes_new for replica in self._replicas.values())
 
     @property
     def several(self) -> bool:
@@ -69,41 +77,50 @@ class Replicas:
             replica.engine.draining = value
 
     @property
-    def places(self) -> int | None:
-        """How many requests may be in flight on all that are ready; None without a limit."""
-        return self._places(failing=False)
+    def kinds(self) -> Sequence[Kind]:
+        """Those that a request which comes now is prepared for.
+
+        Of what is away for a while, too: what it alone can take is not refused for that. Raises
+        EngineUnavailable while none is ready.
+        """
+        if not self.ready:
+            raise EngineUnavailable("The inference server is not ready.")
+        return self._kinds
 
     @property
-    def capacity(self) -> int | None:
-        """As `places`, were none of them failing."""
-        return self._places(failing=True)
+    def fingerprint(self) -> str:
+        """Of the first that is ready."""
+        ready = (r.engine.fingerprint for r in self._replicas.values() if r.takes_new)
+        return next(ready, "")
 
-    def _places(self, *, failing: bool) -> int | None:
-        """`failing` says to count those that are left alone for a while."""
-        places = 0
-        for replica in self._replicas.values():
-            if not replica.ready or not (failing or replica.breaker.allows):
-                continue
-            if replica.breaker.open and not failing:
-                places += 1  # for the probe
-            else:
-                limit = self._limit(replica.engine.capabilities)
-                if limit is None:
-                    return None
-                places += limit
-        return places
+    def is_served(self, forms: Collection[object]) -> bool:
+        """Whether a replica of one of these kinds is ready."""
+        return any(r.takes_new and r.kind in forms for r in self._replicas.values())
 
-    def has_other_than(self, tried: Collection[Replica], lora: Lora | None = None) -> bool:
+    def lane_of(self, generation: Generation) -> Lane:
+        """The kinds that can take it now, as far as it is known which have its adapter."""
+        if len(self._kinds) < 2:
+            return None
+        there = [replica for replica in self._replicas.values() if replica.takes_new]
+        able = {replica.kind for replica in there if replica.takes(generation)}
+        if not able:
+            return frozenset(generation.forms)
+        return None if all(replica.kind in able for replica in there) else frozenset(able)
+
+    def has_other_than(
+        self, tried: Collection[Replica], generation: Generation, came: float = math.inf
+    ) -> bool:
         """Whether `pick` would find one that is none of `tried`."""
-        return bool(self._candidates(tried, lora))
+        return bool(self._candidates(tried, generation, came))
 
-    def can_take(self, lora: Lora) -> bool:
-        """Whether a request for this adapter need not wait for a replica to get it.
+    def can_take(self, generation: Generation) -> bool:
+        """Whether a request need not wait for a replica to get its adapter.
 
-        So it is, too, where no replica is ready.
+        So it is, too, where none is ready whose kind can take it.
         """
-        ready = [replica for replica in self._replicas.values() if replica.ready]
-        return not ready or any(replica.takes(lora) for replica in ready)
+        forms = generation.forms
+        able = [r for r in self._replicas.values() if r.ready and (not forms or r.kind in forms)]
+        return not able or any(replica.takes(generation) for replica in able)
 
     @property
     def read_adapters(self) -> bool:
@@ -117,21 +134,29 @@ class Replicas:
     def why_not_ready(self) -> str:
         """What was last seen of each replica."""
         if not self._replicas:
-            return f"no address is known for {', '.join(self.configured)}"
-        return "; ".join(r.engine.why_not_ready for r in self._replicas.values())
+            names = ", ".join([target.endpoint for target in self.configured])
+            return f"no address is known for {names}"
+        return "; ".join(
+            f"{r.endpoint} is drained" if r.ready else r.engine.why_not_ready
+            for r in self._replicas.values()
+        )
 
     @property
-    def selection(self) -> ModelSelection:
-        """What the replicas serve. Raises EngineUnavailable while none of them is ready."""
-        for replica in self._replicas.values():
-            if replica.ready:
-                return replica.engine.selection
-        raise EngineUnavailable("The inference server is not ready.")
+    def selections(self) -> list[ModelSelection]:
+        """What is served, one for each kind. Raises EngineUnavailable while none is ready."""
+        found = {
+            replica.kind: replica.engine.selection
+            for replica in reversed(self._replicas.values())
+            if replica.takes_new
+        }
+        if not found:
+            raise EngineUnavailable("The inference server is not ready.")
+        return list(reversed(found.values()))
 
     @property
-    def capabilities(self) -> ModelCapabilities:
-        """As `selection`."""
-        return self.selection.capabilities
+    def capabilities(self) -> list[ModelCapabilities]:
+        """As `selections`."""
+        return [selection.capabilities for selection in self.selections]
 
     async def wait_ready(self) -> None:
         """Returns once one of them has been seen serving."""
@@ -140,42 +165,61 @@ class Replicas:
     def pick(
         self,
         request: RequestContext,
+        generation: Generation,
         key: bytes | None = None,
         avoid: Collection[Replica] = (),
-        lora: Lora | None = None,
+        came: float = math.inf,
     ) -> ReplicaLease:
-        """A place for `request` on a replica that works, has its adapter and is none of `avoid`.
+        """A place on a replica that works, can take it, has its adapter and is none of `avoid`.
 
-        Requests of one `key` go to few replicas. Raises EngineUnavailable when there is none, and
-        AdapterNotReady when all of them lack the adapter.
+        Requests of one `key` go to few replicas. `came` is when the request came, in the event
+        loop's time. Raises EngineUnavailable when there is none, and AdapterNotReady when all of
+        them lack the adapter.
         """
-        candidates = self._candidates(avoid, lora)
-        if not candidates and lora is not None and self._candidates(avoid):
-            raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
+        candidates = self._candidates(avoid, generation, came)
         if not candidates:
+            lora = generation.params.lora
+            if lora is not None and any(self._open_to(came, avoid)):
+                raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
             raise EngineUnavailable("No inference server is available; try again shortly.")
-        return ReplicaLease(choose(candidates, key), request, self._released)
+        lane = self.lane_of(generation)
+        return ReplicaLease(choose(candidates, key), request, self._released, lane)
 
-    def _candidates(self, avoid: Collection[Replica], lora: Lora | None = None) -> list[Replica]:
-        """Those that work, or else seem to; among them those with room, or else all."""
-        able = [
-            replica
-            for replica in self._replicas.values()
-            if replica.ready and replica.breaker.allows and replica not in avoid
-        ]
-        if lora is not None:
-            able = [replica for replica in able if replica.takes(lora)]
+    def _open_to(self, came: float, avoid: Collection[Replica]) -> Iterator[Replica]:
+        """Those that work, or else seem to. A drained one keeps what came before."""
+        for replica in self._replicas.values():
+            works = replica.ready and replica.breaker.allows and replica not in avoid
+            if works and (replica.drained_at is None or came < replica.drained_at):
+                yield replica
+
+    def _candidates(
+        self, avoid: Collection[Replica], generation: Generation, came: float
+    ) -> list[Replica]:
+        """Of those that can take it the ones with a weight, or else all; of these the ones with
+        room, or else all."""
+        able = [r for r in self._open_to(came, avoid) if r.takes(generation)]
         if len(able) < 2:
             return able
+        able = [replica for replica in able if replica.drained_at is None] or able
+        able = [replica for replica in able if replica.weight] or able
         able = [replica for replica in able if not replica.engine.suspect] or able
-        return [replica for replica in able if self._has_room(replica)] or able
+        roomy = [replica for replica in able if self.places.has_room(replica)] or able
+        if awaited := self.awaited():
+            # What others can take leaves the next free place to who can have no other.
+            roomy = [r for r in roomy if not self._is_awaited(r, awaited, generation)] or roomy
+        return roomy
 
-    def _has_room(self, replica: Replica) -> bool:
-        limit = self._limit(replica.engine.capabilities)
-        return limit is None or replica.in_flight < limit
+    @staticmethod
+    def _is_awaited(replica: Replica, lanes: Collection[Lane], generation: Generation) -> bool:
+        """Whether somebody waits for it who can be served by fewer kinds than this can."""
+        return any(
+            lane is not None and replica.kind in lane and lane < generation.forms.keys()
+            for lane in lanes
+        )
 
-    async def configure(self, endpoints: Sequence[str]) -> None:
-        """Makes `endpoints` the replicas: new ones join, others leave when they are idle.
+    async def configure(self, targets: Sequence[Target]) -> None:
+        """Makes `targets` the replicas: new ones join, others leave when they are idle, and those
+        that stay have the weight that they are given.
 
         Each is ``host:port``, ``grpcs://host:port``, or a name as in `discovery`. Raises ValueError
         for one that is none of these; the replicas then stay as they are.
@@ -185,11 +229,11 @@ class Replicas:
             self._lookup.cancel()
             await asyncio.wait([self._lookup])
             self._lookup = None
-        self.configured = list(endpoints)
-        found = await resolve(endpoints)
+        self.configured = list(targets)
+        found = await resolve(targets)
         if found is not None:
             await self._set(found)
-        if any(is_name(endpoint) for endpoint in endpoints):
+        if any(is_name(target.endpoint) for target in targets):
             self._lookup = asyncio.create_task(self._look_up())
 
     async def close(self) -> None:
@@ -210,9 +254,9 @@ class Replicas:
             except Exception:  # whatever a name server answers, this must go on looking
                 log.exception("looking up the replicas failed")
 
-    async def _set(self, endpoints: list[str]) -> None:
-        new = {e: Replica(e, self._make(e)) for e in endpoints if e not in self._replicas}
-        for endpoint in [e for e in self._replicas if e not in endpoints]:
+    async def _set(self, targets: Mapping[str, Target]) -> None:
+        new = {e: Replica(e, self._make(e)) for e in targets if e not in self._replicas}
+        for endpoint in [e for e in self._replicas if e not in targets]:
             replica = self._replicas.pop(endpoint)
             replica.leaving = True
             self._leaving.add(replica)
@@ -221,10 +265,38 @@ class Replicas:
         for endpoint, replica in new.items():
             log.info("replica %s joins", endpoint)
             replica.engine.draining = self._draining
+            replica.engine.on_selection = self._look_at_kinds
             self._replicas[endpoint] = replica
             replica.watch = asyncio.create_task(self._watch(replica))
+        for endpoint, target in targets.items():
+            self._weigh(self._replicas[endpoint], target)
+        self._look_at_kinds()
         # One look before anything is sent: with Triton up, the first request is served.
         await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
+
+    def _weigh(self, replica: Replica, target: Target) -> None:
+        if replica.weight != target.weight:
+            log.info("replica %s has weight %g now", replica.endpoint, target.weight)
+        replica.weight = target.weight
+        if target.drain is (replica.drained_at is not None):
+            return
+        if target.drain:
+            replica.drained_at = asyncio.get_running_loop().time()
+            log.info("replica %s is drained of %d requests", replica.endpoint, replica.in_flight)
+        else:
+            replica.drained_at = None
+            log.info("replica %s takes requests again", replica.endpoint)
+
+    def _look_at_kinds(self) -> None:
+        """Which kinds there are, and, where they are several from now on, what that means."""
+        for replica in self._replicas.values():
+            if (seen := replica.engine.last_selection) is not None:
+                replica.kind = self._known_kinds.of(seen.capabilities)
+        stay = [r.kind for r in self._replicas.values() if r.drained_at is None]
+        before, kinds = self._kinds, tuple(dict.fromkeys([kind for kind in stay if kind]))
+        self._kinds = kinds
+        if len(kinds) > 1 and set(kinds) != set(before):
+            log.info("the replicas are of %d kinds; %s", len(kinds), "; ".join(differences(kinds)))
 
     async def _watch(self, replica: Replica) -> None:
         seen = asyncio.create_task(self._note_ready(replica))

@@ -100,7 +100,7 @@ class Account:
                 adapter=lora.name if lora else None,
                 adapter_version=self._route.version,
                 prompt_tokens=prompt,
-                cached_tokens=min(prompt, (meter.reused_blocks or 0) * batch.tokens_per_block),
+                cached_tokens=min(prompt, meter.reused_tokens or 0),
                 completion_tokens=completion,
                 status=self._status_of(error),
                 finish=tuple(meter.finished),

@@ -70,6 +70,10 @@ class Engine:
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
         self._selection: ModelSelection | None = None
+        self.last_selection: ModelSelection | None = None
+        """What is driven, or was when it was last there; None until it was."""
+        self.on_selection: Callable[[], None] = lambda: None
+        """Called when `last_selection` is another."""
         self._missed = 0
         self._first_response_timeout = first_response_timeout
         self._proof = Proof()
@@ -107,6 +111,11 @@ class Engine:
     def capabilities(self) -> ModelCapabilities:
         """What is driven. Raises EngineUnavailable while Triton is away or still loading."""
         return self.selection.capabilities
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what is driven, or was when it was last there."""
+        return self.last_selection.capabilities.fingerprint if self.last_selection else ""
 
     async def wait_ready(self) -> None:
         """Returns once the model has been seen serving."""
@@ -165,6 +174,9 @@ class Engine:
         await self._prove(selection.capabilities)
         self._proof.doubted = False
         self._selection = selection
+        if selection != self.last_selection:
+            self.last_selection = selection
+            self.on_selection()
         self._seen_ready.set()
         mode, model = selection.capabilities.mode, selection.capabilities.model
         log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)

@@ -23,8 +23,8 @@ from gateway.triton.transport import Message
 _TINY = 1e-6
 _NEVER = -1
 _FINAL = "triton_final_response"
-# Outputs that go into `EngineStats`, each one INT32, and its fields.
-_STATS = {"kv_cache_reused_blocks": "reused_blocks"}
+# Goes into `EngineStats`: one INT32, in blocks.
+_REUSED_BLOCKS = "kv_cache_reused_blocks"
 # What a request must have to be let through to the model, whatever it is.
 _STOPPED: tuple[LogicalInput, ...] = ("prompt", "prompt_length", "max_tokens")
 # Field 7 of ModelInferRequest, length-delimited.
@@ -100,18 +100,17 @@ def add_common(
     # Another output costs a microsecond for each token.
     if params.usage and build.has("cache_stats"):
         build.scalar("cache_stats", True)
-        for name in _STATS:
-            build.output(name)
+        build.output(_REUSED_BLOCKS)
 
 
-def engine_stats(response: pb.ModelInferResponse) -> EngineStats | None:
-    """None where all are 0, which is also what stands there before the engine has begun."""
-    told = {
-        _STATS[tensor.name]: array("i", raw)[0]
-        for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-        if tensor.name in _STATS
-    }
-    return EngineStats(**told) if any(told.values()) else None
+def engine_stats(
+    response: pb.ModelInferResponse, capabilities: ModelCapabilities
+) -> EngineStats | None:
+    """None where it is 0, which is also what stands there before the engine has begun."""
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        if tensor.name == _REUSED_BLOCKS and (blocks := array("i", raw)[0]):
+            return EngineStats(reused_tokens=blocks * capabilities.tokens_per_block)
+    return None
 
 
 def beam_deltas(
@@ -237,7 +236,7 @@ def token_delta(
         ids = ids[_restated(capabilities, generation) :]
         if length is None:
             ids = _until_end(ids, generation)
-    stats = engine_stats(response) if generation.params.usage else None
+    stats = engine_stats(response, capabilities) if generation.params.usage else None
     if generation.params.logprobs is None:
         return TokenDelta(ids, final, stats)
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.

@@ -64,14 +64,15 @@ class TextReader:
         final = is_final(response) or not self._capabilities.decoupled
         found = _texts(response)
         text = found[0] if found else ""
+        stats = engine_stats(response, self._capabilities)
         if not self._capabilities.decoupled or (self._text.whole and found):
-            return TokenDelta([], final, engine_stats(response), text=self._whole(text))
+            return TokenDelta([], final, stats, text=self._whole(text))
         if self._model.accumulates:
             text = self._added(text)
         tokens = None
         if self._model.token_by_token:
             tokens = self._count(text) if found else 0
-        return TokenDelta([], final, engine_stats(response), text=text, tokens=tokens)
+        return TokenDelta([], final, stats, text=text, tokens=tokens)
 
     def beams(self, response: pb.ModelInferResponse) -> list[TokenDelta]:
         """The text of each beam, best first, from the one response of a beam search."""

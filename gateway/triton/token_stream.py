@@ -76,7 +76,9 @@ class TokenStream:
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:
-            self._reader = LlmapiReader(decoupled=capabilities.decoupled)
+            self._reader = LlmapiReader(
+                decoupled=capabilities.decoupled, tokens_per_block=capabilities.tokens_per_block
+            )
         elif capabilities.text is not None and generation.text is not None:
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # Of plain tokens only the first response is read tensor by tensor.

@@ -99,7 +99,7 @@ async def test_fifty_chats_at_once_are_those_of_the_old_repository(
     triton: Server, tmp_path: Path
 ) -> None:
     async with gateway(triton, tmp_path, "tensorrt_llm", max_seq_len=None) as old:
-        limit = old.service.replicas.capabilities.max_seq_len
+        limit = old.service.replicas.capabilities[0].max_seq_len
         expected = await asyncio.gather(*[old.chat(question) for question in QUESTIONS])
     async with gateway(triton, tmp_path, "real", max_seq_len=limit) as found:
         whole = await asyncio.gather(*[found.chat(question) for question in QUESTIONS])

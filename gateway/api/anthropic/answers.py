@@ -47,7 +47,7 @@ class MessageAnswer:
         """`max_tokens` is what was asked for; the engine's limits may have left less."""
         self._prompt_tokens = batch.prompt_tokens
         # Who is kept apart is not told what others' prompts have left in the cache.
-        self._tokens_per_block = None if batch.caller.apart else batch.tokens_per_block
+        self._tells_cached = not batch.caller.apart
         self._cut = batch.generations[0].max_tokens < max_tokens
         self._omit_thinking = omit_thinking
         self._head = {
@@ -128,8 +128,8 @@ class MessageAnswer:
     def usage(self, last: TextDelta) -> dict[str, int]:
         """Tokens that were in the engine's cache are no input tokens here."""
         cached = 0
-        if self._tokens_per_block is not None:
-            cached = cached_tokens([last], self._prompt_tokens, self._tokens_per_block)
+        if self._tells_cached:
+            cached = cached_tokens([last], self._prompt_tokens)
         return {
             "input_tokens": self._prompt_tokens - cached,
             "cache_creation_input_tokens": 0,

@@ -18,7 +18,7 @@ from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.serving import prepared, rendered, respond
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
-from gateway.pipeline.prepare import check_text
+from gateway.pipeline.fit import check_text, longest_prompt
 from gateway.service import Service
 
 router = Router()
@@ -79,9 +79,8 @@ async def count_tokens(request: Request) -> Response:
             except InvalidRequest as error:
                 raise as_written(error) from None
             assert not isinstance(prompt, list)  # a template writes text
-            check_text(
-                service.prompts, service.replicas.capabilities, str(prompt), param="messages"
-            )
+            longest = max(service.replicas.capabilities, key=longest_prompt)
+            check_text(service.prompts, longest, str(prompt), param="messages")
             name = tenant.name if tenant else ""
             ids = await service.prompts.encode(prompt, add_special_tokens=False, tenant=name)
     return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")

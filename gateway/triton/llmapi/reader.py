@@ -29,8 +29,10 @@ _GIVEN_UP = frozenset({"cancelled", "timeout"})
 class LlmapiReader:
     """Reads the responses to one request."""
 
-    def __init__(self, *, decoupled: bool) -> None:
+    def __init__(self, *, decoupled: bool, tokens_per_block: int = 1) -> None:
+        """`tokens_per_block` is wanted where the request asks what its cache had."""
         self._decoupled = decoupled
+        self._tokens_per_block = tokens_per_block
         self._text = AccumulatedText()
         self._template: TextTemplate | None = None
         self._finish: Literal["stop", "length"] | None = None
@@ -79,4 +81,4 @@ class LlmapiReader:
             # The id of an end token that is not the tokenizer's own. Engines count that one.
             self._unshown = int(told.isdecimal())
         elif told.isdecimal():
-            self._stats = EngineStats(reused_blocks=int(told))
+            self._stats = EngineStats(reused_tokens=int(told) * self._tokens_per_block)

@@ -30,7 +30,6 @@ def _batch(choices: int) -> Batch:
         choices=choices,
         prompt_tokens=1,
         fingerprint="fp_0",
-        tokens_per_block=64,
         caller=ANYBODY,
         timeout_s=9,
         deadline=9,

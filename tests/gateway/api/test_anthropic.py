@@ -128,7 +128,6 @@ def answer(**fields: Any) -> MessageAnswer:
         choices=1,
         prompt_tokens=100,
         fingerprint="fp_0",
-        tokens_per_block=32,
         caller=ANYBODY,
         timeout_s=9,
         deadline=9,
@@ -221,7 +220,7 @@ def test_a_stream_is_the_whole_answer(
     events: list[list[MessageEvent]], finish: Any, stop: str | None
 ) -> None:
     deltas = [TextDelta("", n + 1, events=tuple(own)) for n, own in enumerate(events)]
-    stats = EngineStats(reused_blocks=2)
+    stats = EngineStats(reused_tokens=64)
     deltas.append(TextDelta("", len(deltas), finish, stats, events=(), stop=stop))
     body = _Written()
     sink = answer().stream(body, "last")

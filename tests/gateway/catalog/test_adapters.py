@@ -55,7 +55,7 @@ CAPABILITIES = ModelCapabilities(
 def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
     prompts = Prompts(Tokenizer(models.BPE()), {}, [])
-    return Adapters(Settings(**(fields | settings)), prompts, lambda: CAPABILITIES)
+    return Adapters(Settings(**(fields | settings)), prompts, lambda: [CAPABILITIES])
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_u
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
     async with _adapters(tmp_path, "one") as adapters:
         await adapters._add("zh", "one", content(1), "test", None)
-        adapters._capabilities = lambda: replace(CAPABILITIES, lora_dtype="bfloat16")
+        adapters._capabilities = lambda: [replace(CAPABILITIES, lora_dtype="bfloat16")]
         with pytest.raises(EngineError, match="add the adapter again"):
             adapters.resolve("zh")
 
@@ -90,7 +90,7 @@ async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
 async def test_a_model_that_loses_adapters_is_named(tmp_path: Path) -> None:
     text = TextModel(loses_lora=True)
     async with _adapters(tmp_path, "one") as adapters:
-        adapters._capabilities = lambda: replace(CAPABILITIES, text=text, lora_dtype=None)
+        adapters._capabilities = lambda: [replace(CAPABILITIES, text=text, lora_dtype=None)]
         with pytest.raises(UnsupportedEngine, match="found a BLS model before v0"):
             await adapters.add("zh", "one", tmp_path, source="test", within=None)
 

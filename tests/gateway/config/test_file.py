@@ -258,3 +258,38 @@ async def test_what_cannot_be_served_here_is_refused_as_a_mistake(tmp_path: Path
         ConfigurationFile(path, lambda configuration: ((), "not here"))
     with pytest.raises(ConfigurationError, match="not here"):
         ConfigurationFile(None, lambda configuration: ((), "not here"))
+
+
+def test_replicas_are_endpoints_or_mappings(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    start = "anonymous: true\nreplicas:\n"
+    entries = "  - a:1\n  - endpoint: b:1\n    weight: 0\n  - {endpoint: c:1, drain: true}\n"
+    path.write_text(start + entries)
+    found = load(path)[0].replicas
+    assert found is not None
+    assert [(r.endpoint, r.weight, r.drain) for r in found] == [
+        ("a:1", 100, False),
+        ("b:1", 0, False),
+        ("c:1", 100, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("nonsense", "replicas[0].endpoint: found 'nonsense'; must be host:port"),
+        ("{endpoint: a:1, weight: -1}", "replicas[0].weight: found '-1'; must be greater than"),
+        ("{endpoint: a:1, weight: .inf}", "replicas[0].weight: found 'inf'; must be a number"),
+        ("{endpoint: a:1, weight: lots}", "replicas[0].weight: found 'lots'; must be a number"),
+        ("{endpoint: a:1, wieght: 1}", "replicas[0].wieght: unknown; allowed: endpoint, weight"),
+        ("{weight: 1}", "replicas[0].endpoint: missing"),
+        ("a:1\n  - {endpoint: a:1, weight: 3}", "replicas[1]: 'a:1' is there twice"),
+    ],
+)
+def test_a_replica_that_is_none_has_its_line(tmp_path: Path, entry: str, expected: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"anonymous: true\nreplicas:\n  - {entry}\n")
+    with pytest.raises(ConfigurationError) as error:
+        load(path)
+    line = 4 if "\n" in entry else 3
+    assert f":{line}: {expected}" in str(error.value)

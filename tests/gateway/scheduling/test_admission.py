@@ -187,7 +187,7 @@ async def test_choices_are_counted_one_by_one() -> None:
 async def test_what_can_never_have_its_turn_holds_nobody_up() -> None:
     """Not now, since most engines are away, or not at all: others go past it."""
     admission = _admission(4, share=0.5, wait_s=0.05)
-    assert admission.largest == 2
+    assert admission.largest() == 2
     large = asyncio.create_task(admission.permit("a", priority=9, cost=3).__aenter__())
     await asyncio.sleep(0)
     async with admission.permit("b"), admission.permit("b"), admission.permit("c"):

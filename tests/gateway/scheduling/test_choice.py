@@ -17,7 +17,7 @@ from gateway.errors import EngineBroken, EngineError, EngineUnavailable
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
-from gateway.scheduling.discovery import resolve
+from gateway.scheduling.discovery import Target, resolve
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 
@@ -26,6 +26,7 @@ from gateway.triton.engine import Engine
 class _Place:
     endpoint: str
     in_flight: int = 0
+    weight: float = 100.0
 
 
 def _places(count: int) -> list[_Place]:
@@ -192,12 +193,61 @@ async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPat
         return [(0, 0, 0, "", (a, port)) for a in ("10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1")]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
-    assert await resolve(["a:1", "dns:///triton:8001"]) == [
-        *("a:1", "10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001")
-    ]
-    assert await resolve(["grpcs+dns:///triton:8001"]) == [
+    one, name = Target("a:1"), Target("dns:///triton:8001", 7, drain=True)
+    found = await resolve([one, name, Target("10.0.0.1:8001", 3)])
+    addresses = ["10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001"]
+    assert found == {"a:1": one} | dict.fromkeys(addresses, name)
+    assert list(found) == ["a:1", *addresses]
+    found = await resolve([Target("grpcs+dns:///triton:8001")])
+    assert found is not None
+    assert list(found) == [
         *("grpcs://10.0.0.1:8001#triton", "grpcs://10.0.0.2:8001#triton"),
         "grpcs://[fd00::1]:8001#triton",
     ]
-    assert await resolve(["dns:///gone:8001"]) == []
-    assert await resolve(["a:1", "dns:///away:8001"]) is None
+    assert await resolve([Target("dns:///gone:8001")]) == {}
+    assert await resolve([one, Target("dns:///away:8001")]) is None
+
+
+weights = st.lists(st.sampled_from([0.5, 1.0, 10.0, 90.0, 100.0]), min_size=2, max_size=5)
+
+
+@given(weights)
+def test_keys_and_requests_without_one_are_shared_by_weight(given_weights: list[float]) -> None:
+    places = [_Place(f"10.0.0.{i}:8001", weight=w) for i, w in enumerate(given_weights)]
+    keys = [f"key {number}".encode() for number in range(2000)]
+    found = Counter(choose(places, key).endpoint for key in keys)
+    drawn = found
+    if len(set(given_weights)) > 1:  # of equal ones the least loaded is taken
+        drawn = Counter(choose(places, None).endpoint for _ in keys)
+    for place in places:
+        share = place.weight / sum(given_weights)
+        assert abs(found[place.endpoint] / len(keys) - share) < 0.06
+        assert abs(drawn[place.endpoint] / len(keys) - share) < 0.06
+
+
+@given(weights, st.integers(0, 4), st.binary(min_size=1))
+def test_a_greater_weight_takes_keys_and_gives_none_away(
+    given_weights: list[float], which: int, key: bytes
+) -> None:
+    places = [_Place(f"10.0.0.{i}:8001", weight=w) for i, w in enumerate(given_weights)]
+    home = choose(places, key)
+    greater = places[which % len(places)]
+    greater.weight *= 4
+    assert choose(places, key) in (home, greater)
+
+
+@given(weights, st.lists(st.binary(min_size=1, max_size=2), max_size=200))
+def test_load_is_bounded_by_weight(given_weights: list[float], keys: list[bytes]) -> None:
+    places = [_Place(f"10.0.0.{i}:8001", weight=w) for i, w in enumerate(given_weights)]
+    for key in keys:
+        choose(places, key).in_flight += 1
+    for place in places:
+        share = place.weight / sum(given_weights)
+        assert place.in_flight <= max(1.25 * share * (len(keys) + 1) + 1, 4)
+
+
+def test_without_any_weight_the_least_loaded_is_taken() -> None:
+    places = [_Place(f"10.0.0.{i}:8001", weight=0.0) for i in range(3)]
+    for number in range(30):
+        choose(places, None if number % 2 else b"key").in_flight += 1
+    assert sum(place.in_flight for place in places) == 30

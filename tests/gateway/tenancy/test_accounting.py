@@ -50,7 +50,6 @@ def _beam_search() -> Batch:
         choices=4,
         prompt_tokens=100,
         fingerprint="",
-        tokens_per_block=32,
         caller=ANYBODY,
         timeout_s=600.0,
         deadline=600.0,

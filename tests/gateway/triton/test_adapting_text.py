@@ -64,20 +64,26 @@ def ids_of(text: str, *, special: bool) -> list[int]:
 async def test_a_chat_has_the_beginning_that_its_template_wrote_once(
     prompts: Prompts, text: str, adds: bool
 ) -> None:
-    sent, ids = await fit_text(prompts, text, TextModel(adds_special_tokens=adds), chat=True)
+    sent, ids = await fit_text(
+        prompts, text, TextModel(adds_special_tokens=adds), prompts.encode, chat=True
+    )
     assert ids == ids_of(text, special=False) == ids_of(sent, special=adds)
     assert sent == (text.removeprefix("<s>") if adds else text)
 
 
 @pytest.mark.parametrize("adds", [True, False])
 async def test_a_completion_has_what_the_tokenizer_adds(prompts: Prompts, adds: bool) -> None:
-    sent, ids = await fit_text(prompts, "Hello", TextModel(adds_special_tokens=adds), chat=False)
+    sent, ids = await fit_text(
+        *(prompts, "Hello", TextModel(adds_special_tokens=adds), prompts.encode), chat=False
+    )
     assert ids == ids_of("Hello", special=True) == ids_of(sent, special=adds)
     assert ids.count(BOS) == 1
 
 
 async def test_what_cannot_be_avoided_is_counted(prompts: Prompts) -> None:
-    sent, ids = await fit_text(prompts, "Hello", TextModel(adds_special_tokens=True), chat=True)
+    sent, ids = await fit_text(
+        *(prompts, "Hello", TextModel(adds_special_tokens=True), prompts.encode), chat=True
+    )
     assert (sent, ids) == ("Hello", ids_of("Hello", special=True))
 
 

@@ -1,0 +1,265 @@
+"""One prompt within the limits of the replicas that can take it, in the form that each is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from gateway.generation import Options, TextPrompt
+from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
+from gateway.scheduling.kinds import Kind
+from gateway.service import Service
+from gateway.tokenization.control_tokens import GuardedText
+from gateway.tokenization.prompts import Prompts
+from gateway.triton.model_capabilities import ModelCapabilities, TextModel
+
+Prompt = str | GuardedText | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPrompt:
+    """What it leaves to each of its choices, and what of it is the text for each kind."""
+
+    ids: list[int]
+    max_tokens: int
+    echo: str | None
+    forms: dict[object, TextPrompt | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    kind: Kind
+    ids: list[int]
+    text: TextPrompt | None
+
+    @property
+    def room(self) -> int:
+        return self.kind.capabilities.max_seq_len - len(self.ids)
+
+
+async def fit(
+    service: Service, kinds: Sequence[Kind], prompt: Prompt, options: Options, *, chat: bool
+) -> FittedPrompt:
+    """The prompt for those of `kinds` that can take it and would make the same ids of it.
+
+    Of several, one that takes ids says which these are, as it loses nothing of the prompt. Where
+    the client says how long its answer may be, it goes to kinds with room for that.
+
+    Raises what the first kind refuses it for, where all do.
+    """
+    encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
+    if len(kinds) > 1:
+        encode = _once(encode)
+    refused: InvalidRequest | None = None
+    fits: list[_Fit] = []
+    for kind in _by_preference(kinds):
+        try:
+            found = await _fit(service, kind, prompt, options, encode, chat=chat)
+        except InvalidRequest as error:
+            refused = refused or error
+            continue
+        if not fits or found.ids == fits[0].ids:
+            fits.append(found)
+    if not fits:
+        assert refused is not None
+        raise refused
+    ids, limit = fits[0].ids, options.max_tokens
+    if limit is not None and len(fits) > 1:
+        most = min(limit, max(each.room for each in fits))
+        fits = [each for each in fits if each.room >= most]
+    room = min([each.room for each in fits])
+    echo = None
+    if options.echo:
+        as_given = isinstance(prompt, str) and options.truncate_prompt is None
+        echo = str(prompt) if as_given else service.prompts.decode(ids)
+    return FittedPrompt(
+        ids,
+        room if limit is None else min(limit, room),
+        echo,
+        {each.kind: each.text for each in fits},
+    )
+
+
+def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
+    """Those that take ids first, then those that take the longest prompts."""
+    if len(kinds) == 1:
+        return kinds
+    return sorted(
+        kinds,
+        key=lambda kind: (kind.capabilities.text is not None, -longest_prompt(kind.capabilities)),
+    )
+
+
+def _once(encode: Encode) -> Encode:
+    """Each text once, as kinds want most of them alike."""
+    known: dict[tuple[str | GuardedText, bool], list[int]] = {}
+
+    async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> list[int]:
+        ids = known.get((text, add_special_tokens))
+        if ids is None:
+            ids = await encode(text, add_special_tokens=add_special_tokens)
+            known[text, add_special_tokens] = ids
+        return ids
+
+    return encode_once
+
+
+async def _fit(
+    service: Service,
+    kind: Kind,
+    prompt: Prompt,
+    options: Options,
+    encode: Encode,
+    *,
+    chat: bool,
+) -> _Fit:
+    capabilities = kind.capabilities
+    model = capabilities.text
+    sent, given = "", prompt
+    truncate = options.truncate_prompt
+    if not isinstance(prompt, list):
+        # What cannot fit is not tokenized first.
+        if truncate is None or truncate > longest_prompt(capabilities):
+            check_text(service.prompts, capabilities, str(prompt), param=_param(chat=chat))
+        elif isinstance(prompt, str):
+            given = service.prompts.part_of(prompt, truncate, options.truncation_side)
+    elif truncate is None:
+        # Nor is there a text looked for: that takes a second of everybody's for a million ids.
+        _check_length(capabilities, prompt, chat=chat)
+    if model is not None:
+        sent, given = await _as_text(
+            *(service, capabilities.model, prompt, model, options, encode), chat=chat
+        )
+    ids = await _prompt_ids(service, given, options, encode, chat=chat)
+    _check_length(capabilities, ids, chat=chat)
+    _check_logits(service, capabilities, ids, options)
+    text = None
+    if model is not None:
+        restates = capabilities.restates_prompt
+        text = await text_prompt(service.prompts, sent, ids, model, options, restates=restates)
+    return _Fit(kind, ids, text)
+
+
+async def _as_text(
+    service: Service,
+    name: str,
+    prompt: Prompt,
+    model: TextModel,
+    options: Options,
+    encode: Encode,
+    *,
+    chat: bool,
+) -> tuple[str, list[int]]:
+    """The text to send for a prompt and the ids that it is.
+
+    Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
+    would take for control tokens, InvalidRequest for ids that are not in the vocabulary.
+    """
+    if isinstance(prompt, list):
+        _check_vocabulary(service, prompt, _param(chat=chat))
+        text = await text_of_ids(
+            service.prompts, prompt, model, encode, tenant=options.caller.tenant
+        )
+        if text is None:
+            raise UnsupportedParameter(
+                f"prompt: these token ids are not served through the model {name!r}, which takes "
+                "text: no text is known to be tokenized to them.",
+                param="prompt",
+            )
+        return text, prompt
+    if isinstance(prompt, GuardedText):
+        raise UnsupportedParameter(
+            f"messages: control tokens are not served through the model {name!r}, which would take "
+            "them for more than text.",
+            param="messages",
+        )
+    return await fit_text(service.prompts, prompt, model, encode, chat=chat)
+
+
+async def _prompt_ids(
+    service: Service, prompt: Prompt, options: Options, encode: Encode, *, chat: bool
+) -> list[int]:
+    """Token ids of a prompt, no more than `options` leave of it."""
+    param = _param(chat=chat)
+    if not isinstance(prompt, list):
+        # A chat template writes its own special tokens.
+        ids = await encode(prompt, add_special_tokens=not chat)
+    else:
+        ids = prompt
+        _check_vocabulary(service, prompt, param)
+    if options.truncate_prompt is not None:
+        keep = options.truncate_prompt
+        ids = ids[:keep] if options.truncation_side == "right" else ids[-keep:]
+    if not ids:
+        raise InvalidRequest(f"{param}: must have at least one token.", param=param)
+    return ids
+
+
+def _check_vocabulary(service: Service, ids: list[int], param: str) -> None:
+    """Raises InvalidRequest for token ids that there are not."""
+    if max(ids, default=0) >= service.prompts.vocab_size:
+        allowed = service.prompts.vocab_size - 1
+        raise InvalidRequest(f"{param}: token ids must be 0 to {allowed}.", param=param)
+
+
+def longest_prompt(capabilities: ModelCapabilities) -> int:
+    """In tokens: it leaves room for one of the answer."""
+    limit = capabilities.max_seq_len - 1
+    if capabilities.max_input_len is not None:
+        limit = min(limit, capabilities.max_input_len)
+    return limit
+
+
+def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, param: str) -> None:
+    """Raises ContextLengthExceeded for a text that cannot fit, whatever its tokens are."""
+    if prompts.exceeds(text, longest_prompt(capabilities)):
+        raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
+
+
+def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
+    """Raises ContextLengthExceeded when there is no room for a token of the answer."""
+    if len(ids) > longest_prompt(capabilities):
+        raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
+
+
+def prompt_logprobs(options: Options, choice: int) -> int | None:
+    """What a choice asks of its prompt: an echo is each choice's own, all else the first one's."""
+    found = []
+    if options.echo and options.params.logprobs is not None:
+        found.append(options.params.logprobs)
+    if options.prompt_logprobs is not None and choice == 0:
+        found.append(options.prompt_logprobs)
+    return max(found, default=None)
+
+
+def _check_logits(
+    service: Service, capabilities: ModelCapabilities, ids: list[int], options: Options
+) -> None:
+    """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
+    if prompt_logprobs(options, 0) is None:
+        return
+    param = "echo" if options.prompt_logprobs is None else "prompt_logprobs"
+    of_token = capabilities.vocab_size * capabilities.logit_bytes
+    limit = service.settings.max_prompt_logits_bytes
+    if len(ids) * of_token > limit:
+        raise InvalidRequest(
+            f"{param}: the logits of {len(ids)} prompt tokens are {len(ids) * of_token} bytes; "
+            f"allowed with logprobs: {limit}, of {limit // of_token} tokens.",
+            param=param,
+        )
+
+
+def _too_long(capabilities: ModelCapabilities, found: str, param: str) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        # In these words client libraries recognise the case, besides by the code.
+        f"This model's maximum context length is {capabilities.max_seq_len} tokens. Input tokens "
+        f"exceed the configured limit of {longest_prompt(capabilities)} tokens; your prompt has "
+        f"{found}.",
+        param=param,
+    )
+
+
+def _param(*, chat: bool) -> str:
+    return "messages" if chat else "prompt"

@@ -1,0 +1,74 @@
+"""What `admission` counts: places that are taken, and who waits for some, by tenant and lane."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gateway.scheduling.kinds import Lane
+
+
+class Scope(NamedTuple):
+    """Places that `lanes` share, None for all lanes: as many may be taken by these together.
+
+    Known by its `key`.
+    """
+
+    places: int
+    lanes: Collection[Lane] | None = None
+    key: object = None
+
+
+Scopes = Callable[[Lane, Collection[Lane]], Sequence[Scope]]
+"""The scopes in which a request of a lane needs its places, as long as there are these other
+lanes."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """A number of places, and how many of them are of each lane but None."""
+
+    total: int = 0
+    lanes: Counter[Lane] = field(default_factory=Counter)
+
+    def add(self, lane: Lane, more: int) -> None:
+        self.total += more
+        if lane is not None:
+            self.lanes[lane] += more
+            if not self.lanes[lane]:
+                del self.lanes[lane]
+
+    def within(self, lanes: Collection[Lane] | None) -> int:
+        if lanes is None:
+            return self.total
+        of_none = self.total - self.lanes.total() if None in lanes else 0
+        return of_none + sum(count for lane, count in self.lanes.items() if lane in lanes)
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    cost: int
+    admitted: asyncio.Future[None]
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_admitted(self) -> bool:
+        done = self.admitted.done() and not self.admitted.cancelled()
+        return done and self.admitted.exception() is None
+
+
+@dataclass(slots=True)
+class TenantQueue:
+    """One tenant: its places, and those that wait, in order: a line for each lane."""
+
+    priority: int = 0
+    taken: Taken = field(default_factory=Taken)
+    lines: dict[Lane, deque[Waiting]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self.lines.values()))

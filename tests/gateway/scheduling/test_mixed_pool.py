@@ -1,0 +1,234 @@
+"""One pool of two kinds: replicas driven by token ids, and ones driven by text. Who gets what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import tenant, write_config
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+OLD, NEW = "old", "new"
+ONLY_OLD = {"ignore_eos": True}
+ONLY_NEW = {"frequency_penalty": 0.5}
+KEYS = {"greedy": "sk-the-key-of-greedy", "other": "sk-the-key-of-other"}
+FOR_EVER = "for ever"
+PLACES = 4
+
+
+@dataclass
+class Pool:
+    """A gateway before two scripted servers, each of which answers with its own name."""
+
+    old: FakeTriton
+    new: FakeLlmapi
+    endpoints: dict[str, str]
+    config: Path
+    client: httpx.AsyncClient
+    service: Any
+
+    async def weigh(self, old: Any, new: Any) -> None:
+        """The entries of both in the file; returns when they are in force."""
+        _write(self.config, self.endpoints, old, new)
+        self.service.configuration.reload_now()
+        wanted = [_entry(self.endpoints[OLD], old), _entry(self.endpoints[NEW], new)]
+
+        def is_in_force() -> bool:
+            found = [
+                {"endpoint": r.endpoint, "weight": r.weight, "drain": r.drained_at is not None}
+                for r in self.service.replicas
+            ]
+            return found == [{"weight": 100, "drain": False} | each for each in wanted]
+
+        await until(is_in_force)
+
+    async def ask(self, tenant: str | None = None, **body: Any) -> httpx.Response:
+        headers = {} if tenant is None else {"authorization": f"Bearer {KEYS[tenant]}"}
+        asked = {"model": "m", "prompt": "x", "max_tokens": 8} | body
+        return await self.client.post("/v1/completions", json=asked, headers=headers)
+
+    async def says(self, **body: Any) -> str:
+        answer = await self.ask(**body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    def in_flight(self, name: str) -> int:
+        [found] = [r for r in self.service.replicas if r.endpoint == self.endpoints[name]]
+        return int(found.in_flight)
+
+
+def _entry(endpoint: str, given: Any) -> dict[str, Any]:
+    return {"endpoint": endpoint} | (given if isinstance(given, dict) else {"weight": given})
+
+
+def _write(config: Path, endpoints: dict[str, str], old: Any, new: Any) -> None:
+    replicas = [_entry(endpoints[OLD], old), _entry(endpoints[NEW], new)]
+    document = {"anonymous": True}
+    if config.exists():
+        document = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(document | {"replicas": replicas}))
+
+
+async def until(met: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not met():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def pool(
+    folder: Path, old: Any = 100, new: Any = 100, *, tenants: bool = False, **more: Any
+) -> AsyncIterator[Pool]:
+    save_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
+    engines = FakeTriton(tokens=ids_of(folder, OLD), fault=None, step=1), FakeLlmapi()
+    engines[1].steps = [told("ne"), told(NEW, "stop")]
+    engines[1].of_prompt = {FOR_EVER: (told("ne"), None)}
+    config = folder / "c.yaml"
+    if tenants:
+        write_config(config, *[tenant(*pair) for pair in KEYS.items()])
+    async with serving(engines[0]) as first, serving(engines[1]) as second:
+        endpoints = {OLD: first, NEW: second}
+        _write(config, endpoints, old, new)
+        settings = {"config": config, "allow_anonymous": not tenants, "replica_in_flight": PLACES}
+        async with running(folder, first, **settings | more) as (client, service, _):
+            await until(lambda: len(service.replicas.kinds) == 2)
+            yield Pool(*engines, endpoints, config, client, service)
+
+
+async def test_what_a_request_needs_decides_who_takes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with pool(tmp_path) as both:
+        assert {await both.says(**ONLY_OLD) for _ in range(8)} == {OLD}
+        assert {await both.says(**ONLY_NEW) for _ in range(8)} == {NEW}
+        plain = [both.says() for _ in range(40)]
+        assert set(await asyncio.gather(*plain)) == {OLD, NEW}
+        for refused, param in (
+            ({"logit_bias": {"1": 5}}, "logit_bias"),
+            (ONLY_OLD | ONLY_NEW, None),
+        ):
+            answer = await both.ask(**refused)
+            assert answer.status_code == 400
+            assert param is None or answer.json()["error"]["param"] == param
+        # What a text would not be the same ids of goes to who takes ids.
+        assert await both.says(prompt=[255], max_tokens=3) == OLD
+        assert [r.state for r in both.service.replicas] == ["ready", "ready"]
+    [told] = [record.message for record in caplog.records if "of 2 kinds" in record.message]
+    assert "token mode on 'tensorrt_llm' serves what not all do: log" not in told
+    assert "ignore_eos" in told.partition("llmapi mode")[0]
+    assert "frequency_penalty" in told.partition("llmapi mode")[2]
+
+
+async def test_weights_are_changed_while_streams_run(tmp_path: Path) -> None:
+    async with pool(tmp_path, 100, 0) as both:
+        assert {await both.says() for _ in range(8)} == {OLD}
+        assert await both.says(**ONLY_NEW) == NEW  # nobody else can
+        both.old.fault = "slow"
+        begun = [asyncio.create_task(both.says()) for _ in range(PLACES)]
+        await until(lambda: both.in_flight(OLD) == PLACES)
+        await both.weigh(0, 100)
+        # What runs on the old one takes no place of the new one.
+        held = [asyncio.create_task(both.ask(prompt=FOR_EVER)) for _ in range(PLACES - 1)]
+        await until(lambda: both.in_flight(NEW) == PLACES - 1)
+        assert {await both.says() for _ in range(8)} == {NEW}
+        assert both.in_flight(OLD) == PLACES
+        both.old.released.set()
+        assert set(await asyncio.gather(*begun)) == {OLD}
+        assert await both.says(**ONLY_OLD) == OLD
+        for task in held:
+            task.cancel()
+        await both.weigh(100, 0)
+        assert {await both.says() for _ in range(8)} == {OLD}
+
+
+async def test_a_drained_replica_finishes_what_it_has(tmp_path: Path) -> None:
+    async with pool(tmp_path, 100, 0) as both:
+        both.old.fault = "slow"
+        # The second choice of the last one waits for a place there, and has no other.
+        asked = [asyncio.create_task(both.ask(**ONLY_OLD, n=1)) for _ in range(PLACES - 1)]
+        asked.append(asyncio.create_task(both.ask(**ONLY_OLD, n=2)))
+        await until(lambda: both.old.reached == PLACES)
+        await until(lambda: both.service.admission.waiting == 1)
+        await both.weigh({"drain": True}, 100)
+        assert await both.says() == NEW
+        refused = await both.ask(**ONLY_OLD)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ignore_eos")
+        assert [r.state for r in both.service.replicas] == ["draining", "ready"]
+        both.old.released.set()
+        answers = [answer.json() for answer in await asyncio.gather(*asked)]
+        assert [len(answer["choices"]) for answer in answers] == [1, 1, 1, 2]
+        assert {c["text"] for answer in answers for c in answer["choices"]} == {OLD}
+        assert [r.state for r in both.service.replicas] == ["drained", "ready"]
+        await both.weigh({"drain": False}, 0)
+        assert {await both.says() for _ in range(8)} == {OLD}
+
+
+async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path) -> None:
+    async with pool(tmp_path, 100, 0) as both:
+        both.old.fault, both.old.step = "abort", 0
+        assert {await both.says() for _ in range(3)} == {NEW}
+
+
+async def test_the_fingerprint_is_of_who_answered(tmp_path: Path) -> None:
+    async with pool(tmp_path, 100, 0) as both:
+        old = (await both.ask()).json()["system_fingerprint"]
+        await both.weigh(0, 100)
+        new = (await both.ask()).json()["system_fingerprint"]
+        assert old != new
+        for asked, fingerprint in (({}, new), (ONLY_OLD, old)):
+            stream = (await both.ask(stream=True, **asked)).text
+            assert stream.count(fingerprint) == stream.count("system_fingerprint") > 1
+
+
+async def test_health_tells_of_each(tmp_path: Path) -> None:
+    async with pool(tmp_path, 100, 0) as both:
+        found = (await both.client.get("/health/ready")).json()["pool"]
+        modes = {name: found[both.endpoints[name]] for name in (OLD, NEW)}
+        assert [(m["mode"], m["weight"], m["state"]) for m in modes.values()] == [
+            ("token", 100, "ready"),
+            ("llmapi", 0, "ready"),
+        ]
+        [model] = (await both.client.get("/v1/models")).json()["data"]
+        assert model["modes"] == ["llmapi", "token"]
+        await both.weigh({"drain": True}, {"drain": True})
+        answer = await both.client.get("/health/ready")
+        assert answer.status_code == 503
+        assert "is drained" in answer.json()["triton"]
+        assert (await both.ask()).status_code == 503
+
+
+async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path) -> None:
+    """Neither those who can be served elsewhere, nor those who want the same."""
+    settings = {"tenant_share": 0.75, "queue_size": 40}
+    async with pool(tmp_path, tenants=True, **settings) as both:
+        both.old.fault = "slow"
+        greedy = [asyncio.create_task(both.ask("greedy", **ONLY_OLD)) for _ in range(30)]
+        await until(lambda: both.service.admission.waiting == 27)
+        assert both.in_flight(OLD) == 3
+        for _ in range(20):
+            answer = await both.ask("other", **ONLY_NEW)
+            assert (answer.status_code, answer.json()["choices"][0]["text"]) == (200, NEW)
+        same = asyncio.create_task(both.ask("other", **ONLY_OLD))
+        await until(lambda: both.in_flight(OLD) == 4)
+        # The old one is full now: what any can take goes to the new one, its own too.
+        for name in KEYS:
+            plain = [both.ask(name) for _ in range(5)]
+            texts = {a.json()["choices"][0]["text"] for a in await asyncio.gather(*plain)}
+            assert texts == {NEW}
+        assert both.in_flight(OLD) == 4
+        both.old.released.set()
+        assert {a.status_code for a in await asyncio.gather(*greedy, same)} == {200}
+        assert both.service.admission.in_flight == 0
