@@ -221,7 +221,7 @@ WRONG = {
     "adapters: [{name: a, source: /a}, {name: a, source: /b}]": "used twice",
     "adapters: [{name: a, source: /a, base: b}]": "unknown; allowed: name, source, watch",
     "adapters_folder: here": "must be an absolute folder",
-    "prune_adapters: 1": "must be a valid boolean",
+    "prune_adapters: 1": "must be true or false",
 }
 
 
