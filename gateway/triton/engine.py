@@ -201,7 +201,8 @@ class Engine:
         # One that answers at the end may just be busy: with long answers, and full.
         silence_tells = capabilities.streams_llmapi or not self.ready
         give_up = self._client.disconnect if silence_tells else None
-        await self._proof.find(partial(self._stream, capabilities), give_up)
+        ask = partial(self._stream, capabilities)
+        await self._proof.find(ask, give_up, in_use=self.ready)
 
     def works(self) -> None:
         self._proof.works()

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
-from gateway.errors import EngineUnavailable, GatewayError
+from gateway.errors import EngineUnavailable, GatewayError, Overloaded
 from gateway.generation import Generation, GenerationParams, Sampling, TextPrompt
 from gateway.triton.token_stream import TokenStream
 
@@ -43,14 +43,19 @@ class Proof:
         self._token_made = True
 
     async def find(
-        self, ask: Callable[[Generation, float], TokenStream], give_up: Callable[[], None] | None
+        self,
+        ask: Callable[[Generation, float], TokenStream],
+        give_up: Callable[[], None] | None,
+        *,
+        in_use: bool,
     ) -> None:
         """Returns when the engine makes a token, for whomever, and at once where it is not doubted.
         Raises EngineUnavailable when it makes none.
 
         `ask` begins a generation with a deadline. `give_up` is called for an engine that is silent:
         what others wait for will not come either. Where silence says nothing it is None, and the
-        doubt stays.
+        doubt stays. So it does where no room is left for the question, of an engine that is
+        `in_use`; one that was out is not taken for well by that.
         """
         if not self.doubted:
             return
@@ -74,6 +79,10 @@ class Proof:
                 return
             if not self._token_made:
                 give_up()
+        except Overloaded as error:
+            if in_use:
+                return
+            why = error.message
         except GatewayError as error:
             why = error.message
         if not self._token_made:

@@ -191,6 +191,32 @@ async def test_a_token_is_a_proof_whatever_fails_behind_it(
     assert "engine not ready" not in caplog.text
 
 
+FULL = "Exceeds maximum queue size"
+
+
+async def test_an_engine_whose_queue_is_full_is_not_dead_for_that(
+    tokenizer_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it well, where it was dead before: its queue may stand for ever."""
+    servicer = FakeLlmapi(*OK)
+    servicer.of_prompt |= {"poison": (DEAD,), "Hello": (FULL,)}
+    async with gateway(tokenizer_dir, servicer) as (ask, service):
+        assert (await ask("poison")).status_code == 500
+        await until(lambda: proofs(servicer) >= 2)
+        assert service.replicas.ready
+        assert (await ask()).status_code == 200
+        assert "engine not ready" not in caplog.text
+        servicer.of_prompt["Hello"] = (DEAD,)
+        assert (await ask("poison")).status_code == 500
+        await until(lambda: not service.replicas.ready)
+        servicer.of_prompt["Hello"] = (FULL,)
+        before = proofs(servicer)
+        await until(lambda: proofs(servicer) > before + 1)
+        assert not service.replicas.ready
+        del servicer.of_prompt["Hello"]
+        await until(lambda: service.replicas.ready)
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
 async def test_an_engine_that_gives_up_is_no_end_of_an_answer(
     tokenizer_dir: Path, reason: str
