@@ -243,11 +243,18 @@ class _LoraCollector(Collector):
             "Adapter versions that a replica has on its disk, of those that read them from there.",
             labels=["replica"],
         )
+        lacking = GaugeMetricFamily(
+            "gateway_replica_adapters_lacking",
+            "Adapter versions that it cannot have there now; /health/ready has the reasons.",
+            labels=["replica"],
+        )
+        placement = self._adapters.placement
         for replica in self._replicas:
             if replica.ready and replica.engine.capabilities.reads_adapters:
-                count = self._adapters.placement.count(replica.endpoint)
-                held.add_metric([replica.endpoint], count)
-        yield held
+                held.add_metric([replica.endpoint], placement.count(replica.endpoint))
+                lacks = placement.lacking(replica.endpoint).total()
+                lacking.add_metric([replica.endpoint], lacks)
+        yield from (held, lacking)
         stats = self._adapters.store.stats
         for field in fields(stats):
             value = getattr(stats, field.name)

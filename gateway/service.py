@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adapters.record import Version
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.catalog.router import Router
+from gateway.catalog.shortfall import shortfalls
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
 from gateway.errors import EngineUnavailable, GatewayError
@@ -95,13 +97,33 @@ class Service:
         of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
         return next((warning for warning in of_models + of_places if warning), None)
 
+    @property
+    def shortfalls(self) -> list[str]:
+        """What disks of replicas lack, in words for operators."""
+        return shortfalls(self.adapters.placement, self.disks())
+
+    def placement(self, version: Version) -> dict[str, str]:
+        """By endpoint, what is known of it on each replica that reads adapters from its disk."""
+        return {
+            endpoint: self.adapters.placement.state(version.weights, endpoint)
+            for endpoint, reads in self.disks().items()
+            if reads
+        }
+
+    def disks(self) -> dict[str, bool]:
+        """By the endpoint of each replica, whether it reads adapters from its own disk now."""
+        return {
+            replica.endpoint: replica.ready and replica.engine.capabilities.reads_adapters
+            for replica in self.replicas
+        }
+
     async def run(self) -> None:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self.accounting.keep_books())
-            tasks.create_task(self.adapters.follow_disks(lambda: self.replicas.read_adapters))
+            tasks.create_task(self.adapters.follow_disks(self.disks))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()

@@ -9,6 +9,7 @@ again by itself: whoever uses them knows what a lost answer means.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,6 +97,29 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
     }
     sentinel: Any = Sentinel(url.hosts, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
     return sentinel.master_for(url.service, **options, retry=retry)
+
+
+class LazyClient:
+    """A client that is made when it is first asked for, and again after a failure. For threads."""
+
+    def __init__(self, url: RedisUrl, timeout_s: float) -> None:
+        """As `connect`, which `client` raises as; `timeout_s` bounds each connect, too."""
+        self._url = url
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._made: Any = None
+
+    @property
+    def client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                timeout_s = self._timeout_s
+                self._made = connect(self._url, timeout_s=timeout_s, connect_timeout_s=timeout_s)
+            return self._made
+
+    def close(self) -> None:
+        if self._made is not None:
+            close(self._made)
 
 
 def close(client: Any) -> None:

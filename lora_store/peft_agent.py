@@ -18,7 +18,7 @@ from adapters.adapter import Converted
 from adapters.errors import StoreError
 from lora_store.codec import CorruptBlob, decode
 from lora_store.peft_folders import PeftFolders
-from lora_store.peft_keeper import Keeper, Wanted, wanted_of
+from lora_store.peft_keeper import EngineLimits, Keeper, Wanted, wanted_of
 from lora_store.peft_notices import Heard, Held, Named, PeftNotices
 from lora_store.redis import Position, RedisTier
 
@@ -45,10 +45,11 @@ class Agent:
         max_bytes: int,
         grace_s: float,
         settle_s: float = _SETTLE_S,
+        limits: EngineLimits | None = None,
     ) -> None:
         """`replicas`: endpoints as gateways know them, ``host:port``; `path`: the folder as they
         see it. `grace_s`: how long a version outlives its last name, and how long a gateway that
-        is not heard any more is taken to use what it used."""
+        is not heard any more is taken to use what it used. `limits` are the engine's."""
         self._folders = folders
         self._tier = tier
         self._notices = notices
@@ -57,6 +58,7 @@ class Agent:
         self._max_bytes = max_bytes
         self._grace_s = grace_s
         self._settle_s = settle_s
+        self._limits = limits or EngineLimits()
         self._id = hashlib.sha256(repr((self._replicas, path)).encode()).hexdigest()[:16]
         self._boot = secrets.token_hex(4)
         self._gateways: Heard[Named] = Heard()
@@ -78,7 +80,9 @@ class Agent:
             waited = True
             if ended.wait(_POLL_S):
                 return
-        keeper = Keeper(self._folders, max_bytes=self._max_bytes, grace_s=self._grace_s)
+        keeper = Keeper(
+            self._folders, max_bytes=self._max_bytes, grace_s=self._grace_s, limits=self._limits
+        )
         self._note(keeper)
         self._settled = time.monotonic() + self._settle_s
         beats = threading.Thread(target=self._beat, args=(ended,), name="peft-beat", daemon=True)
@@ -163,6 +167,7 @@ class Agent:
             path=self._path,
             holds=keeper.held,
             refused=dict(keeper.refused),
+            lacks=keeper.lacks,
         )
 
     def _tell(self) -> None:

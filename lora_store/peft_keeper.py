@@ -26,15 +26,43 @@ from lora_store.peft_folders import PeftFolders
 _LOG = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_RETRY_FULL_S = 60.0
+_FUSED = {"attn_qkv": {"attn_q", "attn_k", "attn_v"}, "mlp_gate_up": {"mlp_h_to_4h", "mlp_gate"}}
 _LOOK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`nbytes` is about what the folder will take; what it did take is remembered."""
+    """`nbytes` is about what the folder will take; what it did take is remembered.
+
+    `rank` is the largest of any of its `modules`, which have TensorRT-LLM's names.
+    """
 
     digest: str
     nbytes: int
+    rank: int = 0
+    modules: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine was loaded for; None is not known. `modules` have TensorRT-LLM's names."""
+
+    max_rank: int | None = None
+    modules: frozenset[str] | None = None
+
+    def why_not(self, wanted: Wanted) -> str | None:
+        """Why the engine would fail each request with it; None where nothing is known of that."""
+        if self.max_rank is not None and wanted.rank > self.max_rank:
+            return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
+        if self.modules is not None:
+            covered = self.modules.union(*(_FUSED.get(each, ()) for each in self.modules))
+            if more := sorted(wanted.modules - covered):
+                return (
+                    f"it has {', '.join(more)}; the engine's lora_target_modules are "
+                    f"{', '.join(sorted(self.modules))}"
+                )
+        return None
 
 
 def wanted_of(records: Iterable[Record]) -> list[Wanted]:
@@ -45,12 +73,17 @@ def wanted_of(records: Iterable[Record]) -> list[Wanted]:
     older.sort(key=lambda version: version.created, reverse=True)
     found: dict[str, Wanted] = {}
     for version in (*served, *older):
-        found.setdefault(version.weights, Wanted(version.weights, version.nbytes))
+        modules = frozenset(rows.module for rows in version.modules)
+        wanted = Wanted(version.weights, version.nbytes, version.rank, modules)
+        found.setdefault(version.weights, wanted)
     return list(found.values())
 
 
+_ANY = EngineLimits()
+
+
 class Keeper:
-    """For one thread. `revision` grows with each change of what is held."""
+    """For one thread. `revision` grows with each change of what is held, and of why not."""
 
     def __init__(
         self,
@@ -58,23 +91,29 @@ class Keeper:
         *,
         max_bytes: int | None,
         grace_s: float,
+        limits: EngineLimits = _ANY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folders = folders
         self._max_bytes = max_bytes
         self._grace_s = grace_s
         self._clock = clock
+        self._limits = limits
         self._here: dict[str, int] = {}
         self._looked = -math.inf
         self._withdrawn: dict[str, int] = {}
         self._unnamed: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._retry: dict[str, tuple[float, str]] = {}
+        # A disk that takes no more is tried after a while that grows, whatever the version.
+        self._disk_retry = -math.inf
+        self._disk_pause_s = 0.0
         self.revision = 0
-        self.lacks: frozenset[str] = frozenset()
-        """Versions that are wanted and do not fit."""
+        self.lacks: Mapping[str, str] = {}
+        """Versions that are wanted and not here, and cannot come now, with the reason."""
         self.refused: dict[str, str] = {}
-        """Versions that have no PEFT form, with the reason."""
+        """Versions that have no PEFT form, or that the engine cannot run, with the reason."""
+        self._too_many: frozenset[str] = frozenset()
         self._look()
 
     @property
@@ -99,7 +138,22 @@ class Keeper:
         `unused` says whether nobody names a version who has seen this revision; while it is None
         nothing is withdrawn or removed. Raises `OSError`.
         """
+        acted = self._act(wanted, fetch, base, unused)
+        lacks = self._lacking(wanted)
+        if lacks != self.lacks:
+            self.lacks = lacks
+            self.revision += 1
+        return acted
+
+    def _act(
+        self,
+        wanted: list[Wanted],
+        fetch: Callable[[str], Converted],
+        base: BaseModel | None,
+        unused: Callable[[str, int], bool] | None,
+    ) -> bool:
         self._look()
+        self._refuse(wanted)
         wanted = [each for each in wanted if each.digest not in self.refused]
         target = self._target(wanted)
         self._note_unnamed(wanted)
@@ -119,6 +173,8 @@ class Keeper:
         for each in missing:
             if base is not None and self._fits(self._size(each)) and self._bring(each, fetch, base):
                 return True
+            if self._clock() < self._disk_retry:
+                break
         return False
 
     def _look(self) -> None:
@@ -148,14 +204,33 @@ class Keeper:
             if left is None or size <= left:
                 target[each.digest] = each
                 left = None if left is None else left - size
-        lacks = frozenset(each.digest for each in wanted if each.digest not in target)
-        if lacks - self.lacks:
+        too_many = frozenset(each.digest for each in wanted if each.digest not in target)
+        if too_many - self._too_many:
             _LOG.error(
                 "%d of %d adapter versions do not fit in %s bytes",
-                *(len(lacks), len(wanted), self._max_bytes),
+                *(len(too_many), len(wanted), self._max_bytes),
             )
-        self.lacks = lacks
+        self._too_many = too_many
         return target
+
+    def _refuse(self, wanted: list[Wanted]) -> None:
+        for each in wanted:
+            why = None if each.digest in self.refused else self._limits.why_not(each)
+            if why is not None:
+                self.refused[each.digest] = why
+                self.revision += 1
+                _LOG.error("%s: %s", each.digest[:12], why)
+
+    def _lacking(self, wanted: list[Wanted]) -> dict[str, str]:
+        found = {}
+        for each in wanted:
+            if each.digest in self._here or each.digest in self.refused:
+                continue
+            if each.digest in self._too_many:
+                found[each.digest] = f"there is no room for it in {self._max_bytes} bytes"
+            elif each.digest in self._retry:
+                found[each.digest] = self._retry[each.digest][1]
+        return found
 
     def _note_unnamed(self, wanted: list[Wanted]) -> None:
         now, named = self._clock(), {each.digest for each in wanted}
@@ -164,6 +239,8 @@ class Keeper:
 
     def _missing(self, target: Mapping[str, Wanted]) -> list[Wanted]:
         now = self._clock()
+        if now < self._disk_retry:
+            return []
         return [
             each
             for digest, each in target.items()
@@ -203,21 +280,28 @@ class Keeper:
                 self._folders.put(each.digest, files)
                 self._here[each.digest] = files.nbytes
                 self._retry.pop(each.digest, None)
+                self._disk_pause_s = 0.0
                 self.revision += 1
                 _LOG.info("holds %s: %d bytes", each.digest[:12], files.nbytes)
             return True
         except AdapterError as error:
             self.refused[each.digest] = str(error)
+            self.revision += 1
             _LOG.error("%s: %s", each.digest[:12], error)
             return True
         except (StoreError, OSError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             known = self._retry.get(each.digest)
-            self._retry[each.digest] = self._clock() + _RETRY_S, str(error)
-            if known is None or known[1] != str(error):
+            self._retry[each.digest] = self._clock() + _RETRY_S, why
+            if known is None or known[1] != why:
                 _LOG.warning("cannot hold %s yet: %s", each.digest[:12], error)
+            if isinstance(error, OSError):
+                self._disk_pause_s = min(2 * self._disk_pause_s or _RETRY_S, _RETRY_FULL_S)
+                self._disk_retry = self._clock() + self._disk_pause_s
             return False
 
     def _remove(self, digest: str) -> None:
         self._folders.remove(digest)
+        self._disk_retry = -math.inf  # there is room again
         del self._withdrawn[digest], self._here[digest]
         _LOG.info("removed %s", digest[:12])

@@ -14,8 +14,8 @@ has been the same, and takes one that is old for that of somebody who is not the
 from __future__ import annotations
 
 import json
-import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -24,7 +24,7 @@ from adapters.base_model import BaseModel
 from adapters.base_model_json import dump, read
 from adapters.record import is_digest
 from lora_store import redis_url
-from lora_store.connect import close, connect
+from lora_store.connect import LazyClient
 from lora_store.redis import RedisSettings, translated
 from lora_store.refusals import Refusals
 
@@ -37,7 +37,8 @@ class Held:
     """What one agent holds, for `replicas` (``host:port``), below `path` as they see it.
 
     `boot` is drawn when the agent starts; `revision` grows with each change after that.
-    `refused` has the versions that it cannot write, with the reason.
+    `refused` has the versions that it will never hold, `lacks` those that it cannot hold now, with
+    the reasons; releases before this one tell no `lacks`.
     """
 
     boot: str
@@ -46,6 +47,7 @@ class Held:
     path: str
     holds: frozenset[str]
     refused: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +67,12 @@ class PeftNotices:
     """All methods block. Raises as `lora_store.redis.RedisTier`."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        self._settings = settings
-        self._url = redis_url.parse(settings.url)
+        self._connection = LazyClient(redis_url.parse(settings.url), settings.timeout_s)
         self._prefix = f"{settings.prefix}:peft"
         self.refusals = Refusals()
-        self._connecting = threading.Lock()
-        self._connected: Any = None
 
     def close(self) -> None:
-        if self._connected is not None:
-            close(self._connected)
+        self._connection.close()
 
     # The base model.
 
@@ -97,6 +95,7 @@ class PeftNotices:
             "path": held.path,
             "holds": sorted(held.holds),
             "refused": dict(held.refused),
+            "lacks": dict(held.lacks),
         }
         with translated():
             self._client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
@@ -125,11 +124,13 @@ class PeftNotices:
             self._client.hset(f"{self._prefix}:gateways", gateway, json.dumps(value))
 
     def named(self) -> dict[str, Named]:
-        """By gateway. What cannot be read is left out: see `refusals`."""
+        """By gateway. One that cannot be read is of a gateway that has seen nothing: whatever was
+        withdrawn it may name, for as long as it goes on telling. See `refusals`.
+        """
         found = {}
         for gateway, raw in self._all("gateways").items():
-            if (named := self._read(f"gateways {gateway}", raw, _named)) is not None:
-                found[gateway] = named
+            named = self._read(f"gateways {gateway}", raw, _named)
+            found[gateway] = named or Named(beat=zlib.crc32(raw), seen={}, in_use={})
         return found
 
     def forget_agent(self, agent: str) -> None:
@@ -145,13 +146,7 @@ class PeftNotices:
 
     @property
     def _client(self) -> Any:
-        with self._connecting:
-            if self._connected is None:
-                timeout_s = self._settings.timeout_s
-                self._connected = connect(
-                    self._url, timeout_s=timeout_s, connect_timeout_s=timeout_s
-                )
-            return self._connected
+        return self._connection.client
 
     def _all(self, name: str) -> dict[str, bytes]:
         with translated():
@@ -207,15 +202,19 @@ def _held(raw: bytes) -> Held:
     path = _str(value["path"])
     if not path.startswith("/"):
         raise ValueError("path: not an absolute one")
-    refused = {_str(key): _str(why) for key, why in value["refused"].items()}
     return Held(
         boot=_str(value["boot"]),
         revision=_int(value["revision"]),
         replicas=tuple(_str(replica) for replica in value["replicas"]),
         path=path,
         holds=holds,
-        refused=refused,
+        refused=_reasons(value["refused"]),
+        lacks=_reasons(value.get("lacks", {})),
     )
+
+
+def _reasons(value: Any) -> dict[str, str]:
+    return {_str(digest): _str(why) for digest, why in value.items()}
 
 
 def _named(raw: bytes) -> Named:

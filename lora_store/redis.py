@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from adapters.errors import StoreError, StoreUnavailable
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
-from lora_store.connect import AWAY, channel_url, close, connect, reason
+from lora_store.connect import AWAY, LazyClient, channel_url, reason
 from lora_store.redis_values import (
     Description,
     StoredRecord,
@@ -89,22 +88,14 @@ class RedisTier:
         self._url = redis_url.parse(settings.url)
         self._prefix = settings.prefix
         self.refusals = Refusals()
-        self._connecting = threading.Lock()
-        self._connected: Any = None
+        self._connection = LazyClient(self._url, settings.timeout_s)
 
     @property
     def _client(self) -> Any:
-        with self._connecting:
-            if self._connected is None:
-                timeout_s = self._settings.timeout_s
-                self._connected = connect(
-                    self._url, timeout_s=timeout_s, connect_timeout_s=timeout_s
-                )
-            return self._connected
+        return self._connection.client
 
     def close(self) -> None:
-        if self._connected is not None:
-            close(self._connected)
+        self._connection.close()
 
     # Versions.
 

@@ -139,7 +139,7 @@ LIBRARIES: dict[str, str] = {
     "tritonclient": "gateway.triton bench",
     "uvicorn": "gateway.http bench",
     "uvloop": "bench",
-    "yaml": "gateway.config triton_repo.llmapi docs",
+    "yaml": "gateway.config ops.commands triton_repo.llmapi docs",
 }
 
 # Names that a library does not document, beside those that begin with an underscore: the dotted

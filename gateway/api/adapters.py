@@ -85,6 +85,13 @@ class AdapterVersion(Answer):
             "what is older than this record."
         ),
     ]
+    placement: Annotated[
+        dict[str, str],
+        Field(
+            description="By replica that reads adapters from its own disk: held, on its way, or "
+            "why it is not held."
+        ),
+    ]
 
 
 class Adapter(Answer):
@@ -151,7 +158,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     """
     uploaded = media_type(request) == "multipart/form-data"
     record = await (_add_upload if uploaded else _add_of_source)(request, service, audit)
-    return AdapterAdded(**dict(_adapter(record)), warnings=service.adapters.warnings())
+    return AdapterAdded(**dict(_adapter(service, record)), warnings=service.adapters.warnings())
 
 
 async def _add_of_source(request: Request, service: Service, audit: Audit) -> Record:
@@ -210,7 +217,7 @@ async def list_all(service: Admin) -> Adapters:
         )
         for told in await run_in_threadpool(service.declared.told)
     ]
-    data = [_adapter(record) for record in service.adapters.records]
+    data = [_adapter(service, record) for record in service.adapters.records]
     return Adapters(data=data, declared=declared)
 
 
@@ -236,7 +243,7 @@ async def rollback(
     with _audited(audit, service, "adapters.rollback", name) as action:
         record = await service.adapters.rollback(name, wanted.version)
         action.after = _told(record)
-    return _adapter(record)
+    return _adapter(service, record)
 
 
 @router.post(
@@ -248,7 +255,7 @@ async def rollback(
 async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     with _audited(audit, service, "adapters.verify", name):
         record = await service.adapters.verify(name)
-    return AdapterVerified(**dict(_adapter(record)))
+    return AdapterVerified(**dict(_adapter(service, record)))
 
 
 # A name may have slashes: these come after the paths that end in a word of their own.
@@ -259,7 +266,7 @@ async def verify(service: Admin, audit: Auditor, name: Name) -> AdapterVerified:
     openapi_extra=needs("admin_key"),
 )
 async def show(service: Admin, name: Name) -> Adapter:
-    return _adapter(service.adapters.record(name))
+    return _adapter(service, service.adapters.record(name))
 
 
 @router.delete(
@@ -431,17 +438,17 @@ def _told(record: Record) -> State:
     }
 
 
-def _adapter(record: Record) -> Adapter:
+def _adapter(service: Service, record: Record) -> Adapter:
     return Adapter(
         name=record.name,
         base=record.version.base,
         served=record.version.short_digest,
         revision=record.revision,
-        versions=[_version(version) for version in record.versions],
+        versions=[_version(service, version) for version in record.versions],
     )
 
 
-def _version(version: Version) -> AdapterVersion:
+def _version(service: Service, version: Version) -> AdapterVersion:
     return AdapterVersion(
         version=version.short_digest,
         digest=version.digest,
@@ -453,4 +460,5 @@ def _version(version: Version) -> AdapterVersion:
         modules=sorted({rows.module for rows in version.modules}),
         source=version.source,
         added_by=version.added_by,
+        placement=service.placement(version),
     )

@@ -49,8 +49,8 @@ class PoolMember(BaseModel):
 
 
 class Readiness(Health):
-    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is, and
-    `pool` what each of several serves.
+    """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is,
+    `pool` what each of several serves, and `disks` which adapter versions they lack on those.
 
     All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
     """
@@ -61,6 +61,7 @@ class Readiness(Health):
     replicas: dict[str, str] | None = None
     pool: dict[str, PoolMember] | None = None
     redis: str | None = None
+    disks: list[str] | None = None
     adapters_refused: list[str] | None = None
 
 
@@ -127,6 +128,7 @@ def _readiness(service: Service) -> Readiness:
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
         found.redis = "up" if service.adapters.store.stats.redis_up else "down"
+    found.disks = service.shortfalls or None
     if service.adapters.refused:
         found.adapters_refused = sorted(service.adapters.refused)
     return found

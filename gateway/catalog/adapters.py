@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -28,6 +28,7 @@ from adapters.errors import (
 from adapters.record import DECLARED, SETTINGS, Record, Version, check_name, selected_name
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
+from gateway.catalog.shortfall import Shortfalls, shortfalls
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
@@ -112,14 +113,18 @@ class Adapters:
         self.sources.close()
         await self.store.__aexit__(None, None, None)
 
-    async def follow_disks(self, needed: Callable[[], bool]) -> None:
-        """Keeps `placement` true while some replica needs it; until cancelled."""
-        told = ""
+    async def follow_disks(self, disks: Callable[[], Mapping[str, bool]]) -> None:
+        """Keeps `placement` true while some replica needs it; until cancelled.
+
+        `disks` says of each replica's endpoint whether it reads adapters from its disk now.
+        """
+        told, lacking = "", Shortfalls()
         while True:
             try:
-                if self._disks is not None and needed():
+                if self._disks is not None and any(disks().values()):
                     await self._disks.look()
                     told = ""
+                    lacking.note(shortfalls(self.placement, disks()))
             except (StoreError, OSError, AdapterError, GatewayError) as error:
                 if told != str(error):
                     log.warning("what replicas have on their disks is as it was: %s", error)

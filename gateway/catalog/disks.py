@@ -83,13 +83,17 @@ class AgentDisks:
 
     def _set(self) -> None:
         folders: dict[str, dict[str, str]] = {}
-        refused: dict[str, str] = {}
+        lacks: dict[str, dict[str, str]] = {}
         for held in self._held.values():
-            refused |= held.refused
             for replica in held.replicas:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
-        self._placement.set(folders, {}, refused)
+                lacks.setdefault(replica, {}).update(held.lacks | held.refused)
+        # What one engine was not loaded for another one may run.
+        agents = [held.refused for held in self._held.values()]
+        everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()
+        refused = {digest: agents[0][digest] for digest in everywhere}
+        self._placement.set(folders, {}, refused, lacks)
 
     def close(self) -> None:
         self._notices.close()
@@ -130,7 +134,7 @@ class SharedDisk:
         held = await asyncio.to_thread(self._work, wanted_of(self._records()), fetch)
         refused = {} if self._keeper is None else self._keeper.refused
         everywhere = {digest: f"{self._seen_as}/{digest}" for digest in held}
-        self._placement.set({}, everywhere, dict(refused))
+        self._placement.set({}, everywhere, dict(refused), {})
 
     def _work(self, wanted: list[Wanted], fetch: Callable[[str], Converted]) -> Iterable[str]:
         """For a while; what is held then."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from gateway.errors import EngineError
 
+HELD, COMING = "held", "on its way"
+
 
 def address_of(endpoint: str) -> str:
     """``host:port`` of an endpoint, however it is connected to."""
@@ -23,6 +25,7 @@ class Placement:
         self._folders: Mapping[str, Mapping[str, str]] = {}
         self._everywhere: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
+        self._lacks: Mapping[str, Mapping[str, str]] = {}
         self._in_use: Counter[tuple[str, str]] = Counter()
         self._looked = asyncio.Event()
         self.waiting = 0
@@ -33,10 +36,13 @@ class Placement:
         folders: Mapping[str, Mapping[str, str]],
         everywhere: Mapping[str, str],
         refused: Mapping[str, str],
+        lacks: Mapping[str, Mapping[str, str]],
     ) -> None:
         """What was found: by a replica's address and the digest, the folder as it sees it;
-        `everywhere`, what all see. `refused`: versions that have no PEFT form, with the reason."""
+        `everywhere`, what all see. `refused`: versions that no replica will ever have, with the
+        reason; `lacks`: by address, those that it cannot have now."""
         self._folders, self._everywhere, self._refused = folders, everywhere, refused
+        self._lacks = lacks
 
     def wake(self) -> None:
         """Whoever waits looks again: also at which replicas there are."""
@@ -60,6 +66,26 @@ class Placement:
     def count(self, endpoint: str) -> int:
         """How many versions that replica has."""
         return len({*self._folders.get(address_of(endpoint), {}), *self._everywhere})
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Of the replicas that agents have told of."""
+        return frozenset(self._folders)
+
+    def state(self, digest: str, endpoint: str) -> str:
+        """Whether that replica has it, in words for operators: `HELD`, `COMING`, or why not."""
+        if self.at(digest, endpoint) is not None:
+            return HELD
+        why = self._lacks.get(address_of(endpoint), {}).get(digest) or self._refused.get(digest)
+        if why is not None:
+            return f"not held: {why}"
+        if self._folders and address_of(endpoint) not in self._folders:
+            return "not held: no agent tells of this replica"
+        return COMING
+
+    def lacking(self, endpoint: str) -> Counter[str]:
+        """How many versions that replica cannot have now, by the reason."""
+        return Counter(self._lacks.get(address_of(endpoint), self._refused).values())
 
     @contextlib.contextmanager
     def using(self, digest: str, endpoint: str) -> Iterator[None]:

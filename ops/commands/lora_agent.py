@@ -6,6 +6,10 @@ import argparse
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lora_store.peft_keeper import EngineLimits
 
 _GRACE_S = 900.0
 
@@ -50,6 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"than the gateways' GATEWAY_REQUEST_TIMEOUT (default: {_GRACE_S:g})",
     )
 
+    parser.add_argument(
+        "--model-yaml",
+        type=Path,
+        metavar="FILE",
+        help="what Triton's model was loaded with: adapters beyond max_lora_rank and "
+        "lora_target_modules of its lora_config are not held, and gateways are told why",
+    )
+
 
 def run(parsed: argparse.Namespace) -> int:
     """Blocks until SIGINT or SIGTERM. Raises SystemExit with what is wrong."""
@@ -69,6 +81,7 @@ def run(parsed: argparse.Namespace) -> int:
     path = parsed.path or str(parsed.folder.resolve())
     if not path.startswith("/"):
         raise SystemExit(f"gateway lora agent: --path: found {path!r}, allowed an absolute path")
+    limits = None if parsed.model_yaml is None else _limits(parsed.model_yaml)
     settings = RedisSettings(url, prefix=f"lora:{quote(parsed.model_name, safe='')}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     ended = threading.Event()
@@ -88,11 +101,37 @@ def run(parsed: argparse.Namespace) -> int:
             path=path,
             max_bytes=parsed.max_bytes,
             grace_s=parsed.grace,
+            limits=limits,
         ).run(ended)
     finally:
         notices.close()
         tier.close()
     return 0
+
+
+def _limits(path: Path) -> EngineLimits:
+    """Those of `lora_config` in a model.yaml. Raises SystemExit with what is wrong."""
+    import yaml
+
+    from lora_store.peft_keeper import EngineLimits
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SystemExit(f"gateway lora agent: --model-yaml: {error}") from error
+    config = found.get("lora_config") if isinstance(found, dict) else None
+    if not isinstance(config, dict):
+        raise SystemExit(
+            f"gateway lora agent: --model-yaml: {path} has no lora_config: its engine is loaded "
+            "without adapters"
+        )
+    rank, modules = config.get("max_lora_rank"), config.get("lora_target_modules")
+    if not isinstance(rank, int | None) or not isinstance(modules, list | None):
+        raise SystemExit(
+            f"gateway lora agent: --model-yaml: {path}: lora_config: found max_lora_rank {rank!r} "
+            f"and lora_target_modules {modules!r}; allowed a number and a list"
+        )
+    return EngineLimits(rank, None if modules is None else frozenset(map(str, modules)))
 
 
 def _replica(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -119,6 +120,48 @@ async def test_a_gateway_that_is_silent_is_taken_to_use_what_it_used(
 
             await becomes(room_was_made)
             assert _on_disk(disk) == {_digest(2), _digest(3), SMALL.digest}
+
+
+async def test_a_gateway_that_cannot_be_read_may_name_everything(
+    tmp_path: Path, redis_server: RedisServer, told: Told, at_redis: Redis
+) -> None:
+    """Of another release, say. Nothing is removed as long as it tells something."""
+    disk = tmp_path / "disk"
+    settings = redis_server.settings()
+    async with store_gateway(tmp_path / "a", settings) as gateway:
+        await _add(gateway, "zh", linear_content(1))
+        with running_agent(disk, settings, REPLICA, max_bytes=SIZE, grace_s=2.0):
+            await becomes(lambda: told.holds() == {_digest(1)})
+            beats = itertools.count()
+
+            def unreadable() -> None:
+                told.beat()
+                at_redis.hset("lora:peft:gateways", "newer", f"new {next(beats)}")
+
+            unreadable()
+            await gateway.registry.remove("zh")
+            await _add(gateway, "ja", linear_content(2))
+
+            def withdrawn() -> bool:
+                unreadable()
+                return not told.holds()
+
+            await becomes(withdrawn)
+            # The grace of whoever is silent is over twice.
+            ends = time.monotonic() + 4.0
+
+            def long_ago() -> bool:
+                unreadable()
+                return time.monotonic() > ends
+
+            await becomes(long_ago)
+            assert _on_disk(disk) == {_digest(1)}
+
+            def let_go() -> bool:
+                told.beat()
+                return told.holds() == {_digest(2)}
+
+            await becomes(let_go)
 
 
 async def test_a_flushed_redis_and_one_that_is_away_change_nothing_on_the_disk(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from adapters.peft import read
 from adapters.peft_files import peft_files
 from adapters.record import Record, Version
 from lora_store.peft_folders import PeftFolders
-from lora_store.peft_keeper import Keeper, Wanted, wanted_of
+from lora_store.peft_keeper import EngineLimits, Keeper, Wanted, wanted_of
 from tests.support.full_disk import full_disk
 from tests.support.lora_files import BASE, content, linear_content
 
@@ -141,7 +142,8 @@ def test_the_bound_holds_at_every_moment_and_the_most_wanted_are_held(tmp_path: 
         if not acted:
             break
     assert world.holds(0, 1, 2)
-    assert world.keeper.lacks == {DIGESTS[3], DIGESTS[4]}
+    assert world.keeper.lacks.keys() == {DIGESTS[3], DIGESTS[4]}
+    assert set(world.keeper.lacks.values()) == {f"there is no room for it in {3.5 * SIZE:g} bytes"}
     # A new one comes first: the least wanted goes, at once, as soon as nothing runs with it.
     world.used = {DIGESTS[2]}
     world.settle(5, 0, 1, 2, 3, 4)
@@ -202,6 +204,49 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
     world.now = 2.0
     world.settle(0, 1)
     assert world.holds(0, 1)
+
+
+def test_a_full_disk_is_tried_ever_more_seldom(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.settle(0)
+    tried = []
+    fetch = world.fetch
+
+    def counted(digest: str) -> Converted:
+        tried.append(world.now)
+        return fetch(digest)
+
+    wanted = [Wanted(digest, SIZE) for digest in DIGESTS]
+    with full_disk(400):
+        for world.now in range(300):
+            world.keeper.act(wanted, counted, BASE, world.unused)
+    assert len(tried) <= 12  # of nine that are missing
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 60
+    # It is found in time that there is room again, and then nothing waits.
+    world.now += 60
+    world.settle(*range(10))
+    assert world.holds(*range(10))
+
+
+def test_what_the_engine_was_not_loaded_for_is_told_and_not_brought(tmp_path: Path) -> None:
+    folders = PeftFolders(tmp_path)
+    assert folders.take()
+    limits = EngineLimits(max_rank=8, modules=frozenset({"attn_qkv"}))
+    keeper = Keeper(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
+    q, dense = frozenset({"attn_q"}), frozenset({"attn_q", "attn_dense"})
+    runs, large, strange = (
+        Wanted(DIGESTS[n], SIZE, rank, modules)
+        for n, rank, modules in ((0, 8, q), (1, 9, q), (2, 8, dense))
+    )
+    while keeper.act([large, strange, runs], CONTENTS.__getitem__, BASE, None):
+        pass
+    assert keeper.held == folders.held().keys() == {runs.digest}
+    assert keeper.refused == {
+        large.digest: "its rank is 9; the engine's max_lora_rank is 8",
+        strange.digest: "it has attn_dense; the engine's lora_target_modules are attn_qkv",
+    }
 
 
 def test_what_cannot_be_had_now_keeps_nothing_else_waiting(tmp_path: Path) -> None:

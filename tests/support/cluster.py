@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from ops.commands.up import DEMO_MODEL
@@ -39,19 +39,12 @@ def paced_engine(folder: Path, *, tokens_per_second: float, first_token_ms: floa
 
 
 class TritonReplica:
-    """A tritonserver with the core model alone, on ports that stay when it is started again."""
+    """A tritonserver with one model, on ports that stay when it is started again."""
 
-    def __init__(self, folder: Path, engine_dir: Path, claims: PortClaims, **more: Value) -> None:
-        """`more` are template parameters."""
+    def __init__(self, folder: Path, make: Callable[[Path], object], claims: PortClaims) -> None:
+        """`make` writes the repository into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        parameters: dict[str, Value] = {
-            **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
-            "max_tokens_in_paged_kv_cache": 65536,
-            "engine_dir": str(engine_dir),
-            "tokenizer_dir": str(DEMO_MODEL),
-            **more,
-        }
-        render(folder / "repository", parameters, ["tensorrt_llm"])
+        make(folder / "repository")
         self._ports = Ports(0, 0, *(claims.take_free() for _ in range(3)))
         self._prefix = region_prefix(folder)
         self._child = triton_child(self._ports, folder, self._prefix, folder / "triton.log")
@@ -117,13 +110,30 @@ class Tritons:
             replica.server.wait_active(0, within_s)
 
 
+def core_repository(engine_dir: Path, **more: Value) -> Callable[[Path], object]:
+    """The core model alone; `more` are template parameters."""
+    parameters: dict[str, Value] = {
+        **{name: PARAMETERS[name] for name in PARAMETERS if "instance_count" not in name},
+        "max_tokens_in_paged_kv_cache": 65536,
+        "engine_dir": str(engine_dir),
+        "tokenizer_dir": str(DEMO_MODEL),
+        **more,
+    }
+    return lambda repository: render(repository, parameters, ["tensorrt_llm"])
+
+
+def tritons(
+    folder: Path, engine_dir: Path, count: int = 2, **more: Value
+) -> contextlib.AbstractContextManager[Tritons]:
+    """As `tritons_of`, of the core model; `more` are template parameters."""
+    return tritons_of(folder, core_repository(engine_dir, **more), count)
+
+
 @contextlib.contextmanager
-def tritons(folder: Path, engine_dir: Path, count: int = 2, **more: Value) -> Iterator[Tritons]:
+def tritons_of(folder: Path, make: Callable[[Path], object], count: int) -> Iterator[Tritons]:
     """They are ready inside; those that a test has killed are not missed at the end."""
     with PortClaims() as claims:
-        replicas = [
-            TritonReplica(folder / f"triton-{n}", engine_dir, claims, **more) for n in range(count)
-        ]
+        replicas = [TritonReplica(folder / f"triton-{n}", make, claims) for n in range(count)]
         try:
             for replica in replicas:
                 replica.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lora_store.peft_agent import Agent
 from lora_store.peft_folders import PeftFolders
+from lora_store.peft_keeper import EngineLimits
 from lora_store.peft_notices import Held, Named, PeftNotices
 from lora_store.redis import RedisSettings, RedisTier
 
@@ -23,6 +24,7 @@ def running_agent(
     max_bytes: int = PLENTY,
     grace_s: float = 3600.0,
     settle_s: float = 0.0,
+    limits: EngineLimits | None = None,
 ) -> Iterator[None]:
     """One that keeps its versions in `root`, which its replicas see under that path."""
     tier, notices = RedisTier(redis), PeftNotices(redis)
@@ -35,6 +37,7 @@ def running_agent(
         max_bytes=max_bytes,
         grace_s=grace_s,
         settle_s=settle_s,
+        limits=limits,
     )
     ended = threading.Event()
     thread = threading.Thread(target=agent.run, args=(ended,))

@@ -15,6 +15,7 @@ from redis import Redis
 
 from adapters.errors import UnsupportedModule
 from lora_store.peft_folders import PeftFolders
+from lora_store.peft_keeper import EngineLimits
 from lora_store.redis import RedisSettings
 from tests.support.adapter_store import becomes
 from tests.support.disk_engine import (
@@ -218,6 +219,73 @@ async def test_none_comes(tmp_path: Path, redis_server: RedisServer) -> None:
         response = await _ask(client, "zh")
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "adapter_not_ready"
+
+
+async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
+    tmp_path: Path,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An agent with too small a bound, one for a replica that nobody knows, and a model.yaml."""
+    monkeypatch.setattr("gateway.catalog.shortfall._LONG_ENOUGH_S", 0.0)
+    admin = "an-admin-key-of-thirty-two-characters"
+    headers = {"authorization": f"Bearer {admin}"}
+    settings = _redis(redis_server)
+    disk, other = tmp_path / "disk", tmp_path / "other"
+    size = written(_source(tmp_path, 1)).nbytes
+    async with (
+        serving(DiskEngine(disk)) as endpoint,
+        serving(DiskEngine(other)) as second,
+        _gateway(
+            tmp_path,
+            [endpoint, second],
+            redis_url=redis_server.url,
+            adapter_wait=0.1,
+            admin_key=admin,
+        ) as (client, service),
+    ):
+        model = await _add(service, "zh", _source(tmp_path, 1))
+        await _add(service, "ja", _source(tmp_path, 2))
+
+        async def states(name: str) -> dict[str, str]:
+            answer = await client.get(f"/v1/adapters/{name}", headers=headers)
+            found: dict[str, str] = answer.json()["versions"][0]["placement"]
+            return found
+
+        async def until(name: str, expected: dict[str, str]) -> None:
+            async with asyncio.timeout(60):
+                while await states(name) != expected:
+                    await asyncio.sleep(0.05)
+
+        assert await states("zh") == {endpoint: "on its way", second: "on its way"}
+        limits = EngineLimits(modules=frozenset({"mlp_gate"}))
+        with (
+            running_agent(disk, settings, endpoint, max_bytes=size),
+            running_agent(tmp_path / "stray", settings, "nobody:8001", limits=limits),
+        ):
+            no_room = f"not held: there is no room for it in {size} bytes"
+            unheard = "not held: no agent tells of this replica"
+            await until("zh", {endpoint: no_room, second: unheard})
+            await until("ja", {endpoint: "held", second: unheard})
+            refused = await _ask(client, model)
+            assert refused.json()["error"]["code"] == "adapter_not_ready"
+            assert "room" not in refused.text
+            health = (await client.get("/health/ready", headers=headers)).json()
+            expected = [
+                f"{endpoint} lacks 1 adapter version(s): {no_room.removeprefix('not held: ')}",
+                f"no agent tells what {second} has on its disk",
+                "an agent keeps adapters for nobody:8001, which is none of the replicas",
+            ]
+            assert sorted(health["disks"]) == sorted(expected)
+            await becomes(lambda: all(each in caplog.text for each in expected))
+            assert metric_of(service, "gateway_replica_adapters_lacking", replica=endpoint) == 1
+            # Another engine would run what this one was not loaded for.
+            with running_agent(other, settings, second, limits=EngineLimits(max_rank=1)):
+                rank = "not held: its rank is 4; the engine's max_lora_rank is 1"
+                await until("ja", {endpoint: "held", second: rank})
+                assert _text(await _ask(client, "ja")) == answer_of(_source(tmp_path, 2))
+        assert caplog.text.count(expected[0]) == 1
 
 
 async def test_a_version_stays_as_long_as_a_request_runs_with_it(

@@ -1,0 +1,1 @@
+"""Tritons with disks of their own, agents that are killed, and a Redis that forgets."""
