@@ -88,7 +88,7 @@ class AgentDisks:
             for replica in held.replicas:
                 where = folders.setdefault(replica, {})
                 where |= {digest: f"{held.path}/{digest}" for digest in held.holds}
-                lacks.setdefault(replica, {}).update(held.lacks | held.refused)
+                lacks.setdefault(replica, {}).update({**held.lacks, **held.refused})
         # What one engine was not loaded for another one may run.
         agents = [held.refused for held in self._held.values()]
         everywhere = set(agents[0]).intersection(*agents[1:]) if agents else ()

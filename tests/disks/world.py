@@ -109,6 +109,8 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
     )
     contents = list(generated_contents(folder / "sources", model, versions).items())
     size = peft_files(converted(contents[0][0].folder, model), base_model(model)).nbytes
+    # An agent knows about how large a version will be: for the last one it wants a little more.
+    bound = (room + 1) * size - 1
     config = engine.load_config(DEMO_MODEL)
     make = partial(
         render_llmapi,
@@ -122,7 +124,7 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
     )
     with running_redis() as redis, tritons_of(folder, make, REPLICAS) as three:
         agents = [
-            Agent(folder / f"agent-{n}", replica.endpoint, redis.url, room * size)
+            Agent(folder / f"agent-{n}", replica.endpoint, redis.url, bound)
             for n, replica in enumerate(three.replicas)
         ]
         settings = {
@@ -137,7 +139,7 @@ def running_world(folder: Path, versions: int, room: int) -> Iterator[World]:
         }
         try:
             with GatewayProcess(folder / "gateway", three, **settings) as gateway:
-                yield World(redis, agents, gateway, contents, room * size)
+                yield World(redis, agents, gateway, contents, bound)
         finally:
             for agent in agents:
                 agent.end()
