@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,33 @@ def test_a_stop_is_a_string_or_an_id_and_can_be_shown(llm: LLM) -> None:
             (completion,) = llm.generate(PROMPT, params).outputs
             assert (completion.text, completion.finish_reason) == (text, "stop")
             assert completion.stop_reason in (" capital", capital)
+
+
+async def test_adapters_are_read_off_the_event_loop() -> None:
+    """What is wrong with one is its own request's answer; an abort outlives the reading."""
+    read: list[str] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).endswith("adapter_model.safetensors"):
+            read.append(threading.current_thread().name)
+
+    sys.addaudithook(hook)
+    limits = {"max_seq_len": 1500, "lora_config": {"max_lora_rank": 16}}
+    with LLM(str(MODEL), max_num_tokens=None, **limits) as llm:
+        ja = LoRARequest("ja", 1, str(DEMO_ADAPTERS / "ja"))
+        output = llm.generate_async(PROMPT, lora_request=ja)
+        assert await llm.generate_async(PROMPT, SamplingParams(max_tokens=1))
+        assert (await output).finished
+        assert read
+        assert all(thread.startswith("adapters") for thread in read)
+        broken = LoRARequest("none", 2, str(DEMO_ADAPTERS))
+        with pytest.raises(RequestError, match=r"adapter_config\.json"):
+            await llm.generate_async(PROMPT, lora_request=broken)
+        zh = LoRARequest("zh", 3, str(DEMO_ADAPTERS / "zh"))
+        endless = SamplingParams(max_tokens=1400, ignore_eos=True)
+        left = llm.generate_async(PROMPT, endless, lora_request=zh)
+        left.abort()
+        assert (await left).outputs[0].finish_reason == "cancelled"
 
 
 def test_what_the_engine_refuses_is_raised(llm: LLM) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from triton_repo.cpu_executor.llmapi.outputs import RequestOutput
 from triton_repo.cpu_executor.llmapi.sampling_params import SamplingParams
 from triton_repo.cpu_executor.llmapi.tokenizer import TextTokenizer
 from triton_repo.cpu_executor.request import Request
-from triton_repo.cpu_executor.request_config import LoraConfig
 from triton_repo.cpu_executor.result import Response
 from triton_repo.cpu_executor.sampling_config import OutputConfig
 
@@ -49,6 +50,8 @@ class LLM:
             if config.lora_target_modules:
                 self._lora = LoraAdapters(folder, (args.lora_config or {}).get("max_cpu_loras"))
             self._executor = Executor(folder, ModelType.DECODER_ONLY, args.executor_config())
+        # As TensorRT-LLM's worker does: callers have an event loop to look after.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self._lock = threading.Lock()
         self._running: dict[int, RequestOutput] = {}
         self._dispatcher = threading.Thread(target=self._dispatch, name="dispatcher", daemon=True)
@@ -67,7 +70,8 @@ class LLM:
         Args:
             inputs: a text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
             lora_request: anything else than a `LoRARequest` changes nothing. The `model.py` of
-                release 1.2 passes `streaming` here.
+                release 1.2 passes `streaming` here. The adapter is read in a thread; what is wrong
+                with it is told by the answer.
 
         Raises ``ValueError`` for a request that cannot run.
         """
@@ -78,7 +82,9 @@ class LLM:
         self._check_lengths(len(ids))
         stops = self._stops(params)
         output = RequestOutput(text, ids, params, stops, self.tokenizer, streaming=streaming)
-        request = Request(
+        output.abort = partial(self._abort, output)
+        request = partial(
+            Request,
             ids,
             params.max_tokens,
             streaming=streaming,
@@ -89,13 +95,13 @@ class LLM:
             ),
             end_id=self._end_id(params),
             stop_words=[words for _, words in stops],
-            lora_config=self._adapter(lora_request),
         )
-        # Under the lock, or a response could come before its id is known.
-        with self._lock:
-            engine_id = output.request_id = self._executor.enqueue_request(request)
-            self._running[engine_id] = output
-        output.abort = lambda: self._executor.cancel_request(engine_id)
+        if not isinstance(lora_request, LoRARequest):
+            self._begin(output, request())
+        elif self._lora is None:
+            raise ValueError("lora_request: the model was loaded without lora_config")
+        else:
+            self._reader.submit(self._begin_with, self._lora, lora_request, output, request)
         return output
 
     def generate(self, inputs: Any, *arguments: Any, **more: Any) -> Any:
@@ -107,6 +113,7 @@ class LLM:
 
     def shutdown(self) -> None:
         """Take no more requests, and return when the accepted ones are done."""
+        self._reader.shutdown()
         self._executor.shutdown()
         self._dispatcher.join()
 
@@ -150,12 +157,33 @@ class LLM:
             return -1
         return self.tokenizer.end_id if params.end_id is None else params.end_id
 
-    def _adapter(self, lora_request: LoRARequest | None) -> LoraConfig | None:
-        if not isinstance(lora_request, LoRARequest):
-            return None
-        if self._lora is None:
-            raise ValueError("lora_request: the model was loaded without lora_config")
-        return self._lora.get(lora_request)
+    def _begin(self, output: RequestOutput, request: Request) -> None:
+        # Under the lock, or a response could come before its id is known.
+        with self._lock:
+            engine_id = output.request_id = self._executor.enqueue_request(request)
+            self._running[engine_id] = output
+            if output.aborted:
+                self._executor.cancel_request(engine_id)
+
+    def _begin_with(
+        self,
+        adapters: LoraAdapters,
+        wanted: LoRARequest,
+        output: RequestOutput,
+        request: Callable[..., Request],
+    ) -> None:
+        """In the reader's thread. What fails is the answer to this one request."""
+        try:
+            self._begin(output, request(lora_config=adapters.get(wanted)))
+        except Exception as error:
+            output.receive(Response(output.request_id, str(error)))
+
+    def _abort(self, output: RequestOutput) -> None:
+        """Of one whose adapter is not read yet: as soon as it is begun."""
+        with self._lock:
+            output.aborted = True
+            if self._running.get(output.request_id) is output:
+                self._executor.cancel_request(output.request_id)
 
     def _dispatch(self) -> None:
         """Hand each response to its request, until the executor has shut down."""

@@ -81,6 +81,7 @@ class RequestOutput:
         self.prompt_token_ids = prompt_token_ids
         self.outputs = [CompletionOutput()]
         self.finished = False
+        self.aborted = False
         self.abort: Callable[[], None]
         """Ends the request with the engine's next step; `LLM` sets it."""
         self._params = params
