@@ -80,9 +80,11 @@ class Proof:
             if not self._token_made:
                 give_up()
         except Overloaded as error:
-            if in_use:
+            if in_use or self._token_made:
                 return
-            why = error.message
+            raise EngineUnavailable(
+                f"Nothing shows that the engine makes tokens again: {error.message}"
+            ) from None
         except GatewayError as error:
             why = error.message
         if not self._token_made:
