@@ -1,37 +1,26 @@
-"""The answer to one generation: token deltas out, a stop request when abandoned."""
+"""The answer to one generation: token deltas out."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.deltas import TokenDelta
-from gateway.errors import EngineError, EngineUnavailable, Overloaded
-from gateway.generation import Generation, Lora
+from gateway.errors import EngineUnavailable
+from gateway.generation import Generation
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
-from gateway.triton.events import ColdSend, StopReason
-from gateway.triton.failures import from_text, lora_cache_full, lora_missing
+from gateway.triton.engine_call import EngineCall
+from gateway.triton.failures import from_text
 from gateway.triton.llmapi.reader import LlmapiReader
-from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.response_template import ResponseTemplate
 from gateway.triton.stream_owner import StreamOwner
-from gateway.triton.transport import Message, Metadata, ResponseStream
-
-# An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
-_OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
-# A client may set a deadline that no engine could meet.
-_SILENCE_S = 10.0
-_UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
+from gateway.triton.transport import Metadata, ResponseStream
 
 T = TypeVar("T")
 
@@ -43,13 +32,8 @@ class Aside(Protocol):
         """What `work` returns. Raises what it raises."""
 
 
-class TokenStream:
-    """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``.
-
-    Left before the final delta, for whatever reason, the engine is told to stop; that happens
-    without an await, so that it survives any cancellation. A BLS model can only be cancelled:
-    the ids of what it asks of the engine are its own. Upstream's does not notice.
-    """
+class TokenStream(EngineCall):
+    """The answer to one generation, to be read inside ``with engine.generate(g) as tokens``."""
 
     def __init__(
         self,
@@ -63,17 +47,17 @@ class TokenStream:
         aside: Aside,
         begin_by: float | None = None,
     ) -> None:
-        """`aside` is for logits: to find the likeliest of a vocabulary takes a hundred times what
-        a token takes. `begin_by` is when the first response must be there, as `deadline` is when
-        the last must."""
-        loop = asyncio.get_running_loop()
-        self._engine = engine
-        self._capabilities = capabilities
-        self._request = request
-        self._metadata = metadata
-        self._generation = generation
-        # An engine that reads adapters itself brings in again what it holds no more.
-        self._lora = None if capabilities.reads_adapters else generation.params.lora
+        """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
+        hundred times what a token takes."""
+        super().__init__(
+            engine=engine,
+            capabilities=capabilities,
+            request=request,
+            generation=generation,
+            deadline=deadline,
+            metadata=metadata,
+            begin_by=begin_by,
+        )
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:
             self._reader = LlmapiReader(
@@ -86,73 +70,6 @@ class TokenStream:
         self._template: ResponseTemplate | None = None
         self._any_aside = aside
         self._aside = aside if generation.params.logprobs else None
-        self._stream: ResponseStream[bytes] | None = None
-        self._sent = False
-        self._finished = False
-        self._has_slot = False
-        self._expired = False
-        self._deadline = deadline
-        # One timer for the stream; a timeout around each read would cost as much as parsing it.
-        self._timer = loop.call_at(deadline, self._expire)
-        self._since = loop.time()
-        self._unbegun = False
-        self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._timer.cancel()
-        self._begun()
-        self._drop_stream()
-        self._give_back_slot()
-        if self._sent and not self._finished and self._capabilities.stop is not None:
-            of_model = tensors.stop_request
-            if self._capabilities.llmapi is not None:
-                of_model = llmapi_stop_request
-            stop = of_model(self._capabilities.stop, self._request.id)
-            self._engine.stop(stop, self._reason(error_type))
-
-    def _expire(self) -> None:
-        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
-        self._expired = True
-        waited_s = asyncio.get_running_loop().time() - self._since
-        if self._begin_timer is not None and waited_s > _SILENCE_S:
-            self._engine.doubt()
-        self._drop_stream()
-
-    def _give_up(self) -> None:
-        """As `_expire`, of a request that another engine may begin with."""
-        self._unbegun = True
-        self._engine.doubt()
-        self._drop_stream()
-
-    def _begun(self) -> None:
-        if self._begin_timer is not None:
-            self._begin_timer.cancel()
-            self._begin_timer = None
-
-    def _drop_stream(self) -> None:
-        """Reads no more. It is reset only where the engine would not end it."""
-        if self._stream is None:
-            return
-        if self._finished or self._capabilities.stop is not None:
-            self._stream.leave()
-        else:
-            self._stream.cancel()
-
-    def _reason(self, error_type: type[BaseException] | None) -> StopReason:
-        if error_type is None:
-            return "stop_string"
-        # Of choices with one deadline, the first that fails by it cancels the others.
-        if self._expired or self._unbegun or issubclass(error_type, TimeoutError):
-            return "timeout"
-        return "shutdown" if self._engine.draining else "disconnect"
 
     async def first(self) -> TokenDelta:
         """The first delta. Raises GatewayError."""
@@ -267,52 +184,6 @@ class TokenStream:
                 deltas += tensors.beam_deltas(response, self._capabilities, self._generation)
         return deltas
 
-    async def response(self) -> pb.ModelInferResponse:
-        """The next response as it came. Raises GatewayError when it is an error."""
-        if self._stream is not None:
-            response = self._parsed(await self._read(self._stream))
-        else:
-            async with asyncio.timeout_at(self._deadline):
-                if self._lora is not None:
-                    response = await self._begin_with_lora(self._lora)
-                else:
-                    response = await self._begin()
-        return self._checked(response)
-
-    def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
-        self._begun()
-        if response.error_message:
-            self._finished = True
-            error = from_text(response.error_message)
-            if self._capabilities.llmapi is not None and isinstance(error, EngineError):
-                # A dead engine answers so whatever it is asked, and Triton calls its model ready.
-                self._engine.doubt()
-            raise error
-        # Without decoupling there is one response, whether it says so or not.
-        self._finished = (
-            tensors.is_final(response.infer_response) or not self._capabilities.decoupled
-        )
-        return response.infer_response
-
-    async def _begin(self) -> pb.ModelStreamInferResponse:
-        """Sends the request and waits for the first response."""
-        return self._parsed(await self._read(await self._send(self._request.pieces)))
-
-    async def _send(self, request: bytes | Message) -> ResponseStream[bytes]:
-        self._sent = True
-        try:
-            self._stream = await self._open(request)
-        except EngineUnavailable:
-            self._finished = True
-            raise
-        return self._stream
-
-    async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
-        return await self._engine.open(request, self._metadata)
-
-    async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
-        return await stream.read()
-
     def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
         if self._plain and self._template is None and not response.error_message:
@@ -320,96 +191,3 @@ class TokenStream:
         if isinstance(self._reader, LlmapiReader):
             self._reader.learn(data, response.infer_response)
         return response
-
-    async def _read(self, stream: ResponseStream[bytes]) -> bytes:
-        with self._reading():
-            response = await self._next(stream)
-            if response is None:
-                raise EngineUnavailable("The inference server ended the stream early.")
-            self._engine.heard = True
-            return response
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():
-                if self._expired:
-                    raise TimeoutError from None
-                if self._unbegun:
-                    raise EngineUnavailable(_UNBEGUN) from None
-            raise
-        except EngineUnavailable:
-            # The line is gone and with it the request; there is nobody to send a stop to.
-            self._finished = True
-            raise
-
-    async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        """Sends the id alone when the engine holds the adapter, else with the weights.
-
-        What the engine says before the first token about its adapter cache is settled here, and
-        the client notices nothing.
-        """
-        residency = self._engine.residency
-        await residency.take_slot(lora.task_id)
-        self._has_slot = True
-        for pause_s in _OVERFLOW_PAUSES_S:
-            carries = await residency.must_carry(lora.task_id)
-            if carries:
-                response = await self._begin_with_weights(lora)
-            else:
-                response = await self._begin()
-            if lora_missing(response.error_message):
-                residency.evicted(lora.task_id)
-                if carries:
-                    return response  # it does not know what it was just given
-            elif lora_cache_full(response.error_message):
-                residency.overflow()
-                self._give_back_slot()
-                await asyncio.sleep(pause_s)
-                await residency.take_slot(lora.task_id)
-                self._has_slot = True
-            else:
-                return response
-            # That attempt has ended; nothing is running until the next one is sent.
-            self._sent = False
-            self._stream = None
-        self._finished = True
-        raise Overloaded("The engine's adapter cache stays full; try again shortly.")
-
-    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
-        residency = self._engine.residency
-        cause = residency.cause(lora.task_id)
-        started = time.perf_counter()
-        response = None
-        try:
-            stream, nbytes = await self._send_weights(lora)
-            response = self._parsed(await self._read(stream))
-        finally:
-            if response is None or response.error_message:
-                residency.not_loaded(lora.task_id)
-            else:
-                residency.loaded(lora.task_id)
-        if lora_cache_full(response.error_message):
-            cause = "refused"
-        seconds = time.perf_counter() - started
-        self._engine.on_cold_send(ColdSend(lora.name, cause, nbytes, seconds))
-        return response
-
-    async def _send_weights(self, lora: Lora) -> tuple[ResponseStream[bytes], int]:
-        """The stream and the bytes of the weights, which are here in turn until they are sent.
-
-        The engine may take long to its first token, and each of many adapters be a hundred MB.
-        """
-        async with lora.turn():
-            weights = await lora.weights()
-            stream = await self._send(tensors.with_weights(self._request, weights))
-            await stream.sent()
-        return stream, weights.nbytes
-
-    def _give_back_slot(self) -> None:
-        if self._has_slot and self._lora is not None:
-            self._has_slot = False
-            self._engine.residency.give_back_slot(self._lora.task_id)
