@@ -123,14 +123,6 @@ class Replicas:
         return not able or any(replica.takes(generation) for replica in able)
 
     @property
-    def read_adapters(self) -> bool:
-        """Whether any of them reads adapters from its own disk."""
-        return any(
-            replica.ready and replica.engine.capabilities.reads_adapters
-            for replica in self._replicas.values()
-        )
-
-    @property
     def why_not_ready(self) -> str:
         """What was last seen of each replica."""
         if not self._replicas:
