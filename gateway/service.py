@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.record import Version
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.catalog.router import Router
@@ -102,10 +101,10 @@ class Service:
         """What disks of replicas lack, in words for operators."""
         return shortfalls(self.adapters.placement, self.disks())
 
-    def placement(self, version: Version) -> dict[str, str]:
-        """By endpoint, what is known of it on each replica that reads adapters from its disk."""
+    def placement(self, weights: str) -> dict[str, str]:
+        """By endpoint of what reads adapters from its disk, what is known of these weights."""
         return {
-            endpoint: self.adapters.placement.state(version.weights, endpoint)
+            endpoint: self.adapters.placement.state(weights, endpoint)
             for endpoint, reads in self.disks().items()
             if reads
         }

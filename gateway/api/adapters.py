@@ -460,5 +460,5 @@ def _version(service: Service, version: Version) -> AdapterVersion:
         modules=sorted({rows.module for rows in version.modules}),
         source=version.source,
         added_by=version.added_by,
-        placement=service.placement(version),
+        placement=service.placement(version.weights),
     )
