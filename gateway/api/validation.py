@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -12,13 +14,18 @@ from gateway.errors import InvalidRequest
 _BRANCHES = frozenset({"str", "constrained-str", "int", NamedChoice.__name__})
 
 
-def invalid_request(error: ValidationError) -> InvalidRequest:
-    """The first problem, in words that name the parameter and what was wrong with it."""
+def invalid_request(
+    error: ValidationError, *, tagged: Collection[str] = frozenset()
+) -> InvalidRequest:
+    """The first problem, in words that name the parameter and what was wrong with it.
+
+    `tagged` are fields with lists of objects that are told apart by a field of theirs.
+    """
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     # Of the branches of a union, the one that got furthest says what was meant; one that is of
     # another type altogether says least.
     problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
-    path = location(problem)
+    path = _without_tags(location(problem), tagged)
     param = str(path[0]) if path else None
     where = ".".join(map(str, path))
     if problem["type"] == "missing" and len(path) == 1:
@@ -31,6 +38,15 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
 def location(problem: ErrorDetails) -> list[int | str]:
     """The path of the field, as the client wrote it."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
+
+
+def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | str]:
+    """Pydantic names the tag behind the place in the list, where the client has no such field."""
+    return [
+        part
+        for n, part in enumerate(path)
+        if n < 2 or not (isinstance(path[n - 1], int) and path[n - 2] in tagged)
+    ]
 
 
 def words(problem: ErrorDetails) -> str:

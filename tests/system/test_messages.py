@@ -28,6 +28,10 @@ TOOLS = [
         },
     }
 ]
+CALLED = {
+    "role": "assistant",
+    "content": [{"type": "tool_use", "id": "t", "name": "get_weather", "input": {}}],
+}
 PLAIN: dict[str, Any] = {"model": "demo", "max_tokens": 60}
 
 
@@ -180,7 +184,7 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
                 "tool_choice": {"type": "any"},
             },
             anthropic.BadRequestError,
-            "tools[0].input_schema",
+            "tools.0.input_schema",
         ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/no"}}}},
@@ -193,7 +197,7 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
             "prompt is too long",
         ),
         (
-            {"messages": [*CAPITAL, {"role": "assistant", "content": []}]},
+            {"messages": [*CAPITAL, {"role": "assistant", "content": " "}, *CAPITAL, CALLED]},
             anthropic.BadRequestError,
             "messages",
         ),

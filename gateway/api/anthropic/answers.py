@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from gateway.api.answers import Body
 from gateway.api.anthropic.errors import envelope
@@ -68,12 +68,13 @@ class MessageAnswer:
 
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         (deltas,) = received
-        content: list[dict[str, Any]] = []
+        blocks: list[tuple[dict[str, Any], list[str]]] = []
         for event in _events(deltas):
-            self._add(content, event)
-        for block in content:
-            if block["type"] == "tool_use":
-                block["input"] = _object(block["input"])
+            if not blocks or begins_block(event, blocks[-1][0]["type"]):
+                blocks.append((self.block(event), []))
+            if (delta := self.delta(event)) is not None:
+                blocks[-1][1].append(delta.popitem()[1])
+        content = [_whole(block, "".join(texts)) for block, texts in blocks]
         calls = any(block["type"] == "tool_use" for block in content)
         ended = self.ended(deltas[-1], calls=calls)
         usage = self.usage(deltas[-1])
@@ -102,18 +103,6 @@ class MessageAnswer:
             return None
         return {"type": "input_json_delta", "partial_json": event.text}
 
-    def _add(self, content: list[dict[str, Any]], event: MessageEvent) -> None:
-        if not content or begins_block(event, content[-1]["type"]):
-            block = self.block(event)
-            if block["type"] == "tool_use":
-                block["input"] = ""
-            elif block["type"] == "thinking":
-                block["signature"] = _SIGNATURE
-            content.append(block)
-        if (delta := self.delta(event)) is not None:
-            kind, text = list(delta.values())
-            content[-1][_FIELD[kind]] += text
-
     def ended(self, last: TextDelta, *, calls: bool) -> dict[str, Any]:
         """Why it ended. A call of a tool that was named is told so, too, where OpenAI says stop."""
         reason = "end_turn"
@@ -136,9 +125,6 @@ class MessageAnswer:
             "cache_read_input_tokens": cached,
             "output_tokens": last.tokens,
         }
-
-
-_FIELD = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "input"}
 
 
 class _Stream:
@@ -216,10 +202,26 @@ def _events(deltas: Sequence[TextDelta]) -> list[MessageEvent]:
     return found
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments. Of a call that was cut, as much as is there; the SDKs read streams so."""
+def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
+    if block["type"] == "tool_use":
+        return block | {"input": _object(text or "{}")}
+    if block["type"] == "thinking":
+        return block | {"thinking": text, "signature": _SIGNATURE}
+    return block | {"text": text}
+
+
+def _object(arguments: str) -> Any:
+    """A call's arguments, as they were written; of a call that was cut, as much as is there.
+
+    The SDKs read streams so.
+    """
     try:
-        found = from_json(arguments or "{}", allow_partial=True)
+        if isinstance(orjson.loads(arguments), dict):
+            return orjson.Fragment(arguments)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        found = from_json(arguments, allow_partial=True)
+        return orjson.Fragment(to_json(found)) if isinstance(found, dict) else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -5,14 +5,15 @@ Reference: Anthropic API, "Create a Message" (2026), and the types of its Python
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
 
 from gateway.api.messages import Lenient
-from gateway.errors import UnsupportedParameter
+from gateway.errors import InvalidRequest, UnsupportedParameter
 
 # Blocks are apart where templates know only text: glued together, the last word of one and the
 # first of the next would be one word.
@@ -83,6 +84,15 @@ _Block = Annotated[
 ]
 
 
+_OWNERS: dict[type[Lenient], str] = {
+    _Thinking: "assistant",
+    _RedactedThinking: "assistant",
+    _ToolUse: "assistant",
+    _ToolResult: "user",
+}
+"""Whose blocks they are; anybody's if not here."""
+
+
 class Message(Lenient):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
@@ -104,64 +114,75 @@ def _text(block: _Text | Unserved, where: str) -> str:
     return block.text
 
 
-def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+@dataclass(slots=True)
+class _Turn:
+    """All that one side says in a row; or, of `tool`, what one tool gave."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    answers: str | None = None
+    """The call that a tool's result is of."""
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": _BETWEEN.join(self.texts)}
+        if self.thoughts:
+            message["reasoning_content"] = _BETWEEN.join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.answers is not None:
+            message["tool_call_id"] = self.answers
+        return message
+
+
+def chat_messages(system: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
 
-    Raises UnsupportedParameter for a block that is no text.
+    (Anthropic makes one turn of several messages of one side, and many templates refuse them.)
+    Raises UnsupportedParameter for a block that is no text, and InvalidRequest for one that is the
+    other side's.
     """
-    chat: list[dict[str, Any]] = []
+    turns: list[_Turn] = []
+    if system:
+        turns.append(_Turn("system", [system]))
     for number, message in enumerate(messages):
-        for said in _said(message, f"messages.{number}.content"):
-            # Anthropic makes one turn of several messages of one side, and many templates refuse
-            # them.
-            if chat and chat[-1]["role"] == said["role"] != "tool":
-                _join(chat[-1], said)
-            else:
-                chat.append(said)
-    return chat
+        _read(turns, message, f"messages.{number}.content")
+    return [turn.message() for turn in turns]
 
 
-def _join(turn: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, between in (("content", _BETWEEN), ("reasoning_content", _BETWEEN)):
-        texts = [text for text in (turn.get(name), more.get(name)) if text]
-        if texts:
-            turn[name] = between.join(texts)
-    if calls := more.get("tool_calls"):
-        turn["tool_calls"] = turn.get("tool_calls", []) + calls
-
-
-def _said(message: Message, where: str) -> Iterator[dict[str, Any]]:
+def _read(turns: list[_Turn], message: Message, where: str) -> None:
     if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
+        _turn(turns, message.role).texts.append(message.content)
         return
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
+        place = f"{where}.{number}"
+        owner = _OWNERS.get(type(block), message.role)
+        if owner != message.role:
+            raise InvalidRequest(
+                f"{place}: a block of type {block.type!r} is the {owner}'s.", param=place
+            )
+        if isinstance(block, _RedactedThinking):
+            continue
         if isinstance(block, _ToolResult):
-            if texts:
-                yield {"role": message.role, "content": _BETWEEN.join(texts)}
-                texts = []
-            yield _result(block, f"{where}.{number}.content")
-        elif isinstance(block, _ToolUse):
+            text = text_of(block.content, f"{place}.content")
+            if block.is_error:
+                text = _FAILED + text
+            turns.append(_Turn("tool", [text], answers=block.tool_use_id))
+            continue
+        turn = _turn(turns, message.role)
+        if isinstance(block, _ToolUse):
             arguments = orjson.dumps(block.input).decode()
             function = {"name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "type": "function", "function": function})
+            turn.calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, _Thinking):
-            thoughts.append(block.thinking)
-        elif not isinstance(block, _RedactedThinking):
-            texts.append(_text(block, f"{where}.{number}"))
-    said: dict[str, Any] = {"role": message.role, "content": _BETWEEN.join(texts)}
-    if thoughts:
-        said["reasoning_content"] = _BETWEEN.join(thoughts)
-    if calls:
-        said["tool_calls"] = calls
-    if texts or thoughts or calls or not message.content:
-        yield said
+            turn.thoughts.append(block.thinking)
+        else:
+            turn.texts.append(_text(block, place))
 
 
-def _result(block: _ToolResult, where: str) -> dict[str, Any]:
-    text = text_of(block.content, where)
-    if block.is_error:
-        text = _FAILED + text
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+def _turn(turns: list[_Turn], role: str) -> _Turn:
+    """The one that is open, where it is of this side; else a new one."""
+    if not turns or turns[-1].role != role:
+        turns.append(_Turn(role))
+    return turns[-1]

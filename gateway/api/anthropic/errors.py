@@ -10,17 +10,14 @@ from gateway.errors import ContextLengthExceeded, LimitsUnavailable, Overloaded
 from gateway.http.errors import TooManyConnections
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     504: "timeout_error",
 }
-"""By status; of any other it is the server's."""
+"""By status; any other says only whose fault it is."""
 _BUSY = (Overloaded, LimitsUnavailable, TooManyConnections)
 # By these words agents know that they must shorten the conversation.
 _TOO_LONG = "prompt is too long: "
@@ -30,7 +27,8 @@ def envelope(error: Failure) -> bytes:
     message = failures.message(error)
     if isinstance(error, ContextLengthExceeded):
         message = _TOO_LONG + message
-    kind = _TYPES.get(status_of(error), "api_error")
+    status = status_of(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(error, _BUSY):
         kind = "overloaded_error"
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})

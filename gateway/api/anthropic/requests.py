@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, text_of
-from gateway.api.body import parse_json
 from gateway.api.messages import FunctionName, Lenient, Strict
 from gateway.api.parameters import Parsed
 from gateway.api.schemas import ChatCompletionRequest, StopStrings, Whole
+from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
@@ -25,6 +26,11 @@ _WRITTEN: dict[str, str] = {
     "stop": "stop_sequences",
 }
 """What a chat's parameters are called here, where that differs."""
+_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
+"""Those that are no words of any other language."""
+_OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+_TAGGED = frozenset({"content", "system"})
+"""Lists of blocks: within one, pydantic names the type beside the place."""
 
 
 class Tool(Lenient):
@@ -81,10 +87,7 @@ class Prompt(Strict):
 
     def chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
-        messages = chat_messages(self.messages)
-        system = text_of(self.system, "system")
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
+        messages = chat_messages(text_of(self.system, "system"), self.messages)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
         if not messages:
             raise InvalidRequest("messages: none of them says anything.", param="messages")
@@ -158,26 +161,34 @@ def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[C
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
-    wanted = parse_json(model, body)
-    hints = tuple(wanted.hints)
-    if strict and hints:
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+    try:
+        wanted = model.model_validate(load_object(body or b"{}"))
+    except ValidationError as error:
+        raise invalid_request(error, tagged=_TAGGED) from None
     fields = {name: value for name, value in wanted.chat().items() if value is not None}
     try:
-        return Parsed(Chat.model_validate(fields), hints)
+        chat = Chat.model_validate(fields)
     except ValidationError as error:
         raise as_written(invalid_request(error)) from None
+    hints = [*wanted.hints]
+    if chat.strict_unenforced:
+        hints.append("tools.strict")
+    if strict and hints:
+        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+    return Parsed(chat, tuple(hints))
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    param = error.param or ""
-    name = _WRITTEN.get(param)
-    if name is None and param.startswith("tools["):
-        name = param.replace("function.parameters", "input_schema").replace(".function", "")
-    if name is None or name == param:
-        return error
-    return type(error)(f"{name}: {error.message.removeprefix(param).lstrip(': ')}", param=name)
+    param, message = error.param or "", error.message
+    name = _WRITTEN.get(param, param)
+    if found := _OF_TOOL.fullmatch(param):
+        name = f"tools.{found[1]}.{'input_schema' if found[2] == 'parameters' else found[2]}"
+    if name != param:
+        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
+    for other in _WORDS:
+        message = message.replace(other, _WRITTEN[other])
+    return error if message == error.message else type(error)(message, param=name)
 
 
 def _function(tool: Tool, number: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from tests.support.generations import generation
 from tests.support.in_process import ids_of, running, save_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
+USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+REDACTED = {"role": "assistant", "content": [{"type": "redacted_thinking"}]}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "1"}
 
 
 def chat(**fields: Any) -> Chat:
@@ -40,8 +45,6 @@ def said(*messages: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def test_results_of_tools_are_messages_of_their_own_in_their_place() -> None:
-    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
-    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
     spoken = {"type": "text", "text": "let me see"}
     results = [
         {"type": "text", "text": "before"},
@@ -52,7 +55,7 @@ def test_results_of_tools_are_messages_of_their_own_in_their_place() -> None:
     found = chat(
         messages=[
             QUESTION,
-            {"role": "assistant", "content": [thought, spoken, use]},
+            {"role": "assistant", "content": [THOUGHT, spoken, USE]},
             {"role": "user", "content": results},
         ]
     ).messages
@@ -101,14 +104,31 @@ def test_an_answer_that_was_begun_goes_on() -> None:
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"container": "c"}, "container"),
         ({"thinking": {"type": "loud"}}, "thinking.type"),
-        ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking"}]}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [THOUGHT]}]}, "messages.0.content.0"),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "content": [RESULT]}]},
+            "messages.1.content.0",
+        ),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "content": [USE]}]},
+            "messages",
+        ),
+        ({"system": [{"type": "text", "text": 1}]}, "system.0.text"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]},
+            "messages",
+        ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{named}: ") as refused:
+    with pytest.raises(InvalidRequest, match=f"^{named}: "):
         chat(**fields)
-    assert refused.value.param == named
 
 
 def test_hints_are_refused_where_the_operator_says_so() -> None:
@@ -116,6 +136,9 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
         {"model": "m", "max_tokens": 8, "messages": [QUESTION], "context_management": {"edits": []}}
     )
     assert parse(MessagesRequest, body).hints == ("context_management",)
+    tools = [{"name": "f", "input_schema": {}, "strict": True}]
+    wish = orjson.dumps({"model": "m", "max_tokens": 8, "messages": [QUESTION], "tools": tools})
+    assert parse(MessagesRequest, wish).hints == ("tools.strict",)
     with pytest.raises(UnsupportedParameter, match="context_management"):
         parse(MessagesRequest, body, strict=True)
 
@@ -248,10 +271,38 @@ def test_plain_text_is_one_block(pieces: list[str]) -> None:
 
 
 def test_of_a_call_that_was_cut_there_is_what_came() -> None:
-    cut = CallArguments(0, '{"city": "Par')
+    cut = CallArguments(0, '{"city": "Paris", "day": "Mon')
     deltas = [TextDelta("", 9, "length", events=(CallStart(0, "f", "id"), cut))]
     [block] = json.loads(answer().collected([deltas], keep=None))["content"]
-    assert block["input"] in ({}, {"city": "Par"})
+    assert block["input"] == {"city": "Paris"}
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"x": 123456789012345678901234567890}', '{"x": 1.0, "y": NaN', "[1]", '{"a"}']
+)
+def test_whatever_a_model_writes_as_arguments_is_answered(arguments: str) -> None:
+    events = (CallStart(0, "f", "id"), CallArguments(0, arguments))
+    told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
+    [block] = json.loads(told)["content"]
+    assert isinstance(block["input"], dict)
+    assert "123456789012345678901234567890" not in arguments or arguments.encode() in told
+
+
+def test_what_a_message_costs_grows_with_its_length_alone() -> None:
+    """The text of many messages of one side, and of many deltas, is put together once."""
+
+    def cost(size: int) -> float:
+        body = {"role": "user", "content": "🦉" + "x" * 2000}
+        request = orjson.dumps({"model": "m", "max_tokens": 8, "messages": [body] * (size // 16)})
+        deltas = [TextDelta("", 1, events=(Content("x" * 8),))] * (size * 8)
+        deltas.append(TextDelta("", 1, "stop", events=()))
+        began = time.thread_time()
+        parse(MessagesRequest, request)
+        answer().collected([deltas], keep=None)
+        return time.thread_time() - began
+
+    small, large = (min(cost(size) for _ in range(3)) for size in (2**11, 2**14))
+    assert large < 24 * small  # 8 times; as it was, 64
 
 
 def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
