@@ -34,6 +34,7 @@ from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
 from gateway.sources.source import parse
 
+_JSON = frozenset({"application/json", "text/json"})
 _FILES = frozenset(
     {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
     | {chat_template.CONFIG, chat_template.FILE}
@@ -156,8 +157,8 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
 
     Or JSON that names a source, from which this gateway fetches it.
     """
-    uploaded = media_type(request) == "multipart/form-data"
-    record = await (_add_upload if uploaded else _add_of_source)(request, service, audit)
+    names_source = media_type(request) in _JSON
+    record = await (_add_of_source if names_source else _add_upload)(request, service, audit)
     return AdapterAdded(**dict(_adapter(service, record)), warnings=service.adapters.warnings())
 
 
@@ -388,7 +389,7 @@ async def _upload(request: Request, max_bytes: int) -> FormData:
         return message
 
     if (given := media_type(request)) != "multipart/form-data":
-        raise UnsupportedMediaType("content-type", given, "multipart/form-data")
+        raise UnsupportedMediaType("content-type", given, "multipart/form-data, application/json")
     refuse_encoding(request)
     try:
         upload = Request(request.scope, limited)

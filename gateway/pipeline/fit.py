@@ -8,6 +8,7 @@ from functools import partial
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from gateway.generation import Options, TextPrompt
+from gateway.pipeline.refusals import Refusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
@@ -52,19 +53,18 @@ async def fit(
     encode: Encode = partial(service.prompts.encode, tenant=options.caller.tenant)
     if len(kinds) > 1:
         encode = _once(encode)
-    refused: InvalidRequest | None = None
+    refusals = Refusals()
     fits: list[_Fit] = []
     for kind in _by_preference(kinds):
         try:
             found = await _fit(service, kind, prompt, options, encode, chat=chat)
         except InvalidRequest as error:
-            refused = refused or error
+            refusals.note(error)
             continue
         if not fits or found.ids == fits[0].ids:
             fits.append(found)
     if not fits:
-        assert refused is not None
-        raise refused
+        refusals.tell()
     ids, limit = fits[0].ids, options.max_tokens
     if limit is not None and len(fits) > 1:
         most = min(limit, max(each.room for each in fits))

@@ -11,6 +11,7 @@ from gateway.errors import EngineUnavailable, InvalidRequest
 from gateway.generation import MAX_CHOICES, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
+from gateway.pipeline.refusals import Refusals
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
@@ -59,13 +60,13 @@ async def _able(
 
     Raises what the first refuses, where all do.
     """
-    refused: InvalidRequest | None = None
+    refusals = Refusals()
     able: list[Kind] = []
     for kind in kinds:
         try:
             check_supported(kind.capabilities, options, chat=chat)
         except InvalidRequest as error:
-            refused = refused or error
+            refusals.note(error)
         else:
             able.append(kind)
     if able and options.params.guide is not None:
@@ -75,14 +76,13 @@ async def _able(
                 if backend is not None:
                     checked = await service.guides.checked(options, backend)
             except InvalidRequest as error:
-                refused = refused or error
+                refusals.note(error)
             else:
                 # It may be written otherwise for another.
                 return [kind for kind in able if kind.capabilities.guides == backend], checked
         able = []
     if not able:
-        assert refused is not None
-        raise refused
+        refusals.tell()
     return able, options
 
 

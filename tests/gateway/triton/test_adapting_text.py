@@ -87,9 +87,11 @@ async def test_what_cannot_be_avoided_is_counted(prompts: Prompts) -> None:
     assert (sent, ids) == ("Hello", ids_of("Hello", special=True))
 
 
-def test_words_in_place_of_ids(prompts: Prompts) -> None:
+async def test_words_in_place_of_ids(prompts: Prompts) -> None:
     options = Options(seed=1, params=GenerationParams(stop=("a", "b")), bad_words=("c",))
-    text = text_prompt(prompts, "x", ids_of("<s>x", special=False), TextModel(), options)
+    text = await text_prompt(
+        prompts, "x", ids_of("<s>x", special=False), TextModel(), options, restates=True
+    )
     assert text == TextPrompt("x", ("a", "b", "<|eot|>"), ("c", " c"), (), "x")
     held = Options(
         seed=1,
@@ -97,11 +99,15 @@ def test_words_in_place_of_ids(prompts: Prompts) -> None:
         ignore_eos=True,
     )
     shown = TextModel(skips_special_tokens=False)
-    text = text_prompt(prompts, "x", ids_of("<s>x", special=False), shown, held)
+    text = await text_prompt(
+        prompts, "x", ids_of("<s>x", special=False), shown, held, restates=True
+    )
     assert text == TextPrompt("x", restated="<s>x")
+    unread = await text_prompt(prompts, "x", [1], shown, held, restates=False)
+    assert unread == TextPrompt("x")
 
 
-def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
+async def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
     """Preprocessing encodes each word with special tokens: here <s> would be biased too."""
     options = Options(
         seed=1,
@@ -110,7 +116,7 @@ def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
         ),
     )
     with pytest.raises(UnsupportedParameter) as caught:
-        text_prompt(prompts, "x", [1], TextModel(), options)
+        await text_prompt(prompts, "x", [1], TextModel(), options, restates=True)
     assert caught.value.param == "logit_bias"
 
 
@@ -124,17 +130,19 @@ def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) -> None:
         (MessageForm(), True, True),
     ],
 )
-def test_tools_need_marks_that_are_shown(form: MessageForm, skips: bool, served: bool) -> None:
+async def test_tools_need_marks_that_are_shown(
+    form: MessageForm, skips: bool, served: bool
+) -> None:
     tokenizer = llama_like()
     tokenizer.add_special_tokens(["[TOOL_CALLS]"])
     prompts = Prompts(tokenizer, {"eos_token": "</s>"}, [EOS])
     model = TextModel(skips_special_tokens=skips)
     options = Options(seed=1, params=GenerationParams(message=form))
     if served:
-        assert text_prompt(prompts, "x", [1], model, options).text == "x"
+        assert (await text_prompt(prompts, "x", [1], model, options, restates=True)).text == "x"
         return
     with pytest.raises(UnsupportedParameter) as caught:
-        text_prompt(prompts, "x", [1], model, options)
+        await text_prompt(prompts, "x", [1], model, options, restates=True)
     assert caught.value.param == "tools"
 
 
@@ -390,13 +398,15 @@ async def test_a_model_in_python_is_not_told_which_outputs(backend: str) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", [TextModel(), TextModel(better_whole=True)])
-def test_what_nobody_streams_is_asked_for_whole(
+async def test_what_nobody_streams_is_asked_for_whole(
     prompts: Prompts, model: TextModel, stream: bool
 ) -> None:
-    text = text_prompt(prompts, "x", [1], model, Options(seed=1, stream=stream))
+    text = await text_prompt(
+        prompts, "x", [1], model, Options(seed=1, stream=stream), restates=True
+    )
     assert text.whole is (model.better_whole and not stream)
     stopped = Options(seed=1, stream=stream, params=GenerationParams(stop=("a",)))
-    assert not text_prompt(prompts, "x", [1], model, stopped).whole
+    assert not (await text_prompt(prompts, "x", [1], model, stopped, restates=True)).whole
     server = replace(capabilities(), inputs=read_inputs(config_of(TEXT), TEXT))
     greedy = generation(text=text, sampling=Sampling(temperature=0))
     request = pb.ModelInferRequest.FromString(text_request(server, greedy, text).data)
