@@ -135,9 +135,15 @@ class SourceNotAllowed(AdapterError):
 
 
 class SourceUnavailable(AdapterError):
-    """The place does not answer, refuses, is too slow, or lacks what reads it here."""
+    """The place does not answer, refuses or is too slow. Trying again later can help."""
 
     code = "adapter_source_unavailable"
+
+
+class SourceUnsupported(AdapterError):
+    """A package that reads such places is not installed here."""
+
+    code = "adapter_source_unsupported"
 
 
 class StoreError(Exception):

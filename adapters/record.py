@@ -8,6 +8,7 @@ places agree once they have seen each other, in whatever order:
   copy can therefore never bring a removed adapter back.
 - Within a life versions are only ever added, so the union of both copies loses nothing.
 - The version served is the one of the later change (`revision`, then `updated`).
+- So is the content that was declared last, by the `revision` with which it was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from adapters.adapter import Converted, Dtype, ModuleRows
 from adapters.chat_template import ChatTemplate
@@ -127,12 +129,20 @@ class Version:
         return max(rows.rank for rows in self.modules)
 
 
+class Declared(NamedTuple):
+    """What the configuration file's source of a name held, and the revision that took it over."""
+
+    revision: int
+    digest: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One name. `versions` is sorted by `created`; a removed record has none.
 
     `served` is the digest of the version that the bare name stands for, "" when removed.
-    `revision` counts the changes of the name, over all its lives.
+    `revision` counts the changes of the name, over all its lives. `declared` is None as well where
+    gateways that do not know of it have written all copies.
     """
 
     name: str
@@ -141,6 +151,7 @@ class Record:
     updated: float
     served: str
     versions: tuple[Version, ...]
+    declared: Declared | None = None
 
     @property
     def removed(self) -> bool:
@@ -184,7 +195,8 @@ def merge(one: Record, other: Record) -> Record:
     for version in (*one.versions, *other.versions):
         kept = known.setdefault(version.digest, version)
         known[version.digest] = min(kept, version, key=_age)
-    return replace(latest, versions=tuple(sorted(known.values(), key=_age)))
+    declared = max(filter(None, (one.declared, other.declared)), default=None)
+    return replace(latest, versions=tuple(sorted(known.values(), key=_age)), declared=declared)
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from adapters.adapter import DTYPES, MODULE_IDS, ModuleRows, task_id
 from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
 from adapters.errors import InvalidName
-from adapters.record import Record, Version, check_name, is_digest
+from adapters.record import Declared, Record, Version, check_name, is_digest
 
 _MAX_COUNT = 2**53  # what every reader of JSON takes for a whole number
 _MAX_TASK_ID = 2**63 - 1
@@ -23,6 +23,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "updated": record.updated,
         "served": record.served,
         "versions": [_version_as_json(version) for version in record.versions],
+        **({} if record.declared is None else {"declared": record.declared._asdict()}),
     }
 
 
@@ -70,7 +71,16 @@ def from_json(value: object) -> Record:
         updated=_time("updated", fields.get("updated")),
         served=served,
         versions=versions,
+        declared=_declared(fields["declared"]) if versions and "declared" in fields else None,
     )
+
+
+def _declared(value: object) -> Declared:
+    fields = _object("declared", value)
+    digest = _text("declared", fields.get("digest"))
+    if not is_digest(digest):
+        raise ValueError("declared: not 64 lower-case hex digits")
+    return Declared(_whole("declared", fields.get("revision"), 1, _MAX_COUNT), digest)
 
 
 def _version(value: object) -> Version:

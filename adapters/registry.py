@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 from adapters.adapter import Converted
 from adapters.chat_template import ChatTemplate
 from adapters.errors import BaseMismatch, InvalidName, UnknownAdapter, UnknownVersion
-from adapters.record import Record, Version, check_name, draw_task_id, split_selector
+from adapters.record import Declared, Record, Version, check_name, draw_task_id, split_selector
 
 Change = Callable[[Record | None], Record]
 
@@ -94,12 +96,22 @@ class Registry:
         source: str,
         chat_template: ChatTemplate | None = None,
         added_by: str | None = None,
+        *,
+        declared: bool = False,
     ) -> Record:
-        """Make this content the served version of `name`, as a new version if it is new."""
+        """Make this content the served version of `name`, as a new version if it is new.
+
+        With `declared`, content that the name has is served only where it was declared as other
+        content last, by whichever process, so that a rollback holds until the source changes.
+        """
         check_name(name)
         _check_base(name, base, self.snapshot.records.get(name))
-        await self._store.put(converted)
         now = self._clock()
+        if declared:
+            digest = chat_template.digest(converted.digest) if chat_template else converted.digest
+            with suppress(UnknownAdapter, UnknownVersion):
+                return await self._change(name, partial(_declare, name, base, digest, now))
+        await self._store.put(converted)
         task_id = self._task_id(converted.digest)
         version = Version.of(converted, base, now, source, task_id, chat_template, added_by)
 
@@ -113,18 +125,23 @@ class Registry:
                     updated=now,
                     served=version.digest,
                     versions=(version,),
+                    declared=Declared(revision + 1, version.digest) if declared else None,
                 )
             _check_base(name, base, record)
+            known = any(old.digest == version.digest for old in record.versions)
+            if declared and known:
+                return _declare(name, base, version.digest, now, record)
             if record.served == version.digest:
                 return record
-            known = any(old.digest == version.digest for old in record.versions)
             versions = record.versions if known else (*record.versions, version)
+            revision = record.revision + 1
             return replace(
                 record,
-                revision=record.revision + 1,
+                revision=revision,
                 updated=now,
                 served=version.digest,
                 versions=versions,
+                declared=Declared(revision, version.digest) if declared else record.declared,
             )
 
         return await self._change(name, add)
@@ -148,7 +165,10 @@ class Registry:
 
         def remove(record: Record | None) -> Record:
             known = _live(name, record)
-            return replace(known, revision=known.revision + 1, updated=now, served="", versions=())
+            revision = known.revision + 1
+            return replace(
+                known, revision=revision, updated=now, served="", versions=(), declared=None
+            )
 
         return await self._change(name, remove)
 
@@ -174,6 +194,20 @@ def _live(name: str, record: Record | None) -> Record:
     if record is None or record.removed:
         raise UnknownAdapter("adapter", "name", name, "a registered adapter")
     return record
+
+
+def _declare(name: str, base: str, digest: str, now: float, record: Record | None) -> Record:
+    """Raises `UnknownAdapter` and `UnknownVersion` where the content is still to be added."""
+    known = _live(name, record)
+    known.find(digest)
+    _check_base(name, base, known)
+    last, revision = known.declared, known.revision + 1
+    if last is not None and last.digest == digest:
+        return known
+    # Who changed what is served before anybody kept what was declared is not known.
+    served = known.served if last is None else digest
+    declared = Declared(revision, digest)
+    return replace(known, revision=revision, updated=now, served=served, declared=declared)
 
 
 def _check_base(name: str, base: str, record: Record | None) -> None:

@@ -5,7 +5,6 @@ Every call needs ``Authorization: Bearer <admin key>``.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from contextlib import AbstractContextManager, AsyncExitStack
@@ -32,6 +31,7 @@ from gateway.errors import ClientDisconnected, InvalidRequest, SwitchedOff
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
+from gateway.sources.disk import is_folder_below
 from gateway.sources.source import parse
 
 _JSON = frozenset({"application/json", "text/json"})
@@ -331,7 +331,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
         )
     folder = root / wanted.lora_path
     # The same words for what is elsewhere and what is nowhere: others' folders are not told of.
-    if not await run_in_threadpool(_is_folder_below, root, folder):
+    if not await run_in_threadpool(is_folder_below, root, folder):
         raise InvalidRequest(
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
             param="lora_path",
@@ -344,11 +344,6 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
         within=root,
         added_by=admin,
     )
-
-
-def _is_folder_below(root: Path, folder: Path) -> bool:
-    # isdir is false for whatever cannot be a path as well: NUL characters, names too long.
-    return os.path.isdir(folder) and folder.resolve().is_relative_to(root.resolve())
 
 
 class UnloadLoraAdapter(BaseModel):

@@ -105,10 +105,13 @@ TABLE: Mapping[type[Exception], Row] = {
         adapter_errors.PathEscape,
         adapter_errors.PickleRefused,
         adapter_errors.ShapeMismatch,
-        adapter_errors.SourceUnavailable,
+        adapter_errors.SourceUnsupported,
         adapter_errors.UnsupportedEngine,
         adapter_errors.UnsupportedFeature,
         adapter_errors.UnsupportedModule,
+    ),
+    adapter_errors.SourceUnavailable: Row(
+        503, _SERVER, adapter_errors.SourceUnavailable.code, retry_after_s=5
     ),
     StoreError: Row(500, _SERVER, StoreError.code),
     adapter_errors.ChangeUnknown: Row(500, _SERVER, adapter_errors.ChangeUnknown.code),

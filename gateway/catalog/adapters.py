@@ -237,24 +237,16 @@ class Adapters:
         converted, template = await self._prepared(folder, within)
         return await self._add(name, base, converted, source, template, added_by)
 
-    async def declare(
-        self, name: str, folder: Path, within: Path, source: str, *, last: str
-    ) -> str:
+    async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
         """Makes the content of `folder` what `name` serves; its digest.
 
-        Content that the name has already is left alone, so that a rollback holds; but not if
-        `last`, the digest of what this source had before, is another one. Raises AdapterError's.
+        What was declared last is left alone, so that a rollback holds. Raises AdapterError's.
         """
         base = self._settings.model_name
         self.check(name, base)
         converted, template = await self._prepared(folder, within)
-        digest = template.digest(converted.digest) if template else converted.digest
-        known = self._registry.snapshot.records.get(name)
-        has_it = known is not None and any(v.digest == digest for v in known.versions)
-        if has_it and last in ("", digest):
-            return digest
         await self._add(name, base, converted, source, template, DECLARED)
-        return digest
+        return template.digest(converted.digest) if template else converted.digest
 
     async def _prepared(
         self, folder: Path, within: Path | None
@@ -287,7 +279,12 @@ class Adapters:
         added_by: str | None = None,
     ) -> Record:
         self.check(name, base)
-        record = await self._registry.add(name, base, converted, source, template, added_by)
+        before = self._registry.snapshot.records.get(name)
+        record = await self._registry.add(
+            *(name, base, converted, source, template, added_by), declared=added_by == DECLARED
+        )
+        if record == before:
+            return record
         for warning in self.warnings():
             log.warning("%s", warning)
         return record

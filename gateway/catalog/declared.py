@@ -13,8 +13,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -149,7 +150,8 @@ class Declared:
         unread: OSError | None = None
         if declared.adapters_folder is not None:
             try:
-                found = await asyncio.to_thread(_subfolders, Path(declared.adapters_folder))
+                folder = Path(declared.adapters_folder)
+                found = await self._adapters.sources.in_thread(folder, partial(_subfolders, folder))
                 wanted = {name: (source, True) for name, source in found} | wanted
             except OSError as error:
                 unread = error
@@ -159,32 +161,48 @@ class Declared:
         for name, (source, watch) in wanted.items():
             state = self._states.get(name)
             if state is None or (state.source, state.watch) != (source, watch):
-                state = self._states[name] = _State(source, watch)
-            if not state.working and await self._is_due(state, reloads):
-                state.working = True
-                task = asyncio.create_task(self._bring(name, state, reloads))
-                self._work.add(task)
-                task.add_done_callback(self._work.discard)
+                self._states[name] = _State(source, watch)
+        self._begin(
+            (n for n, state in self._states.items() if self._is_due(state, reloads)), reloads
+        )
+        self._begin(await self._changed(reloads), reloads)
         await asyncio.to_thread(self._write)
         if unread is not None:
             raise unread
         if declared.prune_adapters:
             await self._prune(reloads, wanted.keys())
 
-    async def _is_due(self, state: _State, reloads: int) -> bool:
-        if state.loaded_for != reloads:
-            return True
-        if state.error:
-            return self._clock() >= state.retry_at
-        if not state.watch:
+    def _begin(self, names: Iterable[str], reloads: int) -> None:
+        for name in names:
+            state = self._states[name]
+            state.working = True
+            task = asyncio.create_task(self._bring(name, state, reloads))
+            self._work.add(task)
+            task.add_done_callback(self._work.discard)
+
+    def _is_due(self, state: _State, reloads: int) -> bool:
+        if state.working:
             return False
-        try:
-            before = state.glimpsed
-            state.glimpsed = await self._adapters.sources.look(state.source, trusted=True)
-        except AdapterError:
-            return False  # it has gone, and its name stays
-        # Changed, and left alone since the last look: whoever writes it may have ended.
-        return state.glimpsed == before != state.stamp
+        return state.loaded_for != reloads or (
+            bool(state.error) and self._clock() >= state.retry_at
+        )
+
+    async def _changed(self, reloads: int) -> list[str]:
+        """Of what is watched and was loaded. Raises `SourceUnavailable` where a disk hangs."""
+        watched = {
+            name: state
+            for name, state in self._states.items()
+            if state.watch and not (state.working or state.error) and state.loaded_for == reloads
+        }
+        stamps = await self._adapters.sources.glimpse(each.source for each in watched.values())
+        changed = []
+        for (name, state), stamp in zip(watched.items(), stamps, strict=True):
+            # Changed, and left alone since the last look: whoever writes it may have ended. Where
+            # it has gone its name stays.
+            if stamp is not None and stamp == state.glimpsed != state.stamp:
+                changed.append(name)
+            state.glimpsed = stamp or ()
+        return changed
 
     async def _bring(self, name: str, state: _State, reloads: int) -> None:
         try:
@@ -214,7 +232,7 @@ class Declared:
             if self._states.get(name) is not state:
                 return  # nobody declares that any more
             digest = await self._adapters.declare(
-                name, found.folder, found.within, str(state.source), last=state.digest
+                name, found.folder, found.within, str(state.source)
             )
         if digest != state.digest:
             log.info("declared adapter %r: %s is version %s", name, state.source, digest[:12])
@@ -272,7 +290,7 @@ def _subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
 
     An empty folder is more likely a volume that is not there than a wish to have no adapters.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir())
+    found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
     if not found:
         raise OSError(f"{folder} is empty")
     if len(found) > _MOST_FOLDERS:

@@ -20,7 +20,8 @@ from gateway.observability.request_context import current, current_id
 LogFormat = Literal["text", "json"]
 
 _STDERR = 2
-_CHATTY = ("httpx", "urllib3")
+# With what they send and get they log secrets: signed URLs, and headers with session tokens.
+_CHATTY = ("httpx", "httpcore", "urllib3", "botocore", "aiobotocore", "aiohttp", "s3fs", "fsspec")
 _FORMATTER = logging.Formatter()
 
 

@@ -41,15 +41,27 @@ def folder_of(source: Source, below: Iterable[Path] | None) -> OnDisk:
     Raises `SourceNotAllowed`, in the same words for what is nowhere, and `MissingFile`.
     """
     folder = Path(str(source))
-    real = folder.resolve()
     if below is None:
-        if not real.is_dir():
+        if not os.path.isdir(folder):
             raise MissingFile("source", "source", str(source), "a folder")
-        return OnDisk(folder, real)
+        return OnDisk(folder, Path(os.path.realpath(folder)))
     for root in below:
-        if real.is_relative_to(root.resolve()) and real.is_dir():
+        if is_folder_below(root, folder):
             return OnDisk(folder, root)
-    raise SourceNotAllowed("request", "source", str(source), "a folder that may be read from")
+    allowed = "a folder below what GATEWAY_ADAPTER_SOURCES lists, or below GATEWAY_ADAPTER_ROOT"
+    raise SourceNotAllowed("request", "source", str(source), allowed)
+
+
+def is_folder_below(root: Path, folder: Path) -> bool:
+    """Whether it is a folder that really lies in `root`, after all links.
+
+    False, too, for what cannot be a path (NUL characters, names too long, links in a circle) and
+    for what this process may not look at.
+    """
+    # pathlib's methods raise for these, and os.path's do not.
+    return os.path.isdir(folder) and Path(os.path.realpath(folder)).is_relative_to(
+        os.path.realpath(root)
+    )
 
 
 def snapshot_of(source: Source, cache: Path, root: Path | None) -> OnDisk:
@@ -62,7 +74,7 @@ def snapshot_of(source: Source, cache: Path, root: Path | None) -> OnDisk:
     commit = _commit(model, source.revision or "main")
     if commit is not None:
         return OnDisk(model.joinpath("snapshots", commit, *inner), model)
-    if root is not None and source.revision is None and (root / owner / name).is_dir():
+    if root is not None and source.revision is None and os.path.isdir(root / owner / name):
         return OnDisk(root.joinpath(owner, name, *inner), root)
     allowed = "what is in the Hugging Face cache of this machine (HF_HOME); nothing is downloaded"
     raise MissingFile("source", "source", str(source), allowed)

@@ -12,14 +12,22 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from adapters import chat_template, peft
-from adapters.errors import CorruptFile, MissingFile, SourceNotAllowed, SourceUnavailable, TooLarge
+from adapters.errors import (
+    AdapterError,
+    CorruptFile,
+    MissingFile,
+    SourceNotAllowed,
+    SourceUnavailable,
+    TooLarge,
+)
 from gateway.sources import disk
 from gateway.sources.source import Source
 
@@ -35,6 +43,7 @@ FILES = (peft.CONFIG, peft.WEIGHTS, chat_template.CONFIG, chat_template.FILE)
 """All that is ever asked for at a place on another machine; the first two must be there."""
 # Folders that processes have left behind which were killed: any fetch is over sooner.
 _LEFT_S = 86400.0
+_DISK_THREADS = 4
 
 Stamp = tuple[object, ...]
 """Equal while the content of a source is; () where that cannot be told."""
@@ -70,6 +79,7 @@ class Sources:
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = ThreadPoolExecutor(_DISK_THREADS, "sources-disk")
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def check(self, source: Source) -> None:
@@ -84,9 +94,21 @@ class Sources:
     async def look(self, source: Source, *, trusted: bool = False) -> Stamp:
         """What tells the source's content of now from another. Raises as `fetched` does."""
         if source.scheme in ("file", "hf"):
-            on_disk = await asyncio.to_thread(self._on_disk, source, trusted)
-            return await asyncio.to_thread(_stamp, on_disk.folder)
+            _, stamp = await self.in_thread(source, partial(self._stamped, source, trusted))
+            return stamp
         return await self._in_time(source, self._look(source, trusted))
+
+    async def glimpse(self, sources: Iterable[Source]) -> list[Stamp | None]:
+        """`look` at many that the operator named on this machine; None for what is not there.
+
+        Raises `SourceUnavailable`.
+        """
+
+        def stamps() -> list[Stamp | None]:
+            return [self._stamp_if_there(source) for source in known]
+
+        known = list(sources)
+        return await self.in_thread("watched folders", stamps) if known else []
 
     @asynccontextmanager
     async def fetched(
@@ -101,8 +123,9 @@ class Sources:
         if not trusted:
             self.check(source)
         if source.scheme in ("file", "hf"):
-            on_disk = await asyncio.to_thread(self._on_disk, source, trusted)
-            yield Fetched(*on_disk, await asyncio.to_thread(_stamp, on_disk.folder))
+            stamped = partial(self._stamped, source, trusted)
+            on_disk, stamp = await self.in_thread(source, stamped)
+            yield Fetched(*on_disk, stamp)
             return
         async with self._turns[who]:
             folder = await asyncio.to_thread(self._new_folder)
@@ -113,9 +136,18 @@ class Sources:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop = None
+
+    async def in_thread(self, source: object, work: Callable[[], T]) -> T:
+        """Does `work` on a disk, whose hanging keeps none of the threads that all others need.
+
+        Raises `SourceUnavailable` after the time that a source has.
+        """
+        loop = asyncio.get_running_loop()
+        return await self._until(source, loop.run_in_executor(self._threads, work))
 
     async def _in_time(self, source: Source, work: Coroutine[Any, Any, T]) -> T:
         """Does `work` in the other loop, where it is cancelled when whoever waits here is."""
@@ -123,9 +155,13 @@ class Sources:
             self._loop = asyncio.new_event_loop()
             thread = threading.Thread(target=_run, args=(self._loop,), name="sources", daemon=True)
             thread.start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return await self._until(source, asyncio.wrap_future(future))
+
+    async def _until(self, source: object, work: asyncio.Future[T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+                return await work
         except TimeoutError:
             limit = f"an answer within {self._timeout_s:g} s"
             raise SourceUnavailable("request", "source", str(source), limit) from None
@@ -180,6 +216,16 @@ class Sources:
         if self._root is not None:
             below.append(self._root)
         return disk.folder_of(source, None if trusted else below)
+
+    def _stamped(self, source: Source, trusted: bool) -> tuple[disk.OnDisk, Stamp]:
+        on_disk = self._on_disk(source, trusted)
+        return on_disk, _stamp(on_disk.folder)
+
+    def _stamp_if_there(self, source: Source) -> Stamp | None:
+        try:
+            return self._stamped(source, True)[1]
+        except AdapterError:
+            return None
 
     def _new_folder(self) -> Path:
         self._incoming.mkdir(parents=True, exist_ok=True)

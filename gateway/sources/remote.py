@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from adapters.errors import SourceNotAllowed, SourceUnavailable
+from adapters.errors import SourceNotAllowed, SourceUnavailable, SourceUnsupported
 from gateway.sources.source import Source, parse
 
 _PIECE = 1024 * 1024
@@ -73,7 +73,7 @@ class Https:
     async def _answer(self, method: str, name: str) -> AsyncIterator[httpx.Response]:
         source, url = self._source, self._source.url(name)
         try:
-            for _ in range(_REDIRECTS):
+            for _ in range(1 + _REDIRECTS):
                 request = self._client.build_request(method, url)
                 answer = await self._client.send(request, stream=True, auth=_auth(source))
                 try:
@@ -133,7 +133,10 @@ class S3:
 
 @asynccontextmanager
 async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIterator[Place]:
-    """The place of an ``https`` or ``s3`` source. Raises `SourceUnavailable`."""
+    """The place of an ``https`` or ``s3`` source.
+
+    Raises `SourceUnavailable`, and `SourceUnsupported` where a package is missing.
+    """
     if source.scheme == "https":
         timeout = httpx.Timeout(_SILENT_S, connect=_CONNECT_S)
         headers = {"accept-encoding": "identity"}
@@ -143,7 +146,7 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
     try:
         from s3fs import S3FileSystem  # noqa: PLC0415  # an optional package, and a large one
     except ImportError as error:
-        raise SourceUnavailable(
+        raise SourceUnsupported(
             *("request", "source", f"s3:// without {error.name}", "other sources"),
             "`pip install 'triton-openai-gateway[sources]'` brings it",
         ) from None

@@ -113,8 +113,13 @@ def _names(path: str, *, quoted: bool = True) -> tuple[str, ...]:
     """The names of a path. None of them leads up, in whatever way a server reads it."""
     names = tuple(path.strip("/").split("/")) if path.strip("/") else ()
     for name in names:
-        plain = unquote(name) if quoted else name
-        if plain in ("", ".", "..") or (quoted and any(each in plain for each in "/\\%\0")):
+        try:
+            plain = unquote(name, errors="strict") if quoted else name
+        except UnicodeDecodeError:  # to some servers %c0%ae is a dot
+            raise _refused("a path with quoted bytes that are not UTF-8", _ALLOWED) from None
+        # What follows a semicolon is no part of the name to some servers.
+        meant = plain.partition(";")[0] if quoted else plain
+        if meant in ("", ".", "..") or (quoted and any(each in plain for each in "/\\%\0")):
             raise _refused("a path with an empty name, '.', '..' or a quoted / \\ or %", _ALLOWED)
     return names
 

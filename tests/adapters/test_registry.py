@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adapters import errors
 from adapters.adapter import Converted, ModuleRows, make_converted, task_id
 from adapters.chat_template import MAX_CHARACTERS, ChatTemplate
-from adapters.record import Record, Version, check_name, merge, split_selector
+from adapters.record import Declared, Record, Version, check_name, merge, split_selector
 from adapters.record_json import as_json, from_json
 from adapters.registry import Change, Registry, Snapshot
 
@@ -265,6 +265,7 @@ def _records(draw: st.DrawFn) -> Record:
     versions = draw(st.lists(_VERSIONS, max_size=3, unique_by=lambda version: version.digest))
     ordered = tuple(sorted(versions, key=lambda v: (v.created, v.digest, v.source, v.task_id)))
     served = draw(st.sampled_from([v.digest for v in versions])) if versions else ""
+    declared = st.builds(Declared, st.integers(1, 3), st.sampled_from(["a" * 64, "b" * 64]))
     return Record(
         name="zh",
         life=draw(st.integers(1, 2)),
@@ -272,6 +273,7 @@ def _records(draw: st.DrawFn) -> Record:
         updated=float(draw(st.integers(1, 2))),
         served=served,
         versions=ordered,
+        declared=draw(st.none() | declared) if versions else None,
     )
 
 
@@ -370,3 +372,37 @@ async def test_another_template_is_another_version_of_the_same_weights() -> None
     assert templated.weights == plain.weights == plain.digest
     assert templated.task_id == plain.task_id
     assert (await registry.rollback("zh")).version.chat_template is None
+
+
+async def test_a_rollback_holds_until_another_content_is_declared() -> None:
+    registry, store = await _registry()
+
+    async def declare(number: int) -> Record:
+        return await registry.add("zh", "demo", _content(number), "test", declared=True)
+
+    await declare(1)
+    await declare(2)
+    held = await registry.rollback("zh")
+    # Whoever looks again, and remembers nothing but what the store keeps.
+    registry = Registry(store)
+    await registry.load()
+    assert await declare(2) == held
+    assert (await declare(1)).served == _content(1).digest
+    assert (await declare(2)).served == _content(2).digest
+    # A removed name is declared anew.
+    await registry.remove("zh")
+    assert (await declare(2)).life == 2
+
+
+async def test_what_is_declared_of_a_record_from_before_changes_nothing_that_is_served() -> None:
+    registry, _ = await _registry()
+    for number in (1, 2):
+        await registry.add("zh", "demo", _content(number), "test")
+    before = await registry.rollback("zh")
+    record = await registry.add("zh", "demo", _content(2), "test", declared=True)
+    assert (record.served, record.declared) == (before.served, (4, _content(2).digest))
+    # A gateway that does not know of it reads it, and writes it without.
+    told = as_json(record) | {"revision": 5, "served": _content(2).digest}
+    del told["declared"]
+    merged = merge(record, from_json(told))
+    assert (merged.served, merged.declared) == (_content(2).digest, record.declared)

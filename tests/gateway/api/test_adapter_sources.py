@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import pytest
 import yaml
 
 from gateway.config.tenants import key_hash, new_key
+from gateway.observability.logs import configure_logging
 from tests.support.adapter_store import becomes
 from tests.support.authority import Authority
 from tests.support.disk_engine import DiskEngine, save_model
@@ -45,6 +48,16 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
     with FileServer(authority.issue("server")) as server:
         yield server
+
+
+@pytest.fixture
+def debug_log(capfd: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    """What a gateway writes that is told to write all."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    configure_logging("debug")
+    yield capfd
+    root.handlers[:], root.level = handlers, level
 
 
 @contextlib.asynccontextmanager
@@ -89,7 +102,7 @@ async def test_without_the_extra_s3_is_refused_by_its_name(
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
     async with _gateway(tmp_path, "s3://bucket") as (client, _):
         answer = await _add(client, "s3://bucket/zh")
-        assert _error(answer) == (400, "adapter_source_unavailable")
+        assert _error(answer) == (400, "adapter_source_unsupported")
         assert "triton-openai-gateway[sources]" in answer.json()["error"]["message"]
 
 
@@ -105,12 +118,14 @@ async def test_a_folder_of_the_root_is_an_hf_source_without_revisions(
 
 
 async def test_over_https_with_its_provenance_and_without_its_secrets(
-    tmp_path: Path, server: FileServer, adapter: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, server: FileServer, adapter: Path, debug_log: pytest.CaptureFixture[str]
 ) -> None:
     server.put("/lora/zh", adapter)
+    server.put("/lora/cdn", adapter)
+    signed = f"/lora/cdn/{WEIGHTS}?sig=hunter4"
+    server.behaves[f"/lora/zh/{WEIGHTS}"] = _redirect(signed)
     place = f"https://127.0.0.1:{server.port}/lora"
     secret = f"https://me:hunter2@127.0.0.1:{server.port}/lora/zh?sig=hunter3"
-    caplog.set_level("DEBUG", "gateway")
     async with _gateway(tmp_path, place) as (client, service):
         answer = await _add(client, secret)
         assert answer.status_code == 201, answer.text
@@ -128,12 +143,16 @@ async def test_over_https_with_its_provenance_and_without_its_secrets(
         assert uploaded["digest"] == version["digest"] == kept.digest
         failed = await _add(client, secret.replace("/zh", "/nothing"))
         assert _error(failed) == (400, "adapter_file_missing")
-        told = f"{answer.text} {failed.text} {await _records(client)} {caplog.text}"
-    assert "/lora/zh" in caplog.text or "zh" in caplog.text
-    assert "hunter" not in told
+        told = f"{answer.text} {failed.text} {await _records(client)}"
+    log = debug_log.readouterr().err
+    assert " DEBUG " in log
+    assert "hunter" not in told + log
     # What is signed for a folder is sent for each of its files, and nothing else is asked for.
-    assert {target.partition("?")[2] for _, target in server.asked} == {"sig=hunter3"}
-    assert set(server.authorization) == {"Basic bWU6aHVudGVyMg=="}
+    of_cdn = [target for _, target in server.asked if target.startswith("/lora/cdn/")]
+    assert set(of_cdn) == {signed}
+    first = [target for _, target in server.asked if target not in of_cdn]
+    assert {target.partition("?")[2] for target in first} == {"sig=hunter3"}
+    assert set(server.authorization) == {"Basic bWU6aHVudGVyMg==", None}
     names = {target.partition("?")[0].rpartition("/")[2] for _, target in server.asked}
     assert names == {
         "adapter_config.json",
@@ -144,8 +163,12 @@ async def test_over_https_with_its_provenance_and_without_its_secrets(
 
 
 async def test_from_s3_with_the_environments_credentials(
-    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    adapter: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    debug_log: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hunter5")
     with S3Server() as s3:
         s3.put("/bucket/lora/zh", adapter)
         for name, value in s3.environment.items():
@@ -166,7 +189,10 @@ async def test_from_s3_with_the_environments_credentials(
             assert not any(method == "GET" and WEIGHTS in t for method, t in s3.asked[asked:])
             monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
             wrong = await _add(client, "s3://bucket/lora/zh")
-            assert _error(wrong) == (400, "adapter_source_unavailable")
+            assert _error(wrong) == (503, "adapter_source_unavailable")
+    log = debug_log.readouterr().err
+    assert " DEBUG " in log
+    assert "hunter5" not in log
 
 
 async def test_from_the_hugging_face_cache_by_branch_and_by_commit(
@@ -207,15 +233,20 @@ async def test_folders_below_what_is_allowed_alone(tmp_path: Path, adapter: Path
         [boot] = service.adapters.record("boot").versions
         assert (boot.source, boot.added_by) == (str(adapter), "GATEWAY_ADAPTERS")
         assert (await _add(client, str(tmp_path / "allowed" / "zh"))).status_code == 201
-        for elsewhere in (adapter, tmp_path / "allowed" / "link", "/etc", "/nowhere"):
+        (tmp_path / "allowed" / "circle").symlink_to("circle")
+        allowed = tmp_path / "allowed"
+        no_folders = (allowed / ("x" * 300), allowed / "circle", allowed / "circle" / "zh")
+        for elsewhere in (adapter, allowed / "link", "/etc", "/nowhere", *no_folders):
             refused = await _add(client, str(elsewhere))
-            assert _error(refused) == (403, "adapter_source_not_allowed")
+            assert _error(refused) == (403, "adapter_source_not_allowed"), refused.text
+            assert "GATEWAY_ADAPTER_SOURCES" in refused.json()["error"]["message"]
 
 
 NO_SOURCES = [
     *("", "zh", "../zh", "/a/../etc", "file:///etc", "http://127.0.0.1/zh", "ftp://a/b"),
     *("https://", "https://a b/zh", "https://a\\@b/zh", "https://a@b@c/zh", "https://a/b#c"),
     *("https://a/../b", "https://a/%2e%2e/b", "https://a/b%2fc", "https://a/%252e%252e/b"),
+    *("https://a/..;/b", "https://a/%2e.;x=1/b", "https://a/;x/b", "https://a/%c0%ae%c0%ae/b"),
     *("https://a:port/b", "https://[::1/b", "s3://", "s3://bucket/a?b", "s3://me:pw@bucket/a"),
     *("hf://owner", "hf://owner/..", "hf://owner/name@", "hf://owner/name@../../x"),
     *(
@@ -283,10 +314,10 @@ def _redirect(target: str) -> Behaviour:
 
 
 HOSTILE: dict[str, tuple[Behaviour, tuple[int, str]]] = {
-    "a length that lies": (_lies_short, (400, "adapter_source_unavailable")),
+    "a length that lies": (_lies_short, (503, "adapter_source_unavailable")),
     "an endless body": (_endless, (413, "adapter_too_large")),
     "too large as told": (_large, (413, "adapter_too_large")),
-    "a bomb": (_compressed, (400, "adapter_source_unavailable")),
+    "a bomb": (_compressed, (503, "adapter_source_unavailable")),
     "metadata": (
         _redirect("http://169.254.169.254/latest/meta-data/"),
         (403, "adapter_source_not_allowed"),
@@ -297,8 +328,8 @@ HOSTILE: dict[str, tuple[Behaviour, tuple[int, str]]] = {
     ),
     "a file": (_redirect("file:///etc/passwd"), (403, "adapter_source_not_allowed")),
     "upwards": (_redirect("/lora/../other"), (403, "adapter_source_not_allowed")),
-    "itself": (_redirect(f"/lora/zh/{WEIGHTS}"), (400, "adapter_source_unavailable")),
-    "not for us": (lambda handler: handler.answer(500, b""), (400, "adapter_source_unavailable")),
+    "itself": (_redirect(f"/lora/zh/{WEIGHTS}"), (503, "adapter_source_unavailable")),
+    "not for us": (lambda handler: handler.answer(500, b""), (503, "adapter_source_unavailable")),
 }
 
 
@@ -331,6 +362,19 @@ async def test_a_redirect_within_what_is_allowed_is_followed(
     assert sent["GET", f"/cdn/1/{WEIGHTS}?sig=1"] is None  # the password is for the first place
 
 
+async def test_five_redirects_are_followed_and_not_six(
+    tmp_path: Path, server: FileServer, adapter: Path
+) -> None:
+    for number in range(1, 7):
+        server.put(f"/{number}", adapter)
+        server.behaves[f"/{number}/{WEIGHTS}"] = _redirect(f"/{number - 1}/{WEIGHTS}")
+    server.put("/0", adapter)
+    base = f"https://127.0.0.1:{server.port}"
+    async with _gateway(tmp_path, base) as (client, _):
+        assert (await _add(client, f"{base}/5")).status_code == 201
+        assert _error(await _add(client, f"{base}/6")) == (503, "adapter_source_unavailable")
+
+
 async def test_plain_http_and_a_certificate_of_nobody_are_refused(
     tmp_path: Path, server: FileServer, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +382,7 @@ async def test_plain_http_and_a_certificate_of_nobody_are_refused(
     monkeypatch.delenv("SSL_CERT_FILE")
     source = f"https://127.0.0.1:{server.port}/zh"
     async with _gateway(tmp_path, source) as (client, _):
-        assert _error(await _add(client, source)) == (400, "adapter_source_unavailable")
+        assert _error(await _add(client, source)) == (503, "adapter_source_unavailable")
     assert server.asked == []
 
 
@@ -387,7 +431,9 @@ async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(
     server.behaves["/zh/adapter_config.json"] = drips
     source = f"https://127.0.0.1:{server.port}/zh"
     async with _gateway(tmp_path, source, adapter_source_timeout=1.0) as (client, _):
-        assert _error(await _add(client, source)) == (400, "adapter_source_unavailable")
+        late = await _add(client, source)
+        assert _error(late) == (503, "adapter_source_unavailable")
+        assert late.headers["retry-after"] == "5"
         await becomes(silent.is_set)
     shutil.rmtree(tmp_path / "model")
     silent.clear()
@@ -402,3 +448,29 @@ async def test_a_silent_server_ends_with_the_deadline_and_with_the_client(
         del server.behaves["/zh/adapter_config.json"]
         assert (await _add(client, source)).status_code == 201
         assert [record.name for record in service.adapters.records] == ["zh"]
+
+
+async def test_a_disk_that_hangs_ends_with_the_deadline_and_keeps_no_others_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, hanging, isdir = threading.Event(), threading.Event(), os.path.isdir
+
+    def hangs(path: Any) -> bool:
+        """As the system does on a mount whose server has gone."""
+        if str(path).startswith("/hung/"):
+            hanging.set()
+            back.wait()
+        return isdir(path)
+
+    monkeypatch.setattr(os.path, "isdir", hangs)
+    try:
+        async with _gateway(tmp_path, "/hung", adapter_source_timeout=2.0) as (client, _):
+            # More than asyncio has threads.
+            asking = [asyncio.create_task(_add(client, f"/hung/{n}")) for n in range(40)]
+            await becomes(hanging.is_set)
+            for answer in await asyncio.wait_for(asyncio.gather(*asking), 60):
+                assert _error(answer) == (503, "adapter_source_unavailable")
+            await asyncio.wait_for(asyncio.to_thread(int), 60)
+            assert not back.is_set()
+    finally:
+        back.set()

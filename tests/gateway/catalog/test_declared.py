@@ -154,6 +154,50 @@ async def test_a_watched_folder_is_followed_and_a_rollback_holds(tmp_path: Path)
         assert _versions(service)["zh"] == 2
 
 
+async def test_what_changed_while_no_gateway_ran_is_served(tmp_path: Path) -> None:
+    zh = _adapter(tmp_path / "zh", 1)
+    declared = [{"name": "zh", "source": str(zh), "watch": True}]
+    config = _declare(tmp_path / "gateway.yaml", adapters=declared)
+    async with _gateway(tmp_path / "a", config) as (_, service):
+        await becomes(lambda: _versions(service) == {"zh": 1})
+        first = _served(service, "zh")
+        _adapter(zh, 2)
+        await becomes(lambda: _versions(service) == {"zh": 2})
+    _adapter(zh, 1)
+    async with _gateway(tmp_path / "a", config) as (_, service):
+        await becomes(lambda: metric_of(service, "gateway_declared_adapters", state="loaded") == 1)
+        assert _served(service, "zh") == first
+
+
+async def test_a_rollback_holds_whichever_gateway_looks_again(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    zh, configs = _adapter(tmp_path / "zh", 1), (tmp_path / "a.yaml", tmp_path / "b.yaml")
+    declared = [{"name": "zh", "source": str(zh)}]
+    for config in configs:
+        _declare(config, adapters=declared)
+    async with (
+        _gateway(tmp_path / "a", configs[0], redis_url=redis_server.url) as (client, one),
+        _gateway(tmp_path / "b", configs[1], redis_url=redis_server.url) as (_, other),
+    ):
+        for each in (one, other):
+            await becomes(
+                lambda each=each: metric_of(each, "gateway_declared_adapters", state="loaded") == 1
+            )
+        first = _served(one, "zh")
+        _adapter(zh, 2)
+        _declare(configs[0], adapters=declared, limits={})
+        await becomes(lambda: _versions(one) == {"zh": 2})
+        await client.post("/v1/adapters/zh/rollback", json={}, headers=AUTHORIZED)
+        await becomes(lambda: _served(other, "zh") == first)
+        # The other looks again, at what it has not seen, and at one that tells when it has.
+        last = {"name": "zzz", "source": str(_adapter(tmp_path / "zzz", 3))}
+        _declare(configs[1], adapters=[*declared, last])
+        await becomes(lambda: metric_of(other, "gateway_declared_adapters", state="loaded") == 2)
+        assert other.adapters.record("zh").revision == 3
+        assert _served(other, "zh") == first
+
+
 async def test_what_came_by_a_declaration_alone_goes_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
