@@ -23,8 +23,13 @@ def as_json(record: Record) -> dict[str, Any]:
         "updated": record.updated,
         "served": record.served,
         "versions": [_version_as_json(version) for version in record.versions],
-        **({} if record.declared is None else {"declared": record.declared._asdict()}),
-    }
+    } | _declared_as_json(record.declared)
+
+
+def _declared_as_json(declared: Declared | None) -> dict[str, Any]:
+    if declared is None:
+        return {}
+    return {"declared": {"revision": declared.revision, "digest": declared.digest}}
 
 
 def _version_as_json(version: Version) -> dict[str, Any]:
