@@ -177,11 +177,18 @@ class Replicas:
         lane = self.lane_of(generation)
         return ReplicaLease(choose(candidates, key), request, self._released, lane)
 
-    def _open_to(self, came: float, avoid: Collection[Replica]) -> Iterator[Replica]:
-        """Those that work, or else seem to. A drained one keeps what came before."""
+    def _open_to(
+        self, came: float, avoid: Collection[Replica], *, failing: bool = False
+    ) -> Iterator[Replica]:
+        """Those that work, or else seem to; with `failing` those, too, that are left alone for a
+        while. A drained one keeps what came before."""
         for replica in self._replicas.values():
-            works = replica.ready and replica.breaker.allows and replica not in avoid
-            if works and (replica.drained_at is None or came < replica.drained_at):
+            works = replica.ready and (failing or replica.breaker.allows)
+            if (
+                works
+                and replica not in avoid
+                and (replica.drained_at is None or came < replica.drained_at)
+            ):
                 yield replica
 
     def _candidates(
@@ -190,6 +197,10 @@ class Replicas:
         """Of those that can take it the ones with a weight, or else all; of these the ones with
         room, or else all."""
         able = [r for r in self._open_to(came, avoid) if r.takes(generation)]
+        if not able and avoid:
+            # Another one has just failed it. One without a weight may have failed long ago, and had
+            # no request since that could show that it works again.
+            able = [r for r in self._open_to(came, avoid, failing=True) if r.takes(generation)]
         if len(able) < 2:
             return able
         able = [replica for replica in able if replica.drained_at is None] or able
