@@ -172,6 +172,7 @@ async def test_a_drained_replica_finishes_what_it_has(tmp_path: Path) -> None:
         assert [len(answer["choices"]) for answer in answers] == [1, 1, 1, 2]
         assert {c["text"] for answer in answers for c in answer["choices"]} == {OLD}
         assert [r.state for r in both.service.replicas] == ["drained", "ready"]
+        assert {await both.says() for _ in range(12)} == {NEW}
         await both.weigh({"drain": False}, 0)
         assert {await both.says() for _ in range(8)} == {OLD}
 
