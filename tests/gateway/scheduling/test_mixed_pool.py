@@ -32,7 +32,7 @@ class Pool:
     """A gateway before two scripted servers, each of which answers with its own name."""
 
     old: FakeTriton
-    new: FakeLlmapi
+    new: FakeLlmapi | FakeTriton
     endpoints: dict[str, str]
     config: Path
     client: httpx.AsyncClient
@@ -175,6 +175,25 @@ async def test_a_drained_replica_finishes_what_it_has(tmp_path: Path) -> None:
         assert {await both.says() for _ in range(12)} == {NEW}
         await both.weigh({"drain": False}, 0)
         assert {await both.says() for _ in range(8)} == {OLD}
+
+
+@pytest.mark.parametrize("rested", [{"drain": True}, 0])
+async def test_of_one_kind_the_rested_one_gets_nothing(tmp_path: Path, rested: Any) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
+    old, new = (FakeTriton(tokens=ids_of(tmp_path, t), fault=None, step=1) for t in (OLD, NEW))
+    config = tmp_path / "c.yaml"
+    async with serving(old) as first, serving(new) as second:
+        endpoints = {OLD: first, NEW: second}
+        _write(config, endpoints, rested, 1)
+        settings = {"config": config, "allow_anonymous": True}
+        async with running(tmp_path, first, **settings) as (client, service, _):
+            await until(lambda: all(replica.ready for replica in service.replicas))
+            both = Pool(old, new, endpoints, config, client, service)
+            assert {await both.says() for _ in range(12)} == {NEW}
+            await both.weigh(1, 1)
+            asked = [both.says() for _ in range(40)]
+            assert set(await asyncio.gather(*asked)) == {OLD, NEW}
 
 
 async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path) -> None:
