@@ -12,7 +12,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import adapters, generations, keys, models, openapi, ops, tokens
+from gateway.api import (
+    adapters,
+    generations,
+    keys,
+    models,
+    openapi,
+    ops,
+    tokens,
+    vllm_adapters,
+)
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
@@ -34,9 +43,24 @@ EXPOSED_HEADERS = [
     *(f"x-ratelimit-{what}-{of}" for what in _RATES for of in ("requests", "tokens")),
 ]
 
+_MODULES = (
+    *(generations, anthropic, tokens, models),
+    *(adapters, vllm_adapters, keys, ops, openapi),
+)
+
 ROUTES: Sequence[APIRoute] = [
     route
-    for module in (generations, anthropic, tokens, models, adapters, keys, ops, openapi)
+    for module in (
+        generations,
+        anthropic,
+        tokens,
+        models,
+        adapters,
+        vllm_adapters,
+        keys,
+        ops,
+        openapi,
+    )
     for route in module.router.routes
     if isinstance(route, APIRoute)
 ]

@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.api import adapters, keys, tokens
+from gateway.api import adapters, keys, tokens, vllm_adapters
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
@@ -39,8 +39,8 @@ _READ_BY_US = (
     tokens.DetokenizeRequest,
     adapters.AdapterOfSource,
     adapters.Rollback,
-    adapters.LoadLoraAdapter,
-    adapters.UnloadLoraAdapter,
+    vllm_adapters.LoadLoraAdapter,
+    vllm_adapters.UnloadLoraAdapter,
     keys.NewKey,
 )
 _WRITTEN_BY_US = (ChatCompletionChunk, CompletionChunk, Error, StreamEvent, MessageError)

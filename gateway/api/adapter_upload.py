@@ -1,0 +1,83 @@
+"""An adapter's files as a form: what /v1/adapters takes from who has them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from adapters import chat_template, npy, peft
+from gateway.api.body import media_type, refuse_encoding
+from gateway.api.routing import Schema
+from gateway.errors import ClientDisconnected, InvalidRequest
+from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
+
+_FILES = frozenset(
+    {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
+    | {chat_template.CONFIG, chat_template.FILE}
+)
+_MAX_FIELDS = 8
+_FORM_OVERHEAD = 1024 * 1024
+
+UPLOAD: Schema = {
+    "type": "object",
+    "required": ["name", "base", "file"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1},
+        "base": {"type": "string", "minLength": 1, "description": "The base model's name."},
+        "file": {
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "description": "The adapter's files under their own names: adapter_config.json and "
+            "adapter_model.safetensors, or model.lora_config.npy and model.lora_weights.npy; "
+            "tokenizer_config.json and chat_template.jinja where it has its own chat template.",
+        },
+    },
+}
+
+
+async def read_upload(request: Request, max_bytes: int) -> FormData:
+    """The form, its files spooled to disk as they arrive; ContentTooLarge past the limit."""
+    received = 0
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await request.receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes + _FORM_OVERHEAD:
+            raise ContentTooLarge("upload", max_bytes)
+        return message
+
+    if (given := media_type(request)) != "multipart/form-data":
+        raise UnsupportedMediaType("content-type", given, "multipart/form-data, application/json")
+    refuse_encoding(request)
+    try:
+        upload = Request(request.scope, limited)
+        return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+
+
+def text_field(form: FormData, name: str) -> str:
+    """Raises InvalidRequest where it is missing."""
+    value = form.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"You must provide the form field {name}.", param=name)
+    return value
+
+
+def save_files(form: FormData, folder: Path) -> None:
+    """Writes its files into `folder`. Raises InvalidRequest for one that is no adapter's."""
+    for _, part in form.multi_items():
+        if not isinstance(part, UploadFile):
+            continue
+        if part.filename not in _FILES:
+            allowed = ", ".join(sorted(_FILES))
+            raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
+        with (folder / part.filename).open("wb") as file:
+            shutil.copyfileobj(part.file, file)

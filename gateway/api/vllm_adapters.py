@@ -1,0 +1,113 @@
+"""vLLM's calls for adapters: /v1/load_lora_adapter and /v1/unload_lora_adapter.
+
+Every call needs ``Authorization: Bearer <admin key>``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends
+from pydantic import BaseModel, ConfigDict
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import PlainTextResponse
+
+from adapters.record import Record
+from gateway.api.adapters import SMALL, audited, told
+from gateway.api.auth import Admin, Auditor
+from gateway.api.body import json_body
+from gateway.api.routing import ADMIN, BODY, Router, needs, refusals
+from gateway.errors import InvalidRequest, SwitchedOff
+from gateway.service import Service
+from gateway.sources.disk import is_folder_below
+
+router = Router()
+
+
+class LoadLoraAdapter(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    lora_name: str
+    lora_path: str
+    base_model_name: str | None = None
+    load_inplace: bool = False
+
+
+async def _adapter_root(service: Admin) -> Path:
+    root = service.settings.adapter_root
+    if root is None:
+        raise SwitchedOff(
+            "Loading from this host's folders is off; set GATEWAY_ADAPTER_ROOT.",
+            setting="GATEWAY_ADAPTER_ROOT",
+        )
+    return root
+
+
+@router.post(
+    "/v1/load_lora_adapter",
+    summary="Adds an adapter from a folder of the server's host; vLLM's form.",
+    response_class=PlainTextResponse,
+    responses=refusals(*BODY, *ADMIN, 503),
+    openapi_extra=needs("admin_key", json=LoadLoraAdapter),
+)
+async def load(
+    service: Admin,
+    audit: Auditor,
+    root: Annotated[Path, Depends(_adapter_root)],
+    wanted: Annotated[LoadLoraAdapter, json_body(LoadLoraAdapter, SMALL)],
+) -> str:
+    """vLLM's form: an adapter from a folder of this host, below GATEWAY_ADAPTER_ROOT."""
+    name = wanted.lora_name
+    with audited(audit, service, "adapters.load", name) as action:
+        action.after = told(await _loaded(service, root, wanted, audit.admin))
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: str) -> Record:
+    known = {record.name for record in service.adapters.records}
+    if wanted.lora_name in known and not wanted.load_inplace:
+        raise InvalidRequest(
+            f"The lora adapter '{wanted.lora_name}' has already been loaded. Set load_inplace to "
+            "replace it.",
+            param="lora_name",
+        )
+    folder = root / wanted.lora_path
+    # The same words for what is elsewhere and what is nowhere: others' folders are not told of.
+    if not await run_in_threadpool(is_folder_below, root, folder):
+        raise InvalidRequest(
+            f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
+            param="lora_path",
+        )
+    return await service.adapters.add(
+        wanted.lora_name,
+        wanted.base_model_name or service.settings.model_name,
+        folder,
+        source="load_lora_adapter",
+        within=root,
+        added_by=admin,
+    )
+
+
+class UnloadLoraAdapter(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    lora_name: str
+    lora_int_id: int | None = None
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    summary="Stops serving an adapter; vLLM's form.",
+    response_class=PlainTextResponse,
+    responses=refusals(*BODY, *ADMIN, 404, 503),
+    openapi_extra=needs("admin_key", json=UnloadLoraAdapter),
+)
+async def unload(
+    service: Admin,
+    audit: Auditor,
+    wanted: Annotated[UnloadLoraAdapter, json_body(UnloadLoraAdapter, SMALL)],
+) -> str:
+    name = wanted.lora_name
+    with audited(audit, service, "adapters.unload", name) as action:
+        await service.adapters.remove(name)
+        action.after = None
+    return f"Success: LoRA adapter '{name}' removed successfully."
