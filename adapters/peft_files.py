@@ -35,11 +35,15 @@ Pair = tuple[Bits, Bits]
 
 @dataclass(frozen=True, slots=True)
 class PeftFiles:
-    """``adapter_config.json``, and ``adapter_model.safetensors`` piece by piece."""
+    """``adapter_config.json``, and ``adapter_model.safetensors`` piece by piece.
+
+    `modules` are those that its layers feed, by TensorRT-LLM's names.
+    """
 
     config: bytes
     header: bytes
     tensors: tuple[Bits, ...]
+    modules: frozenset[str]
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +64,7 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
     linear layer of this architecture is, `ShapeMismatch` for tensors of another base model, and
     `UnsupportedEngine` for an unknown architecture.
     """
-    pairs = _pairs(converted, base)
+    pairs, modules = _pairs(converted, base)
     rank = max(a.shape[0] for a, _ in pairs.values())
     tensors: dict[str, Bits] = {}
     for path, (a, b) in pairs.items():
@@ -77,30 +81,36 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
         "use_rslora": False,
     }
     dtype = "F16" if converted.dtype == "float16" else "BF16"
-    return PeftFiles(json.dumps(config).encode(), _header(tensors, dtype), tuple(tensors.values()))
+    header = _header(tensors, dtype)
+    return PeftFiles(json.dumps(config).encode(), header, tuple(tensors.values()), modules)
 
 
-def _pairs(converted: Converted, base: BaseModel) -> dict[str, Pair]:
-    """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``."""
+def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
+    """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``; and which
+    modules they feed."""
     rows = _rows(converted, base)
     layout = family(base)
     # What was not converted has no part in how fused layers were taken apart.
     engine = replace(base, lora_target_modules=tuple({module for module, _ in rows}))
     pairs: dict[str, Pair] = {}
+    projections: dict[str, Projection] = {}
     for layer in sorted({layer for _, layer in rows}):
         for inside, projection in layout.projections.items():
             found = (
                 None if projection.kind == "expert" else _joined(rows, layer, projection, engine)
             )
             if found is not None:
-                pairs[f"{layout.layers}.{layer}.{inside}"] = found
+                path = f"{layout.layers}.{layer}.{inside}"
+                pairs[path], projections[path] = found, projection
     if rows:
         left = ", ".join(sorted({f"{module} of layer {layer}" for module, layer in rows}))
         allowed = "linear layers of " + base.architecture
         raise UnsupportedModule(_FILE, "modules", left, allowed, _WHY)
     # Rows of zeros were added for the C++ runtime; TensorRT-LLM's reader adds its own.
     trained = {path: pair for path, pair in pairs.items() if pair[0].any() or pair[1].any()}
-    return trained or pairs
+    written = trained or pairs
+    fed = (placements(projections[path], engine) for path in written)
+    return written, frozenset(module for places in fed for module, _ in places)
 
 
 def _rows(converted: Converted, base: BaseModel) -> dict[tuple[str, int], Pair]:

@@ -27,7 +27,8 @@ _LOG = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _RETRY_FULL_S = 60.0
-_FUSED = {"attn_qkv": {"attn_q", "attn_k", "attn_v"}, "mlp_gate_up": {"mlp_h_to_4h", "mlp_gate"}}
+_QKV = frozenset({"attn_q", "attn_k", "attn_v"})
+_FUSED = {"attn_qkv": _QKV, "mlp_gate_up": {"mlp_h_to_4h", "mlp_gate"}}
 _LOOK_S = 10.0
 
 
@@ -55,14 +56,25 @@ class EngineLimits:
         """Why the engine would fail each request with it; None where nothing is known of that."""
         if self.max_rank is not None and wanted.rank > self.max_rank:
             return f"its rank is {wanted.rank}; the engine's max_lora_rank is {self.max_rank}"
-        if self.modules is not None:
-            covered = self.modules.union(*(_FUSED.get(each, ()) for each in self.modules))
-            if more := sorted(wanted.modules - covered):
-                return (
-                    f"it has {', '.join(more)}; the engine's lora_target_modules are "
-                    f"{', '.join(sorted(self.modules))}"
-                )
-        return None
+        surely = wanted.modules
+        if self._beyond(_QKV) != _QKV:
+            # Some of these may be rows of zeros for the C++ runtime: only the files tell.
+            surely -= _QKV
+        return self.why_not_modules(surely)
+
+    def why_not_modules(self, modules: frozenset[str]) -> str | None:
+        """As `why_not`, of what PEFT files hold."""
+        if self.modules is None or not (more := self._beyond(modules)):
+            return None
+        return (
+            f"it has {', '.join(sorted(more))}; the engine's lora_target_modules are "
+            f"{', '.join(sorted(self.modules))}"
+        )
+
+    def _beyond(self, modules: frozenset[str]) -> frozenset[str]:
+        if self.modules is None:
+            return frozenset()
+        return modules - self.modules.union(*(_FUSED.get(each, ()) for each in self.modules))
 
 
 def wanted_of(records: Iterable[Record]) -> list[Wanted]:
@@ -217,9 +229,12 @@ class Keeper:
         for each in wanted:
             why = None if each.digest in self.refused else self._limits.why_not(each)
             if why is not None:
-                self.refused[each.digest] = why
-                self.revision += 1
-                _LOG.error("%s: %s", each.digest[:12], why)
+                self._refuse_one(each, why)
+
+    def _refuse_one(self, each: Wanted, why: str) -> None:
+        self.refused[each.digest] = why
+        self.revision += 1
+        _LOG.error("%s: %s", each.digest[:12], why)
 
     def _lacking(self, wanted: list[Wanted]) -> dict[str, str]:
         found = {}
@@ -276,7 +291,9 @@ class Keeper:
         try:
             files = peft_files(fetch(each.digest), base)
             self._sizes[each.digest] = files.nbytes
-            if self._fits(files.nbytes):
+            if (why := self._limits.why_not_modules(files.modules)) is not None:
+                self._refuse_one(each, why)
+            elif self._fits(files.nbytes):
                 self._folders.put(each.digest, files)
                 self._here[each.digest] = files.nbytes
                 self._retry.pop(each.digest, None)
@@ -285,9 +302,7 @@ class Keeper:
                 _LOG.info("holds %s: %d bytes", each.digest[:12], files.nbytes)
             return True
         except AdapterError as error:
-            self.refused[each.digest] = str(error)
-            self.revision += 1
-            _LOG.error("%s: %s", each.digest[:12], error)
+            self._refuse_one(each, str(error))
             return True
         except (StoreError, OSError) as error:
             why = error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -17,7 +17,16 @@ from adapters.record import Record, Version
 from lora_store.peft_folders import PeftFolders
 from lora_store.peft_keeper import EngineLimits, Keeper, Wanted, wanted_of
 from tests.support.full_disk import full_disk
-from tests.support.lora_files import BASE, content, linear_content
+from tests.support.lora_files import (
+    BASE,
+    SIZES,
+    Q,
+    content,
+    linear_content,
+    pair,
+    qv_tensors,
+    write_peft,
+)
 
 GRACE_S = 900.0
 CONTENTS = {linear_content(n).digest: linear_content(n) for n in range(10)}
@@ -249,6 +258,30 @@ def test_what_the_engine_was_not_loaded_for_is_told_and_not_brought(tmp_path: Pa
     }
 
 
+def test_rows_of_zeros_for_another_runtime_are_nothing_that_the_engine_lacks(
+    tmp_path: Path,
+) -> None:
+    trains_k = qv_tensors() | pair(Q.replace("q_proj", "k_proj"), 4, SIZES["k_proj"])
+    contents = {
+        name: convert(read(write_peft(tmp_path / name, tensors)), BASE)
+        for name, tensors in (("qv", qv_tensors()), ("qkv", trains_k))
+    }
+    # Both have a row for k, one of them of zeros.
+    assert {each.module for each in contents["qv"].modules} == {"attn_q", "attn_k", "attn_v"}
+    qv, qkv = wanted_of([_record("qv", 2.0, contents["qv"]), _record("qkv", 1.0, contents["qkv"])])
+    fetch = {each.digest: each for each in contents.values()}.__getitem__
+    folders = PeftFolders(tmp_path / "disk")
+    assert folders.take()
+    limits = EngineLimits(modules=frozenset({"attn_q", "attn_v"}))
+    keeper = Keeper(folders, max_bytes=None, grace_s=GRACE_S, limits=limits)
+    while keeper.act([qkv, qv], fetch, BASE, None):
+        pass
+    assert keeper.held == folders.held().keys() == {qv.digest}
+    assert keeper.refused == {
+        qkv.digest: "it has attn_k; the engine's lora_target_modules are attn_q, attn_v"
+    }
+
+
 def test_what_cannot_be_had_now_keeps_nothing_else_waiting(tmp_path: Path) -> None:
     world = World(tmp_path)
     wanted = [Wanted("f" * 64, SIZE), Wanted(DIGESTS[0], SIZE)]
@@ -281,15 +314,18 @@ def test_folders_that_somebody_took_away_come_back(tmp_path: Path) -> None:
     assert world.keeper.revision > before
 
 
-def _record(name: str, updated: float, *numbers: int) -> Record:
-    """The last of `numbers` is served; each was made at the time of its number."""
+def _record(name: str, updated: float, *contents: int | Converted) -> Record:
+    """The last of `contents` is served; a number is when that one was made."""
     versions = tuple(
-        Version.of(CONTENTS[DIGESTS[n]], "demo", float(n), "test", n + 1) for n in numbers
+        Version.of(CONTENTS[DIGESTS[each]], "demo", float(each), "test", each + 1)
+        if isinstance(each, int)
+        else Version.of(each, "demo", 0.0, "test", 1)
+        for each in contents
     )
     return Record(
         name=name,
         life=1,
-        revision=len(numbers),
+        revision=len(contents),
         updated=updated,
         served=versions[-1].digest if versions else "",
         versions=versions,
