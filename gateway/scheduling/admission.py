@@ -90,8 +90,8 @@ class Admission:
         free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
 
         The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
-        waits there for as long as `wait_s` allows, whoever else waits. A line has one of these at
-        most, so they need no bound.
+        waits there for as long as `wait_s` allows, whoever else waits. Each such request has one of
+        these at most, so they need no bound.
         """
         limit = wait_s if goes_on else _least(self._wait_s, wait_s)
         return Permit(self, tenant, priority, cost, limit, goes_on=goes_on, lane=lane)
@@ -117,7 +117,7 @@ class Admission:
         if not line and self._is_free(queue, cost, lane):
             self._admit(queue, cost, lane)
             return
-        waiting = Waiting(cost, asyncio.get_running_loop().create_future())
+        waiting = Waiting(cost, asyncio.get_running_loop().create_future(), goes_on)
         if goes_on:
             line = queue.lines.setdefault(lane, deque())
             line.appendleft(waiting)
@@ -162,7 +162,12 @@ class Admission:
         kept: set[object] = set()
         found: dict[Lane, Sequence[Scope]] = {}
         while self.waiting:
-            for lane in {lane for queue in self._queues.values() for lane in queue.lines}:
+            for lane in {
+                lane
+                for queue in self._queues.values()
+                for lane, line in queue.lines.items()
+                if line
+            }:
                 if lane not in found:
                     found[lane] = self._scopes(lane)
             able = [
@@ -222,17 +227,24 @@ class Admission:
     def _shed(self, queue: TenantQueue) -> None:
         """Raises Overloaded when waiting is no use.
 
-        In a full queue, the tenant with most requests in it gives up its last one for another's.
+        In a full queue, of the tenants that wait with requests which have not begun, the one with
+        most in it gives up its last such for another's.
         """
         if queue.waiting >= self._queue_of_tenant:
             raise self._queue_full(queue)
         if self.waiting < self._queue:
             return
-        longest = max(self._queues.values(), key=lambda other: other.waiting)
+        ends = [
+            (other, lane, line[-1].since)
+            for other in self._queues.values()
+            for lane, line in other.lines.items()
+            if line and not line[-1].goes_on
+        ]
+        longest, lane, _ = max(
+            ends, key=lambda end: (end[0].waiting, end[2]), default=(queue, None, 0.0)
+        )
         if longest.waiting <= queue.waiting + 1:
             raise self._queue_full(queue)
-        lanes = [lane for lane, line in longest.lines.items() if line]
-        lane = max(lanes, key=lambda lane: longest.lines[lane][-1].since)
         last = longest.lines[lane].pop()
         self._awaited.add(lane, -1)
         if not last.admitted.done():

@@ -53,6 +53,8 @@ class Taken:
 class Waiting:
     cost: int
     admitted: asyncio.Future[None]
+    goes_on: bool = False
+    """Whether it is of a request that has begun."""
     since: float = field(default_factory=time.monotonic)
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
 from gateway.errors import Overloaded
 from gateway.scheduling.admission import Admission
+from gateway.scheduling.kinds import Lane
+from gateway.scheduling.queues import Scope
 
 
 def _admission(limit: int, *, queue: int = 1000, wait_s: float = 60.0, share: float = 1.0):  # type: ignore[no-untyped-def]
@@ -95,6 +97,61 @@ async def test_in_a_full_queue_the_longest_line_gives_way() -> None:
         assert admission.waiting == 4
         for task in [*mine[:-1], other]:
             task.cancel()
+
+
+async def test_a_full_queue_is_never_relieved_by_what_has_begun() -> None:
+    """Though it came last, and is alone in its line."""
+    admission, lane = _admission(1, queue=4), frozenset({object()})
+    async with admission.permit("a"):
+        mine = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(3)]
+        await asyncio.sleep(0)
+        begun = asyncio.create_task(admission.permit("a", lane=lane, goes_on=True).__aenter__())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(admission.permit("b").__aenter__())
+        with pytest.raises(Overloaded):
+            await mine[-1]
+        assert not begun.done()
+        for task in [*mine[:-1], begun, other]:
+            task.cancel()
+
+
+async def test_where_all_that_wait_have_begun_the_next_is_refused() -> None:
+    admission = _admission(1, queue=2)
+    async with admission.permit("a"):
+        begun = [
+            asyncio.create_task(admission.permit("a", goes_on=True).__aenter__()) for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await admission.permit("b").__aenter__()
+        assert not any(task.done() for task in begun)
+        for task in begun:
+            task.cancel()
+
+
+async def test_a_lane_in_which_nobody_waits_any_more_is_not_asked_for() -> None:
+    asked: list[object] = []
+
+    def scopes(lane: Lane, _: Collection[Lane]) -> Sequence[Scope]:
+        asked.append(lane)
+        return (Scope(2),)
+
+    admission, rare = Admission(lambda: 2, scopes=scopes, queue=9, wait_s=60), frozenset({object()})
+    busy = admission.permit("a"), admission.permit("a", lane=rare)
+    for permit in busy:
+        await permit.__aenter__()
+    waits = [asyncio.create_task(admission.permit("a", lane=rare).__aenter__()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    waits[1].cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    waits = [asyncio.create_task(admission.permit("a").__aenter__()) for _ in range(2)]
+    await asyncio.sleep(0)
+    asked.clear()
+    busy[1].leave()
+    assert rare not in asked
+    for waiting in waits:
+        waiting.cancel()
 
 
 async def test_who_waits_too_long_is_told() -> None:
