@@ -226,6 +226,9 @@ class Keeper:
         return target
 
     def _refuse(self, wanted: list[Wanted]) -> None:
+        for digest in self.refused.keys() - {each.digest for each in wanted}:
+            del self.refused[digest]
+            self.revision += 1
         for each in wanted:
             why = None if each.digest in self.refused else self._limits.why_not(each)
             if why is not None:

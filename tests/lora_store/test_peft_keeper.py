@@ -301,6 +301,14 @@ def test_what_has_no_peft_form_is_told_and_takes_no_room(tmp_path: Path) -> None
         pass
     assert world.holds(0, 1)
     assert "attn_q of layer 0" in world.keeper.refused[strange.digest]
+    # Nothing is told of what no name names any more; named again, it is looked at again.
+    before = world.keeper.revision
+    world.settle(0, 1)
+    assert world.keeper.refused == {}
+    assert world.keeper.revision > before
+    while world.keeper.act(wanted, fetch, BASE, world.unused):
+        pass
+    assert world.keeper.refused.keys() == {strange.digest}
 
 
 def test_folders_that_somebody_took_away_come_back(tmp_path: Path) -> None:
