@@ -114,6 +114,7 @@ def _limits(path: Path) -> EngineLimits:
     import yaml
 
     from lora_store.peft_keeper import EngineLimits
+    from ops.deployment.check_llm_arguments import MAX_LORA_RANK
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -131,6 +132,7 @@ def _limits(path: Path) -> EngineLimits:
             f"gateway lora agent: --model-yaml: {path}: lora_config: found max_lora_rank {rank!r} "
             f"and lora_target_modules {modules!r}; allowed a number and a list"
         )
+    rank = MAX_LORA_RANK if rank is None else rank
     return EngineLimits(rank, None if modules is None else frozenset(map(str, modules)))
 
 

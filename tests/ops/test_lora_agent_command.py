@@ -1,12 +1,19 @@
-"""`gateway lora agent`: what it says of a command that cannot be."""
+"""`gateway lora agent`: what it says of a command that cannot be, and what it makes of options."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from lora_store.redis import RedisSettings
+from tests.support.adapter_store import becomes, store_gateway
 from tests.support.commands import gateway
+from tests.support.lora_files import BASE, linear_content
+from tests.support.peft_agents import Told
+from tests.support.redis_server import RedisServer
 
 URL = "redis://127.0.0.1:1/0"
 
@@ -47,3 +54,32 @@ def test_a_folder_that_cannot_be_made_is_named(
     )
     assert answer.returncode == 1
     assert str(tmp_path / "file") in answer.stderr
+
+
+async def test_a_model_yaml_without_a_rank_says_that_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
+) -> None:
+    monkeypatch.setenv("GATEWAY_REDIS_URL", redis_server.url)
+    yaml = tmp_path / "model.yaml"
+    yaml.write_text("lora_config: {lora_target_modules: [attn_q]}")
+    settings = RedisSettings(redis_server.url, prefix="lora:demo", timeout_s=30.0)
+    fits, large = linear_content(0, rank=64), linear_content(1, rank=65)
+    command = [sys.executable, "-m", "ops", "lora", "agent", tmp_path / "disk"]
+    command += ["--replica", "triton:8001", "--max-bytes", "1000000", "--model-yaml", yaml]
+    command += ["--model-name", "demo"]
+    told = Told(settings)
+    told.notices.tell_base(BASE)
+    async with store_gateway(tmp_path / "a", settings) as store:
+        await store.registry.add("fits", "demo", fits, "test")
+        await store.registry.add("large", "demo", large, "test")
+        agent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            await becomes(
+                lambda: any(len(h.holds) + len(h.refused) == 2 for h in told.agents().values())
+            )
+            [held] = told.agents().values()
+        finally:
+            agent.kill()
+            agent.wait()
+    told.notices.close()
+    assert held.refused == {large.digest: "its rank is 65; the engine's max_lora_rank is 64"}
