@@ -54,7 +54,9 @@ class AdapterWait:
     def _can_take(self, batch: Batch) -> bool:
         # The choices of a prompt are alike.
         each = len(batch.generations) // batch.prompts
-        return all(self._replicas.can_take(first) for first in batch.generations[::each])
+        return all(
+            self._replicas.can_take(first, batch.came) for first in batch.generations[::each]
+        )
 
 
 def not_ready(lora: Lora) -> AdapterNotReady:

@@ -113,13 +113,13 @@ class Replicas:
         """Whether `pick` would find one that is none of `tried`."""
         return bool(self._candidates(tried, generation, came))
 
-    def can_take(self, generation: Generation) -> bool:
-        """Whether a request need not wait for a replica to get its adapter.
+    def can_take(self, generation: Generation, came: float) -> bool:
+        """Whether a request that `came` then need not wait for a replica to get its adapter.
 
         So it is, too, where none is ready whose kind can take it.
         """
-        forms = generation.forms
-        able = [r for r in self._replicas.values() if r.ready and (not forms or r.kind in forms)]
+        forms, there = generation.forms, self._open_to(came, failing=True)
+        able = [replica for replica in there if not forms or replica.kind in forms]
         return not able or any(replica.takes(generation) for replica in able)
 
     @property
@@ -178,7 +178,7 @@ class Replicas:
         return ReplicaLease(choose(candidates, key), request, self._released, lane)
 
     def _open_to(
-        self, came: float, avoid: Collection[Replica], *, failing: bool = False
+        self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False
     ) -> Iterator[Replica]:
         """Those that work, or else seem to; with `failing` those, too, that are left alone for a
         while. A drained one keeps what came before."""

@@ -14,6 +14,9 @@ import httpx
 import pytest
 import yaml
 
+from gateway.catalog.placement import Placement
+from gateway.generation import ANYBODY, Batch, Generation, GenerationParams, Lora
+from gateway.scheduling.adapter_wait import AdapterWait
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -84,6 +87,26 @@ async def until(met: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not met():
             await asyncio.sleep(0.005)
+
+
+async def _none() -> Any:
+    raise AssertionError
+
+
+def _batch(lora: Lora, came: float) -> Batch:
+    params = GenerationParams(lora=lora)
+    one = Generation(request_id="one", prompt_ids=[1], max_tokens=8, seed=1, params=params)
+    return Batch(
+        request_id="one",
+        generations=[one],
+        prompts=1,
+        choices=1,
+        prompt_tokens=1,
+        fingerprint="",
+        caller=ANYBODY,
+        timeout_s=60,
+        deadline=came + 60,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -194,6 +217,29 @@ async def test_of_one_kind_the_rested_one_gets_nothing(tmp_path: Path, rested: A
             await both.weigh(1, 1)
             asked = [both.says() for _ in range(40)]
             assert set(await asyncio.gather(*asked)) == {OLD, NEW}
+
+
+async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Path) -> None:
+    """What came since waits until another replica has it."""
+    save_tokenizer(tmp_path)
+    folders, digest, config = Placement(), "f" * 64, tmp_path / "c.yaml"
+    lora = Lora(name="zh", task_id=1, nbytes=1, weights=_none, folders=folders.of(digest))
+    async with serving(FakeLlmapi()) as first, serving(FakeLlmapi()) as second:
+        _write(config, {OLD: first, NEW: second}, {"drain": True}, 1)
+        settings = {"config": config, "allow_anonymous": True}
+        async with running(tmp_path, first, **settings) as (_, service, _):
+            await until(lambda: all(replica.ready for replica in service.replicas))
+            drained_at = next(iter(service.replicas)).drained_at
+            folders.set({first: {digest: "/there"}}, {}, {}, {})
+            waits = AdapterWait(service.replicas, 60)
+            await waits.until_there(_batch(lora, drained_at - 1))
+            new = asyncio.create_task(waits.until_there(_batch(lora, drained_at)))
+            await asyncio.sleep(0)
+            assert not new.done()
+            folders.set({second: {digest: "/there"}}, {}, {}, {})
+            folders.wake()
+            async with asyncio.timeout(60):
+                await new
 
 
 async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path) -> None:
