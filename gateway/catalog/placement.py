@@ -100,7 +100,7 @@ class Placement:
 
     async def looked(self, digest: str) -> None:
         if digest in self._refused:
-            raise EngineError("The adapter has no form that this inference server reads.")
+            raise EngineError("No inference server here can run this adapter.")
         self.waiting += 1
         try:
             await self._looked.wait()

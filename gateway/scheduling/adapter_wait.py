@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from gateway.errors import AdapterNotReady
+from gateway.errors import AdapterNotReady, EngineError, EngineUnavailable
 from gateway.generation import Batch, Lora
 from gateway.scheduling.replicas import Replicas
 
@@ -26,7 +26,8 @@ class AdapterWait:
         """Returns when some replica can take each generation, or none is ready at all.
 
         Raises AdapterNotReady after its time, or at once where many of this tenant wait already,
-        and TimeoutError at the batch's deadline.
+        EngineError where its disks will never have it, EngineUnavailable where that is so and who
+        can be sent it is away, and TimeoutError at the batch's deadline.
         """
         lora, tenant, deadline = (
             batch.generations[0].params.lora,
@@ -47,6 +48,13 @@ class AdapterWait:
             if now + self._wait_s > deadline:
                 raise
             raise not_ready(lora) from None
+        except EngineError:
+            if self._can_be_sent(batch):
+                raise EngineUnavailable(
+                    f"No inference server that can run the model `{lora.name}` is available; "
+                    "try again shortly."
+                ) from None
+            raise
         finally:
             self._waiting[tenant] -= 1
             self._waiting += Counter()  # without those of nobody
@@ -56,6 +64,18 @@ class AdapterWait:
         each = len(batch.generations) // batch.prompts
         return all(
             self._replicas.can_take(first, batch.came) for first in batch.generations[::each]
+        )
+
+    def _can_be_sent(self, batch: Batch) -> bool:
+        """Whether the pool has a kind, away perhaps, that takes adapters with requests."""
+        first = batch.generations[0]
+        dtype = None if first.params.lora is None else first.params.lora.dtype
+        return any(
+            kind.capabilities.lora_dtype is not None
+            and not kind.capabilities.reads_adapters
+            and (not first.forms or kind in first.forms)
+            and dtype in (None, kind.capabilities.lora_dtype)
+            for kind in self._replicas.kinds
         )
 
 

@@ -12,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from redis import Redis
+from tritonclient.grpc import service_pb2 as pb
 
 from adapters.errors import UnsupportedModule
+from gateway.scheduling.discovery import Target
 from lora_store.peft_folders import PeftFolders
 from lora_store.peft_keeper import EngineLimits
 from lora_store.redis import RedisSettings
@@ -26,7 +28,7 @@ from tests.support.disk_engine import (
     save_model,
     written,
 )
-from tests.support.fake_triton import serving
+from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import metric_of, running
 from tests.support.lora_files import pair, qv_tensors, write_peft
 from tests.support.peft_agents import Told, running_agent
@@ -286,6 +288,48 @@ async def test_operators_are_told_what_a_disk_lacks_and_why_and_clients_are_not(
                 await until("ja", {endpoint: "held", second: rank})
                 assert _text(await _ask(client, "ja")) == answer_of(_source(tmp_path, 2))
         assert caplog.text.count(expected[0]) == 1
+
+
+class _Sent(FakeTriton):
+    """Takes adapters with requests."""
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        answer = await super().ModelConfig(request, context)
+        answer.config.input.add(name="lora_weights", data_type="TYPE_FP16")
+        answer.config.input.add(name="lora_config", data_type="TYPE_INT32")
+        return answer
+
+
+async def test_what_no_disk_may_have_waits_for_who_can_be_sent_it(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    sent = _Sent(tokens=[1], fault=None, step=1)
+    disk = tmp_path / "disk"
+    async with (
+        contextlib.AsyncExitStack() as old,
+        serving(DiskEngine(disk)) as new,
+    ):
+        endpoint = await old.enter_async_context(serving(sent))
+        gateway = _gateway(tmp_path, [endpoint, new], redis_url=redis_server.url)
+        async with gateway as (client, service):
+            await becomes(lambda: len(service.replicas.kinds) == 2)
+            await _add(service, "zh", _source(tmp_path, 1))
+            limits = EngineLimits(max_rank=1)
+            with running_agent(disk, _redis(redis_server), new, limits=limits):
+                rank = "its rank is 4; the engine's max_lora_rank is 1"
+                await becomes(lambda: rank in service.adapters.placement.lacking(new))
+                assert (await _ask(client, "zh")).status_code == 200
+                await old.aclose()
+                away, _ = service.replicas
+                await becomes(lambda: not away.ready)
+                answer = await _ask(client, "zh")
+                assert answer.status_code == 503
+                assert answer.json()["error"]["code"] == "engine_unavailable"
+                # Where there is no such replica any more, that is final.
+                await service.replicas.configure([Target(new)])
+                answer = await _ask(client, "zh")
+                assert answer.status_code == 500
+                assert "No inference server here can run this adapter." in answer.text
 
 
 async def test_a_version_stays_as_long_as_a_request_runs_with_it(
