@@ -345,7 +345,7 @@ class _LoadCollector(Collector):
             "Requests that were sent to the replica.",
             labels=["replica"],
         )
-        for replica in self._replicas:
+        for replica in {replica.endpoint: replica for replica in self._replicas}.values():
             ready.add_metric([replica.endpoint], replica.ready)
             failing.add_metric([replica.endpoint], not replica.breaker.allows)
             in_flight.add_metric([replica.endpoint], replica.in_flight)

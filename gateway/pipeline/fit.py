@@ -46,7 +46,8 @@ async def fit(
     """The prompt for those of `kinds` that can take it and would make the same ids of it.
 
     Of several, one that takes ids says which these are, as it loses nothing of the prompt. Where
-    the client says how long its answer may be, it goes to kinds with room for that.
+    the client says how long its answer may be, it goes to kinds with room for that, or for as much
+    of it as one that is ready has.
 
     Raises what the first kind refuses it for, where all do.
     """
@@ -67,7 +68,8 @@ async def fit(
         refusals.tell()
     ids, limit = fits[0].ids, options.max_tokens
     if limit is not None and len(fits) > 1:
-        most = min(limit, max(each.room for each in fits))
+        served = [each for each in fits if service.replicas.is_served((each.kind,))] or fits
+        most = min(limit, max(each.room for each in served))
         fits = [each for each in fits if each.room >= most]
     room = min([each.room for each in fits])
     echo = None

@@ -47,23 +47,25 @@ def checked(endpoint: str) -> str:
     return endpoint
 
 
-async def resolve(targets: Sequence[Target]) -> dict[str, Target] | None:
+async def resolve(targets: Sequence[Target]) -> tuple[dict[str, Target], bool]:
     """What is configured, by endpoint: each name's addresses in place of it, sorted. Of an endpoint
     that is there twice the first counts.
 
-    None when a name could not be looked up: what was known stays in force, since a name server that
-    is away says nothing about the replicas. A name without addresses has no replicas.
+    And whether a name could not be looked up: what was known of it stays in force, since a name
+    server that is away says nothing about the replicas. A name without addresses has no replicas.
     """
     found: dict[str, Target] = {}
+    away = False
     for target in targets:
         addresses: list[str] | None = [target.endpoint]
         if is_name(target.endpoint):
             addresses = await _addresses(target.endpoint)
         if addresses is None:
-            return None
+            away = True
+            continue
         for address in addresses:
             found.setdefault(address, target)
-    return found
+    return found, away
 
 
 async def _addresses(endpoint: str) -> list[str] | None:

@@ -53,8 +53,11 @@ class Replicas:
         self._draining = False
 
     def __iter__(self) -> Iterator[Replica]:
-        """Those of the configuration, and those that still finish what they have."""
-        return iter([*self._replicas.values(), *self._leaving])
+        """Those that have left and still finish what they have, and those of the configuration.
+
+        By endpoint the last one counts: it may be that of one that left, and is there again.
+        """
+        return iter([*self._leaving, *self._replicas.values()])
 
     @property
     def ready(self) -> bool:
@@ -233,9 +236,7 @@ class Replicas:
             await asyncio.wait([self._lookup])
             self._lookup = None
         self.configured = list(targets)
-        found = await resolve(targets)
-        if found is not None:
-            await self._set(found)
+        await self._set(*await resolve(targets))
         if any(is_name(target.endpoint) for target in targets):
             self._lookup = asyncio.create_task(self._look_up())
 
@@ -251,15 +252,14 @@ class Replicas:
         while True:
             await asyncio.sleep(_LOOKUP_PERIOD_S)
             try:
-                found = await resolve(self.configured)
-                if found is not None:
-                    await self._set(found)
+                await self._set(*await resolve(self.configured))
             except Exception:  # whatever a name server answers, this must go on looking
                 log.exception("looking up the replicas failed")
 
-    async def _set(self, targets: Mapping[str, Target]) -> None:
+    async def _set(self, targets: Mapping[str, Target], away: bool) -> None:
+        """`away` says that there may be others, so that none leaves."""
         new = {e: Replica(e, self._make(e)) for e in targets if e not in self._replicas}
-        for endpoint in [e for e in self._replicas if e not in targets]:
+        for endpoint in [e for e in self._replicas if e not in targets and not away]:
             replica = self._replicas.pop(endpoint)
             replica.leaving = True
             self._leaving.add(replica)

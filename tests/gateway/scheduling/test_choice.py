@@ -194,18 +194,18 @@ async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup, raising=False)
     one, name = Target("a:1"), Target("dns:///triton:8001", 7, drain=True)
-    found = await resolve([one, name, Target("10.0.0.1:8001", 3)])
+    found, away = await resolve([one, name, Target("10.0.0.1:8001", 3)])
+    assert not away
     addresses = ["10.0.0.1:8001", "10.0.0.2:8001", "[fd00::1]:8001"]
     assert found == {"a:1": one} | dict.fromkeys(addresses, name)
     assert list(found) == ["a:1", *addresses]
-    found = await resolve([Target("grpcs+dns:///triton:8001")])
-    assert found is not None
+    found, _ = await resolve([Target("grpcs+dns:///triton:8001")])
     assert list(found) == [
         *("grpcs://10.0.0.1:8001#triton", "grpcs://10.0.0.2:8001#triton"),
         "grpcs://[fd00::1]:8001#triton",
     ]
-    assert await resolve([Target("dns:///gone:8001")]) == {}
-    assert await resolve([one, Target("dns:///away:8001")]) is None
+    assert await resolve([Target("dns:///gone:8001")]) == ({}, False)
+    assert await resolve([one, Target("dns:///away:8001")]) == ({"a:1": one}, True)
 
 
 weights = st.lists(st.sampled_from([0.5, 1.0, 10.0, 90.0, 100.0]), min_size=2, max_size=5)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
 from gateway.catalog.placement import Placement
-from gateway.generation import ANYBODY, Batch, Generation, GenerationParams, Lora
+from gateway.generation import ANYBODY, Batch, Generation, GenerationParams, Lora, Options
+from gateway.pipeline.fit import fit
 from gateway.scheduling.adapter_wait import AdapterWait
+from gateway.scheduling.discovery import Target
+from gateway.scheduling.kinds import Kinds
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
@@ -240,6 +245,51 @@ async def test_an_adapter_on_a_drained_disk_is_for_what_came_before(tmp_path: Pa
             folders.wake()
             async with asyncio.timeout(60):
                 await new
+
+
+async def test_room_that_nobody_has_now_is_not_waited_for(tmp_path: Path) -> None:
+    async with pool(tmp_path) as both:
+        small = both.service.replicas.kinds[0]
+        away = Kinds().of(replace(small.capabilities, max_seq_len=128))
+        asked = Options(seed=1, max_tokens=100)
+        found = await fit(both.service, [small, away], "x", asked, chat=False)
+        assert (set(found.forms), found.max_tokens) == ({small, away}, 63)
+
+
+async def test_one_that_is_back_while_it_still_finishes_is_told_of_as_it_is(
+    tmp_path: Path,
+) -> None:
+    async with pool(tmp_path) as both:
+        both.old.fault = "slow"
+        asked = asyncio.create_task(both.ask(**ONLY_OLD))
+        await until(lambda: both.old.reached)
+        old, new = Target(both.endpoints[OLD]), Target(both.endpoints[NEW])
+        await both.service.replicas.configure([new])
+        await both.service.replicas.configure([old, new])
+        await until(lambda: len(both.service.replicas.kinds) == 2)
+        health = (await both.client.get("/health/ready")).json()
+        assert health["pool"][old.endpoint]["state"] == "ready"
+        metrics = generate_latest(both.service.metrics.registry).decode()
+        assert metrics.count(f'gateway_replica_ready{{replica="{old.endpoint}"}}') == 1
+        both.old.released.set()
+        assert (await asked).status_code == 200
+
+
+async def test_a_name_server_that_is_away_holds_no_drain_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "try again")
+
+    async with pool(tmp_path) as both:
+        old, new, replicas = both.endpoints[OLD], both.endpoints[NEW], both.service.replicas
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.get_running_loop(), "getaddrinfo", away, raising=False)
+            name = Target("dns:///triton:8001")
+            await replicas.configure([Target(old, drain=True), Target(new, 7), name])
+            assert [(r.weight, r.drained_at is None) for r in replicas] == [(100, False), (7, True)]
+            await replicas.configure([Target(old), name])
+            assert [r.endpoint for r in replicas] == [old, new]
 
 
 async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path) -> None:
