@@ -6,8 +6,10 @@ cost each worker seconds of start-up and tens of megabytes for the same two file
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -22,15 +24,20 @@ from adapters.errors import UnsupportedFeature
 from gateway.generation import Options
 from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
+from gateway.tokenization import turn_record
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.turn_cache import TurnCache
+from gateway.tokenization.turn_record import Known
 from gateway.tokenization.turns import Turns
 from gateway.tokenization.vocabulary import Vocabulary
 
 # Tokens.
 _RUN_UP = 64
 _KEPT_FORMATS = 256
+
+Turn = tuple[str, array[int]]
+"""Part of a chat up to a token that ends a turn, and its token ids (uint32)."""
 
 
 class Prompts:
@@ -45,13 +52,16 @@ class Prompts:
         *,
         reasoning_parser: ReasoningParser | None = None,
         control_tokens_in_messages: bool = False,
+        fingerprint: bytes = b"",
     ) -> None:
         """`tool_form` None is guessed from the chat template, and may still be None then; so are
         the tags of `reasoning_parser`.
 
-        `control_tokens_in_messages` says that what clients write may hold them.
+        `control_tokens_in_messages` says that what clients write may hold them. `fingerprint`, of
+        64 bytes at most, tells this tokenizer from others.
         """
         self.tokenizer = tokenizer
+        self._fingerprint = fingerprint
         self.eos_ids = eos_ids
         self.vocabulary = Vocabulary(tokenizer)
         self._turn_cache = TurnCache(tokenizer, eos_ids)
@@ -105,6 +115,7 @@ class Prompts:
                 tool_form,
                 reasoning_parser=reasoning_parser,
                 control_tokens_in_messages=control_tokens_in_messages,
+                fingerprint=_fingerprint(folder),
             )
 
     @property
@@ -177,6 +188,29 @@ class Prompts:
             return await self._turn_cache.encode(text, encode)
         [ids] = await encode([text])
         return ids
+
+    def turns_of(self, text: str | GuardedText, besides: Known) -> bytes:
+        """Token ids of the turns of a prompt that was encoded, without those of `besides`.
+
+        As `turn_record` has them, for `learn` in another process or at another time.
+        """
+        if isinstance(text, GuardedText):
+            return b""
+        return turn_record.pack(self._turn_cache.kept(text), self._fingerprint, besides)
+
+    def known_of(self, text: str | GuardedText, known: Known) -> list[Turn]:
+        """Those turns of a prompt whose ids are in `known`, for `learn`. Any thread may ask."""
+        if isinstance(text, GuardedText):
+            return []
+        found = (
+            (turn, turn_record.ids_of(turn, self._fingerprint, known))
+            for turn in self._turn_cache.turns(text)
+        )
+        return [(turn, ids) for turn, ids in found if ids is not None]
+
+    def learn(self, turns: Iterable[Turn]) -> None:
+        """Only what is new of a prompt with these turns is tokenized, if it is `encode`d next."""
+        self._turn_cache.learn(turns)
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
@@ -276,6 +310,14 @@ def _naming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _fingerprint(folder: Path) -> bytes:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        file = folder / "tokenizer.model"
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "blake2b").digest()
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:

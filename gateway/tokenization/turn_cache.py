@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import islice
 
 from tokenizers import Tokenizer
@@ -38,8 +38,8 @@ class TurnCache:
 
     async def encode(self, text: str, encode: Encode) -> list[int]:
         """As `encode` does, which is asked for the turns that are not kept."""
-        turns = self._cut(text)
-        if not 1 < len(turns) <= _MOST:
+        turns = self.turns(text)
+        if not turns:
             [whole] = await encode([text])
             return whole
         found = {turn: self._kept.get(turn) for turn in turns}
@@ -58,6 +58,22 @@ class TurnCache:
         for turn, of_it in ids_of.items():
             self._keep(turn, of_it)
         return joined
+
+    def kept(self, text: str) -> Iterator[tuple[str, array[int]]]:
+        """The turns of a text whose ids are kept, and those."""
+        for turn in self.turns(text):
+            if (ids := self._kept.get(turn)) is not None:
+                yield turn, ids
+
+    def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
+        """Keeps ids that another cache has had for these turns, of the same tokenizer."""
+        for turn, ids in turns:
+            self._keep(turn, ids)
+
+    def turns(self, text: str) -> list[str]:
+        """The turns that `encode` looks for; none where it takes the text whole."""
+        turns = self._cut(text)
+        return turns if 1 < len(turns) <= _MOST else []
 
     def _cut(self, text: str) -> list[str]:
         """The turns; each but the first has the token before it once more.

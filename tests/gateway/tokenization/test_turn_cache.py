@@ -7,6 +7,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from gateway.tokenization import turn_record
 from gateway.tokenization.turn_cache import TurnCache
 from tests.support.small_tokenizers import BYTES
 
@@ -161,3 +162,65 @@ async def test_a_text_of_ends_alone_is_one_piece() -> None:
     text = END * 5000
     assert await cache.encode(text, asked) == asked.whole(text)
     assert asked.texts == [text]
+
+
+def _known(cache: TurnCache, text: str, fingerprint: bytes) -> dict[bytes, bytes]:
+    return turn_record.unpack(turn_record.pack(cache.kept(text), fingerprint, {}))
+
+
+def _learned(cache: TurnCache, text: str, fingerprint: bytes, known: dict[bytes, bytes]) -> None:
+    found = [(turn, turn_record.ids_of(turn, fingerprint, known)) for turn in cache.turns(text)]
+    cache.learn([(turn, ids) for turn, ids in found if ids is not None])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+async def test_what_one_process_kept_is_not_encoded_by_another(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ends = [_id(tokenizer, END), _id(tokenizer, EXTRA)]
+    chance = random.Random(name)
+    for _ in range(500):
+        before = "".join(chance.choices(PARTS, k=chance.randrange(12))) + END
+        after = before + "".join(chance.choices(PARTS, k=4))
+        first, second = Asked(tokenizer), Asked(tokenizer)
+        one, other = TurnCache(tokenizer, ends), TurnCache(tokenizer, ends)
+        await one.encode(before, first)
+        known = _known(one, before, b"this")
+        _learned(other, after, b"this", known)
+        assert await other.encode(after, second) == second.whole(after), repr(after)
+        kept = {turn for turn, _ in one.kept(before)}
+        assert kept.isdisjoint(second.texts)
+
+
+async def test_turns_of_another_tokenizer_are_not_known() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    asked = Asked(tokenizer)
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
+    text = "be kind" + END + "hello" + END
+    await cache.encode(text, asked)
+    known = _known(cache, text, b"this")
+    other = TurnCache(tokenizer, [_id(tokenizer, END)])
+    _learned(other, text, b"that", known)
+    assert not list(other.kept(text))
+
+
+async def test_only_new_turns_are_packed() -> None:
+    tokenizer = TOKENIZERS["plain"]
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
+    before, after = "be kind" + END + "hello" + END, "and you?" + END
+    await cache.encode(before, Asked(tokenizer))
+    known = _known(cache, before, b"")
+    await cache.encode(before + after, Asked(tokenizer))
+    new = turn_record.unpack(turn_record.pack(cache.kept(before + after), b"", known))
+    assert len(new) == 1
+    assert new.keys().isdisjoint(known)
+
+
+@pytest.mark.parametrize("cut", [1, 4, 19, 21])
+async def test_turns_that_were_cut_are_refused(cut: int) -> None:
+    tokenizer = TOKENIZERS["plain"]
+    cache = TurnCache(tokenizer, [_id(tokenizer, END)])
+    text = "be kind" + END + "hello"
+    await cache.encode(text, Asked(tokenizer))
+    packed = turn_record.pack(cache.kept(text), b"", {})
+    with pytest.raises(ValueError, match="end within one"):
+        turn_record.unpack(packed[:-cut])

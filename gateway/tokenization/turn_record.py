@@ -1,0 +1,68 @@
+"""Token ids of a chat's turns as bytes, so that they can be kept with a conversation.
+
+Of each turn: a keyed BLAKE2b of its text (16 bytes), how many ids (uint32), the ids (uint32 each),
+all little-endian. The key is the tokenizer's: what another one has made is found by no text.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+
+_DIGEST = 16
+_HEAD = struct.Struct(f"<{_DIGEST}sI")
+
+Known = Mapping[bytes, bytes]
+"""Ids of turns, as they are kept, by their texts' digests."""
+
+
+def pack(turns: Iterable[tuple[str, array[int]]], fingerprint: bytes, besides: Known) -> bytes:
+    """Those that `besides` has not. `fingerprint` is 64 bytes at most."""
+    packed: dict[bytes, bytes] = {}
+    for text, ids in turns:
+        digest = _digest(text, fingerprint)
+        if digest not in besides:
+            packed[digest] = _HEAD.pack(digest, len(ids)) + _swapped(ids).tobytes()
+    return b"".join(packed.values())
+
+
+def unpack(kept: bytes) -> dict[bytes, bytes]:
+    """What `pack` wrote, also several times in a row. Raises ValueError for anything else."""
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(kept):
+        if at + _HEAD.size > len(kept):
+            raise ValueError("turns end within one")
+        digest, count = _HEAD.unpack_from(kept, at)
+        start = at + _HEAD.size
+        at = start + 4 * count
+        if at > len(kept):
+            raise ValueError("turns end within one")
+        found[digest] = kept[start:at]
+    return found
+
+
+def ids_of(text: str, fingerprint: bytes, known: Known) -> array[int] | None:
+    """The ids of a turn; None where they are not known."""
+    kept = known.get(_digest(text, fingerprint))
+    if kept is None:
+        return None
+    ids = array("I")
+    ids.frombytes(kept)
+    return _swapped(ids)
+
+
+def _digest(text: str, fingerprint: bytes) -> bytes:
+    encoded = text.encode("utf-8", "surrogatepass")
+    return blake2b(encoded, digest_size=_DIGEST, key=fingerprint).digest()
+
+
+def _swapped(ids: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return ids
+    swapped = array("I", ids)
+    swapped.byteswap()
+    return swapped
