@@ -36,7 +36,7 @@ from gateway.tokenization.vocabulary import Vocabulary
 _RUN_UP = 64
 _KEPT_FORMATS = 256
 
-Turn = tuple[str, array[int]]
+Turn = tuple[str, "array[int]"]
 """Part of a chat up to a token that ends a turn, and its token ids (uint32)."""
 
 
