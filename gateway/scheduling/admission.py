@@ -218,7 +218,10 @@ class Admission:
 
     def _may_have(self, queue: TenantQueue, cost: int, scopes: Sequence[Scope]) -> bool:
         """Whether the tenant's share allows so many more."""
-        return all(queue.taken.within(s.lanes) + cost <= self._most(s.places) for s in scopes)
+        return all(
+            queue.taken.within(s.lanes) + cost <= self._most(max(s.places, s.shared))
+            for s in scopes
+        )
 
     def _most(self, limit: int) -> int:
         """A tenant's share."""

@@ -64,11 +64,12 @@ class Places:
         places = self._of(used)
         if places is None:
             return Scope(most, lanes, key)
+        whole = places
         for replica in self._replicas():
             within = _in_flight(replica, lanes)
             # What of others is here takes places, and what of these is elsewhere takes none.
             places += within - replica.in_flight if replica in key else within
-        return Scope(min(places, most), lanes, key)
+        return Scope(min(places, most), lanes, key, shared=min(whole, most))
 
     def _lanes(self) -> set[Lane]:
         return {lane for replica in self._replicas() for lane in replica.lanes}

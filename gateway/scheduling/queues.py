@@ -15,12 +15,14 @@ from gateway.scheduling.kinds import Lane
 class Scope(NamedTuple):
     """Places that `lanes` share, None for all lanes: as many may be taken by these together.
 
-    Known by its `key`.
+    Known by its `key`. `shared` are those of which a tenant has its share, where they are more:
+    what requests of other lanes have of them now is no less for one tenant than for another.
     """
 
     places: int
     lanes: Collection[Lane] | None = None
     key: object = None
+    shared: int = 0
 
 
 Scopes = Callable[[Lane, Collection[Lane]], Sequence[Scope]]

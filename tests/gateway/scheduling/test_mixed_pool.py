@@ -348,3 +348,21 @@ async def test_a_tenant_who_wants_what_few_can_do_starves_nobody(tmp_path: Path)
         both.old.released.set()
         assert {a.status_code for a in await asyncio.gather(*greedy, same)} == {200}
         assert both.service.admission.in_flight == 0
+
+
+async def test_a_share_of_few_replicas_is_of_all_their_places(tmp_path: Path) -> None:
+    """What another has of them by chance leaves less that is free, and no smaller share."""
+    async with pool(tmp_path, tenants=True, tenant_share=0.75) as both:
+        both.old.fault = "slow"
+        anywhere = [
+            asyncio.create_task(both.ask("other", prompt=FOR_EVER, stream=True)) for _ in range(4)
+        ]
+        await until(lambda: both.in_flight(OLD) == both.in_flight(NEW) == PLACES // 2)
+        only_old = [asyncio.create_task(both.ask("greedy", **ONLY_OLD)) for _ in range(3)]
+        await until(lambda: both.service.admission.waiting == 1)
+        assert both.in_flight(OLD) == PLACES
+        both.old.released.set()
+        assert {a.status_code for a in await asyncio.gather(*only_old)} == {200}
+        for task in anywhere:
+            task.cancel()
+        await asyncio.wait(anywhere)
