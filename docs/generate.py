@@ -40,6 +40,7 @@ _SETTING_GROUPS = {
     "request_timeout": "Requests",
     "config": "Tenants and admins",
     "store_dir": "Adapters",
+    "conversations_ttl": "Responses and conversations",
     "log_level": "Logs and traces",
 }
 _MARKED = re.compile(r"(<!-- begin: ([\w ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)

@@ -70,6 +70,25 @@ class KeysUnavailable(GatewayError):
     """Keys made over the API cannot be looked at, or changed, now."""
 
 
+class ConversationsUnavailable(GatewayError):
+    """What is kept of conversations cannot be read or written now."""
+
+
+class ConversationTooLarge(InvalidRequest):
+    """More than can be kept of one conversation, or read at once."""
+
+
+class ConversationsOff(UnsupportedParameter):
+    """This gateway keeps no conversations."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway keeps no responses and conversations (GATEWAY_CONVERSATIONS_TTL is 0): "
+            "send `store: false` and the whole input.",
+            param="store",
+        )
+
+
 class SwitchedOff(GatewayError):
     """Nobody may do this here until the operator sets `setting`."""
 

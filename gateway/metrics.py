@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
 from gateway.config.file import ConfigurationFile
+from gateway.conversations.stats import Stats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
 from gateway.tenancy.limits.budgets import Standings
@@ -181,6 +182,10 @@ class Metrics:
         """Adds how many adapters of the configuration file are in each state."""
         self.registry.register(_DeclaredCollector(declared))
 
+    def export_conversations(self, stats: Stats) -> None:
+        """Adds the counts of the store of conversations, read at scrape time."""
+        self.registry.register(_ConversationsCollector(stats))
+
     def export_load(self, admission: Admission, replicas: Iterable[Replica]) -> None:
         """Adds who waits, and the state of each replica, read at scrape time."""
         self.registry.register(_LoadCollector(admission, replicas))
@@ -267,6 +272,34 @@ class _LoraCollector(Collector):
     def _names(self, task_ids: Iterable[frozenset[int]]) -> str:
         ids = frozenset[int]().union(*task_ids)
         return ",".join(sorted({self._adapters.name_of(task_id) for task_id in ids}))
+
+
+class _ConversationsCollector(Collector):
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats, prefix = self._stats, "gateway_conversations"
+        yield GaugeMetricFamily(
+            f"{prefix}_bytes",
+            "Bytes of responses and conversations on this gateway's disk.",
+            stats.bytes,
+        )
+        yield GaugeMetricFamily(f"{prefix}_records", "Records of them.", stats.records)
+        yield CounterMetricFamily(
+            f"{prefix}_evicted",
+            "Records removed from the disk or Redis before their time, for the bytes of a tenant.",
+            stats.evicted,
+        )
+        failures = CounterMetricFamily(
+            f"{prefix}_failures",
+            "Times that the disk or Redis failed, and places in Redis that hold what does not fit.",
+            labels=["of"],
+        )
+        failures.add_metric(["disk"], stats.disk_failures)
+        failures.add_metric(["redis"], stats.redis_failures)
+        failures.add_metric(["value"], stats.refused_values)
+        yield failures
 
 
 class _DeclaredCollector(Collector):

@@ -19,6 +19,7 @@ from gateway.catalog.router import Router
 from gateway.catalog.shortfall import shortfalls
 from gateway.config.file import ConfigurationError, ConfigurationFile
 from gateway.config.settings import Settings
+from gateway.conversations.store import Conversations
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
@@ -80,6 +81,7 @@ class Service:
     keys: IssuedKeys | None
     """Those made over the API; None where there can be no tenants."""
     accounting: Accounting
+    conversations: Conversations
     created: int
     """Unix time for `/v1/models`: when the tokenizer was written, equal on every replica."""
     tracer: Tracer | None
@@ -122,6 +124,7 @@ class Service:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self.accounting.keep_books())
+            tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.disks))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
@@ -203,12 +206,14 @@ async def running_service(
             Adapters(settings, prompts, lambda: replicas.capabilities) as adapters,
             _keys(settings, access, metrics, workers) as keys,
             _accounting(settings, configuration, metrics) as accounting,
+            _conversations(settings) as conversations,
         ):
             router = Router(settings.model_name, adapters)
             declared = Declared(adapters, adapters.declared_dir)
             configuration.subscribe(declared.update)
             metrics.export_lora(adapters, replicas)
             metrics.export_declared(declared)
+            metrics.export_conversations(conversations.stats)
             admission = _admission(settings, configuration, replicas)
             metrics.export_load(admission, replicas)
             service = Service(
@@ -229,6 +234,7 @@ async def running_service(
                 access=access,
                 keys=keys,
                 accounting=accounting,
+                conversations=conversations,
                 created=created,
                 tracer=tracer,
             )
@@ -264,6 +270,14 @@ async def _keys(
     disk = KeyDisk(settings.store_dir / "@keys")
     async with IssuedKeys(KeyCopies(disk, shared, workers), access) as keys:
         yield keys
+
+
+def _conversations(settings: Settings) -> Conversations:
+    return Conversations(
+        settings.store_dir / "@conversations",
+        ttl_s=settings.conversations_ttl,
+        tenant_bytes=settings.conversations_bytes,
+    )
 
 
 @asynccontextmanager

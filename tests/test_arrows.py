@@ -52,16 +52,18 @@ ALLOWED: dict[str, str] = {
     "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
-    " gateway.guiding"
+    " gateway.conversations gateway.guiding"
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.config gateway.scheduling"
-    " gateway.triton",
+    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations gateway.config"
+    " gateway.scheduling gateway.triton",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
     " gateway.generation gateway.errors lora_store adapters",
+    # What tenants say and are answered, where an API has to remember it.
+    "gateway.conversations": "gateway.errors",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",

@@ -55,6 +55,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.UnsupportedParameter: Row(400, _CLIENT, "unsupported_parameter"),
     # LangChain looks for this code.
     errors.ContextLengthExceeded: Row(400, _CLIENT, "context_length_exceeded"),
+    errors.ConversationsOff: Row(400, _CLIENT, "unsupported_parameter"),
+    errors.ConversationTooLarge: Row(413, _CLIENT, "conversation_too_large"),
     errors.InvalidKey: Row(401, _CLIENT, "invalid_api_key"),
     errors.SwitchedOff: Row(403, _CLIENT),
     errors.ModelNotAllowed: Row(403, _CLIENT, "model_not_allowed"),
@@ -74,6 +76,9 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
+    errors.ConversationsUnavailable: Row(
+        503, _SERVER, "conversations_unavailable", retry_after_s=1
+    ),
     errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineUnreachable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),

@@ -293,7 +293,8 @@ class Settings(BaseSettings):
     )
     store_dir: Path = Field(
         Path(".state/adapters"),
-        description="Folder that keeps all adapter versions durably, and keys made over the API.",
+        description="Folder that keeps all adapter versions durably, keys made over the API, and "
+        "conversations.",
     )
     redis_url: str | None = Field(
         None,
@@ -362,6 +363,19 @@ class Settings(BaseSettings):
     )
     max_adapter_bytes: int = Field(
         1024**3, gt=0, description="Largest adapter weights file, in bytes."
+    )
+    conversations_ttl: int = Field(
+        30 * 24 * 3600,
+        ge=0,
+        le=10 * 365 * 24 * 3600,
+        description="Seconds after their last use that responses and conversations are kept, in "
+        "Redis and on this gateway's disk; 0 keeps none, and deletes what this disk has.",
+    )
+    conversations_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Bytes of them that each tenant may have, in Redis and on each gateway's disk; "
+        "beyond them the longest unused go.",
     )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe level logged."

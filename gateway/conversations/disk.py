@@ -1,0 +1,340 @@
+"""The copy on disk: one SQLite file for all workers of a gateway.
+
+A tenant's records hang on units, a group with its head or a single record: those are used, expire
+and are evicted as a whole, so that a conversation is there with all its items or not at all.
+Triggers count what a unit and a tenant have. `shared` is the epoch of Redis that a record was
+brought in, 0 for none.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.conversations.record import MAX_MEMBERS, MAX_READ, OVERHEAD, Kept, Record
+from gateway.errors import ConversationTooLarge
+
+FILE = "conversations.sqlite"
+_VERSION = 1
+_STEP = 256  # records that one transaction removes
+_VARIABLES = 500  # of one statement; old SQLite takes 999
+_BUSY_S = 5.0
+_LOG_BYTES = 16 * 1024 * 1024
+_SCHEMA = f"""
+CREATE TABLE tenants(
+  name TEXT PRIMARY KEY, bytes INTEGER NOT NULL DEFAULT 0, records INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE units(
+  key INTEGER PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, used INTEGER NOT NULL,
+  bytes INTEGER NOT NULL DEFAULT 0, records INTEGER NOT NULL DEFAULT 0, UNIQUE(tenant, name)
+);
+CREATE INDEX units_of_tenant ON units(tenant, used);
+CREATE INDEX units_by_use ON units(used);
+CREATE TABLE records(
+  key INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, unit INTEGER NOT NULL,
+  version INTEGER NOT NULL, grouped TEXT NOT NULL, place INTEGER NOT NULL,
+  shared INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE(tenant, id)
+);
+CREATE INDEX records_of_unit ON records(unit, place);
+CREATE INDEX records_by_epoch ON records(shared);
+CREATE TRIGGER added AFTER INSERT ON records BEGIN
+  UPDATE units SET bytes = bytes + length(new.data) + {OVERHEAD}, records = records + 1
+    WHERE key = new.unit;
+  INSERT OR IGNORE INTO tenants(name) VALUES (new.tenant);
+  UPDATE tenants SET bytes = bytes + length(new.data) + {OVERHEAD}, records = records + 1
+    WHERE name = new.tenant;
+END;
+CREATE TRIGGER removed AFTER DELETE ON records BEGIN
+  UPDATE units SET bytes = bytes - length(old.data) - {OVERHEAD}, records = records - 1
+    WHERE key = old.unit;
+  DELETE FROM units WHERE key = old.unit AND records = 0;
+  UPDATE tenants SET bytes = bytes - length(old.data) - {OVERHEAD}, records = records - 1
+    WHERE name = old.tenant;
+  DELETE FROM tenants WHERE name = old.tenant AND records = 0;
+END;
+PRAGMA user_version = {_VERSION};
+"""
+_COLUMNS = "r.tenant, r.id, r.data, r.version, r.grouped, r.place, u.used, r.key"
+_RECORDS = "FROM records r JOIN units u ON u.key = r.unit"
+
+
+class Put(NamedTuple):
+    """What became of a put: `done`, or it has to be asked again, as there was much to remove."""
+
+    done: bool
+    evicted: int
+
+
+class ForeignFile(Exception):
+    """Another release wrote the file; its layout is not known here."""
+
+
+class ConversationDisk:
+    """Blocks; for one thread at a time. Raises sqlite3.Error as it comes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ttl_ms: int,
+        tenant_bytes: int,
+        renew_ms: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens the file, or makes it. Raises OSError, sqlite3.Error and ForeignFile."""
+        self._ttl_ms = ttl_ms
+        self._tenant_bytes = tenant_bytes
+        self._renew_ms = renew_ms
+        self._clock = clock
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / FILE
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # its log takes over the mode
+        self._at = sqlite3.connect(
+            path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            self._prepare()
+        except BaseException:
+            self._at.close()
+            raise
+
+    def _prepare(self) -> None:
+        run = self._at.execute
+        run("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect in an empty file alone
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = NORMAL")
+        run(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
+        with self._changing():
+            (version,) = run("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _statements(_SCHEMA):
+                    run(statement)
+            elif version != _VERSION:
+                raise ForeignFile(f"its layout is number {version}, not {_VERSION}")
+
+    def close(self) -> None:
+        self._at.close()
+
+    def put(
+        self, tenant: str, records: Sequence[Record], epoch: int = 0, *, used_ms: int | None = None
+    ) -> Put:
+        """All of them or none, those aside of which there is as high a version.
+
+        Raises ConversationTooLarge where one unit would have more than the tenant may.
+        """
+        used_ms = self._now() if used_ms is None else used_ms
+        with self._changing():
+            fresh = [record for record in records if self._is_newer(tenant, record)]
+            units = {record.unit for record in records}
+            evicted, room = self._make_room(tenant, units, fresh)
+            if room:
+                for record in fresh:
+                    self._write(tenant, record, epoch, used_ms)
+                self._renew(tenant, units, used_ms)
+        return Put(room, evicted)
+
+    def get(self, tenant: str, ids: Iterable[str], *, max_bytes: int = MAX_READ) -> list[Kept]:
+        """Those that there are, in no order. Raises ConversationTooLarge beyond `max_bytes`."""
+        wanted = list(ids)
+        found: list[Kept] = []
+        for start in range(0, len(wanted), _VARIABLES):
+            some = wanted[start : start + _VARIABLES]
+            where = f"WHERE r.tenant = ? AND r.id IN ({_marks(some)}) AND u.used > ?"
+            read = self._read(where, [tenant, *some, self._oldest()], max_bytes)
+            max_bytes -= sum(len(kept.record.data) for kept in read)
+            found += read
+        self._touch(tenant, found)
+        return found
+
+    def members(
+        self, tenant: str, group: str, after: int, limit: int, *, max_bytes: int = MAX_READ
+    ) -> list[Kept]:
+        """By order. Raises ConversationTooLarge beyond `max_bytes`."""
+        where = (
+            "WHERE r.key IN (SELECT m.key FROM units v JOIN records m ON m.unit = v.key"
+            " WHERE v.tenant = ? AND v.name = ? AND m.grouped = v.name AND m.place > ?"
+            " AND v.used > ? ORDER BY m.place, m.id LIMIT ?) ORDER BY r.place, r.id"
+        )
+        found = self._read(where, [tenant, group, after, self._oldest(), limit], max_bytes)
+        self._touch(tenant, found)
+        return found
+
+    def unshared(self, epoch: int, before: int | None, limit: int, max_bytes: int) -> list[Kept]:
+        """Some that were not brought in `epoch`, the last written first, from below `before`.
+
+        At least one if there is any, else as many as make `max_bytes`.
+        """
+        before = 2**63 - 1 if before is None else before
+        keys: list[int] = []
+        for key, size in self._at.execute(
+            "SELECT r.key, length(r.data) FROM records r"
+            " WHERE r.key < ? AND r.shared <> ? ORDER BY r.key DESC LIMIT ?",
+            (before, epoch, limit),
+        ):
+            max_bytes -= size
+            if keys and max_bytes < 0:
+                break
+            keys.append(key)
+        where = f"WHERE r.key IN ({_marks(keys)}) ORDER BY r.key DESC"
+        return self._read(where, keys, 2**63)
+
+    def has_unshared(self, epoch: int) -> bool:
+        query = (
+            "SELECT EXISTS(SELECT 1 FROM records WHERE shared < ?)"
+            " OR EXISTS(SELECT 1 FROM records WHERE shared > ?)"
+        )
+        return bool(self._at.execute(query, (epoch, epoch)).fetchone()[0])
+
+    def set_shared(self, keys: Sequence[int], epoch: int) -> None:
+        with self._changing():
+            query = f"UPDATE records SET shared = ? WHERE key IN ({_marks(keys)})"
+            self._at.execute(query, [epoch, *keys])
+
+    def tidy(self) -> bool:
+        """Removes some of what has expired, and gives some of the file back.
+
+        Returns whether there is more of either.
+        """
+        with self._changing():
+            query = "SELECT key FROM units WHERE used <= ? ORDER BY used LIMIT ?"
+            removed = 0
+            for (unit,) in self._at.execute(query, (self._oldest(), _STEP)).fetchall():
+                removed += self._drop(unit, _STEP - removed)
+                if removed == _STEP:
+                    break
+        # `execute` would stop after one page.
+        self._at.executescript(f"PRAGMA incremental_vacuum({_STEP})")
+        (free,) = self._at.execute("PRAGMA freelist_count").fetchone()
+        return removed == _STEP or free > _STEP
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes and records of all tenants."""
+        query = "SELECT coalesce(sum(bytes), 0), coalesce(sum(records), 0) FROM tenants"
+        total, records = self._at.execute(query).fetchone()
+        return total, records
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _oldest(self) -> int:
+        return self._now() - self._ttl_ms
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._at.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._at.execute("COMMIT")
+        except BaseException:
+            if self._at.in_transaction:
+                self._at.execute("ROLLBACK")
+            raise
+
+    def _is_newer(self, tenant: str, record: Record) -> bool:
+        query = "SELECT version FROM records WHERE tenant = ? AND id = ?"
+        found = self._at.execute(query, (tenant, record.id)).fetchone()
+        return found is None or record.version > found[0]
+
+    def _make_room(self, tenant: str, units: set[str], fresh: Sequence[Record]) -> tuple[int, bool]:
+        """Removes the tenant's longest unused, but for `units`: how many records, and whether
+        there is room now."""
+        need = sum(record.size for record in fresh)
+        own, most = self._count(tenant, units)
+        grouped = sum(bool(record.group) for record in fresh)
+        if own + need > self._tenant_bytes or (grouped and most + grouped > MAX_MEMBERS):
+            raise ConversationTooLarge(
+                "There is no room for more in it: a conversation may have as many bytes as a "
+                f"tenant, {self._tenant_bytes}, and {MAX_MEMBERS} items."
+            )
+        removed = 0
+        while True:
+            query = "SELECT bytes FROM tenants WHERE name = ?"
+            if (self._at.execute(query, (tenant,)).fetchone() or (0,))[0] + need <= (
+                self._tenant_bytes
+            ):
+                return removed, True
+            query = "SELECT key, name FROM units WHERE tenant = ? ORDER BY used, key LIMIT ?"
+            oldest = self._at.execute(query, (tenant, len(units) + 1)).fetchall()
+            victim = next((key for key, name in oldest if name not in units), None)
+            if victim is None or removed == _STEP:
+                return removed, victim is None
+            removed += self._drop(victim, _STEP - removed)
+
+    def _count(self, tenant: str, units: set[str]) -> tuple[int, int]:
+        """Bytes of these units, and the most records that one has."""
+        query = "SELECT bytes, records FROM units WHERE tenant = ? AND name = ?"
+        found = [self._at.execute(query, (tenant, unit)).fetchone() or (0, 0) for unit in units]
+        return sum(size for size, _ in found), max((count for _, count in found), default=0)
+
+    def _drop(self, unit: int, limit: int) -> int:
+        """Removes a unit, its head first, as far as `limit` goes; how many records that were."""
+        query = (
+            "DELETE FROM records WHERE key IN"
+            " (SELECT key FROM records WHERE unit = ? ORDER BY grouped <> '', place LIMIT ?)"
+        )
+        return self._at.execute(query, (unit, limit)).rowcount
+
+    def _write(self, tenant: str, record: Record, epoch: int, used_ms: int) -> None:
+        run = self._at.execute
+        # What replaces another gets a later key: it is to be brought to Redis sooner.
+        run("DELETE FROM records WHERE tenant = ? AND id = ?", (tenant, record.id))
+        run(
+            "INSERT OR IGNORE INTO units(tenant, name, used) VALUES (?, ?, ?)",
+            (tenant, record.unit, used_ms),
+        )
+        run(
+            "INSERT INTO records(tenant, id, unit, version, grouped, place, shared, data)"
+            " SELECT tenant, ?, key, ?, ?, ?, ?, ? FROM units WHERE tenant = ? AND name = ?",
+            (
+                *(record.id, record.version, record.group, record.order, epoch, record.data),
+                *(tenant, record.unit),
+            ),
+        )
+
+    def _read(self, where: str, values: Sequence[Any], max_bytes: int) -> list[Kept]:
+        lengths = self._at.execute(f"SELECT length(r.data) {_RECORDS} {where}", values)
+        if sum(length for (length,) in lengths) > max_bytes:
+            raise ConversationTooLarge("It is too large to be read at once.")
+        return [
+            Kept(tenant, Record(*record), used_ms, key)
+            for tenant, *record, used_ms, key in self._at.execute(
+                f"SELECT {_COLUMNS} {_RECORDS} {where}", values
+            )
+        ]
+
+    def _touch(self, tenant: str, found: Sequence[Kept]) -> None:
+        """Their time begins anew; most readings write nothing."""
+        now = self._now()
+        stale = {
+            kept.record.unit
+            for kept in found
+            if kept.record.data and kept.used_ms < now - self._renew_ms
+        }
+        # A disk that takes no writes is still read.
+        with suppress(sqlite3.OperationalError):
+            if stale:
+                with self._changing():
+                    self._renew(tenant, stale, now)
+
+    def _renew(self, tenant: str, units: set[str], used_ms: int) -> None:
+        query = "UPDATE units SET used = ? WHERE tenant = ? AND name = ? AND used < ?"
+        self._at.executemany(query, [(used_ms, tenant, unit, used_ms) for unit in units])
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
+
+
+def _statements(script: str) -> Iterator[str]:
+    """`executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,75 @@
+"""The disk for the event loop: its thread, and what becomes of it when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.conversations.disk import ConversationDisk, ForeignFile
+from gateway.conversations.stats import Stats
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DISK_ERRORS = (OSError, sqlite3.Error, ForeignFile)
+
+
+class DiskAway(Exception):
+    """This gateway's disk keeps nothing now."""
+
+
+class DiskThread:
+    """`open` comes first. A file that is damaged, or not ours to change, is left alone until the
+    next start; what fails otherwise, such as a disk that is full, is tried again each time."""
+
+    def __init__(self, folder: Path, make: Callable[[], ConversationDisk], stats: Stats) -> None:
+        self._folder = folder
+        self._make = make
+        self._stats = stats
+        self._disk: ConversationDisk | None = None
+        self._fails = False
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
+
+    async def open(self) -> None:
+        try:
+            self._disk = await self._in_thread(self._make)
+        except DISK_ERRORS as error:
+            self._failed(error)
+
+    async def close(self) -> None:
+        if self._disk is not None:
+            await self._in_thread(self._disk.close)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def run(self, work: Callable[[ConversationDisk], T]) -> T:
+        """Raises DiskAway."""
+        disk = self._disk
+        if disk is None:
+            raise DiskAway
+        try:
+            result = await self._in_thread(lambda: work(disk))
+        except DISK_ERRORS as error:
+            # An OperationalError is of the moment: a full disk, or another process that is busy.
+            if type(error) is sqlite3.DatabaseError:
+                self._disk = None
+            self._failed(error)
+            raise DiskAway from error
+        if self._fails:
+            self._fails = False
+            log.info("conversations are kept in %s again", self._folder)
+        return result
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _failed(self, error: BaseException) -> None:
+        self._stats.disk_failures += 1
+        if not self._fails:
+            self._fails = True
+            log.error("conversations are not kept in %s now: %s", self._folder, error)
