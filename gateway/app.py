@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import (
     adapters,
+    embeddings,
     generations,
     keys,
     models,
     openapi,
     ops,
+    rerank,
     tokens,
     vllm_adapters,
 )
@@ -44,7 +46,7 @@ EXPOSED_HEADERS = [
 ]
 
 _MODULES = (
-    *(generations, anthropic, tokens, models),
+    *(generations, anthropic, embeddings, rerank, tokens, models),
     *(adapters, vllm_adapters, keys, ops, openapi),
 )
 
@@ -53,6 +55,8 @@ ROUTES: Sequence[APIRoute] = [
     for module in (
         generations,
         anthropic,
+        embeddings,
+        rerank,
         tokens,
         models,
         adapters,

@@ -147,6 +147,10 @@ class EngineError(GatewayError):
     """The engine failed on this request for a reason that a retry does not mend."""
 
 
+class BadModelOutput(EngineError):
+    """A model that answers once gave what is no answer: its shape is wrong, or its numbers."""
+
+
 class EngineBroken(EngineError):
     """Not this request failed but what it was given to: the next ones will fail there too."""
 

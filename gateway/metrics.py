@@ -34,6 +34,15 @@ class ModelMetrics:
     duration: Histogram
 
 
+@dataclass(frozen=True, slots=True)
+class MappedMetrics:
+    """Those of one model that answers once."""
+
+    prompt_tokens: Counter
+    inputs: Counter
+    duration: Histogram
+
+
 class Metrics:
     """All metrics, in a registry of their own so that several apps fit one process."""
 
@@ -71,6 +80,19 @@ class Metrics:
         self.duration = Histogram(
             "gateway_generation_seconds",
             "From the parsed request to its last token or its end.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.inputs = Counter(
+            "gateway_inputs_total",
+            "Texts that got an embedding and documents that got a score.",
+            ["model"],
+            registry=self.registry,
+        )
+        self.inference = Histogram(
+            "gateway_inference_seconds",
+            "Of a request for embeddings or a ranking, from its tokens to the model's last answer.",
             ["model"],
             buckets=_SECONDS,
             registry=self.registry,
@@ -173,6 +195,14 @@ class Metrics:
                 self.duration.labels(model),
             )
         return metrics
+
+    def of_mapped(self, model: str) -> MappedMetrics:
+        """Those of a model for embeddings or for ranking."""
+        return MappedMetrics(
+            self.prompt_tokens.labels(model),
+            self.inputs.labels(model),
+            self.inference.labels(model),
+        )
 
     def export_lora(self, adapters: Adapters, replicas: Iterable[Replica]) -> None:
         """Adds what is read at scrape time: the store's counts and the adapters in use."""

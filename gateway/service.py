@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from gateway.catalog.adapters import Adapters
 from gateway.catalog.declared import Declared
+from gateway.catalog.mapped import MappedModels, MappedRouter
 from gateway.catalog.router import Router
 from gateway.catalog.shortfall import shortfalls
 from gateway.config.file import ConfigurationError, ConfigurationFile
+from gateway.config.mapped import EmbeddingModel, RerankModel
 from gateway.config.settings import Settings
 from gateway.conversations.store import Conversations
 from gateway.errors import EngineUnavailable, GatewayError
@@ -26,6 +28,7 @@ from gateway.metrics import Metrics
 from gateway.replica_setup import guessed, make_replicas, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
+from gateway.scheduling.mapped_pool import MappedPool
 from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access, configuration_file, warn_if_open
 from gateway.tenancy.accounting import Accounting
@@ -49,6 +52,8 @@ log = logging.getLogger(__name__)
 _ENDING_S = 2.0
 _TICK_S = 0.5
 _LARGEST_BODIES = 4
+# As many answers of 2048 vectors with 1536 numbers each, written as text.
+_VECTOR_BYTES = _LARGEST_BODIES * 64 * 2**20
 _SHARE_OF_COLD_SENDS = 0.5
 # Of one tenant. Each keeps a connection, of which all tenants together have a limit.
 _WAITING_BODIES = 32
@@ -71,8 +76,14 @@ class Service:
     """Whose turn it is to have an adapter read and sent to Triton; a place is a byte."""
     guides: GuideCheck
     logits: TurnThread
-    """Where the likeliest tokens are found, one answer of each tenant in turn."""
+    """Where the likeliest tokens are found and many numbers written, in turn by tenant."""
     adapters: Adapters
+    mapped: MappedModels
+    embedders: MappedRouter[EmbeddingModel]
+    rankers: MappedRouter[RerankModel]
+    mapped_pool: MappedPool
+    vectors: Admission
+    """Whose turn it is to have many numbers of an answer here; a place is a byte."""
     declared: Declared
     router: Router
     metrics: Metrics
@@ -188,7 +199,9 @@ async def running_service(
     a gateway share.
     """
     metrics = Metrics()
-    configuration = configuration_file(settings, workers)
+    mapped = MappedModels()
+    configuration = configuration_file(settings, workers, mapped.check)
+    configuration.subscribe(mapped.update)
     configuration.on_reload = metrics.count_reload
     access = Access(settings)
     configuration.subscribe(access.update)
@@ -203,12 +216,15 @@ async def running_service(
     logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
         async with (
-            Adapters(settings, prompts, lambda: replicas.capabilities) as adapters,
+            Adapters(
+                settings, prompts, lambda: replicas.capabilities, mapped.__contains__
+            ) as adapters,
             _keys(settings, access, metrics, workers) as keys,
             _accounting(settings, configuration, metrics) as accounting,
             _conversations(settings) as conversations,
         ):
-            router = Router(settings.model_name, adapters)
+            router = Router(settings.model_name, adapters, mapped.refuse)
+            mapped.adapters = lambda: [record.name for record in adapters.records]
             declared = Declared(adapters, adapters.declared_dir)
             configuration.subscribe(declared.update)
             metrics.export_lora(adapters, replicas)
@@ -221,12 +237,17 @@ async def running_service(
                 prompts=prompts,
                 replicas=replicas,
                 admission=admission,
-                bodies=_bodies(settings, configuration),
+                bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
                 adapter_wait=AdapterWait(replicas, settings.adapter_wait),
                 cold_sends=_cold_sends(settings, configuration),
                 guides=guides,
                 logits=logits,
                 adapters=adapters,
+                mapped=mapped,
+                embedders=MappedRouter(mapped, router, EmbeddingModel),
+                rankers=MappedRouter(mapped, router, RerankModel),
+                mapped_pool=MappedPool(replicas, partial(_calls, settings, configuration)),
+                vectors=_bytes(_VECTOR_BYTES, settings, configuration),
                 declared=declared,
                 router=router,
                 metrics=metrics,
@@ -361,10 +382,22 @@ def _admission(
     return admission
 
 
-def _bodies(settings: Settings, configuration: ConfigurationFile) -> Admission:
-    """Room for some of the largest bodies that are allowed; a tenant has that of one."""
+def _calls(
+    settings: Settings, configuration: ConfigurationFile, limit: Callable[[], int]
+) -> Admission:
+    """Of one model that answers once."""
     return Admission(
-        lambda: _LARGEST_BODIES * settings.max_body_bytes,
+        limit,
+        lambda: settings.tenant_share if configuration.current.tenants else 1.0,
+        queue=settings.queue_size,
+        wait_s=settings.queue_timeout,
+    )
+
+
+def _bytes(room: int, settings: Settings, configuration: ConfigurationFile) -> Admission:
+    """Room for some of the largest, of which a tenant has that of one."""
+    return Admission(
+        lambda: room,
         lambda: 1 / _LARGEST_BODIES if configuration.current.tenants else 1.0,
         queue=settings.queue_size,
         queue_of_tenant=_WAITING_BODIES,

@@ -24,6 +24,8 @@ from redis import Redis
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from ops.local_stack.repository import REPOSITORY
+from tests.support import vector_models
 from tests.support.local_stack import Stack, Up
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
@@ -170,13 +172,22 @@ def _up(mode: str, folder: Path, *more: str, load_models: Sequence[str] = ()) ->
 @pytest.fixture(scope="session")
 def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     mode = request.config.getoption("--triton-mode")
-    with _up(mode, tmp_path_factory.mktemp("stack")) as up:
+    # All of the repository, and later what is loaded beside them.
+    with _up(mode, tmp_path_factory.mktemp("stack"), load_models=("*",)) as up:
         yield up
 
 
 @pytest.fixture(scope="session")
 def stack(up: Up) -> Stack:
     return up.state()
+
+
+@pytest.fixture(scope="session")
+def vector_stack(up: Up, stack: Stack) -> Stack:
+    """The stack, whose Triton has the models of `tests/support/vector_models.py` as well."""
+    vector_models.write_models(up.state_dir / REPOSITORY)
+    vector_models.load_models(stack.triton_http)
+    return stack
 
 
 @pytest.fixture(scope="session")

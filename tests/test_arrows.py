@@ -46,10 +46,12 @@ ALLOWED: dict[str, str] = {
     "gateway.server": "gateway.app gateway.api gateway.service gateway.tenancy gateway.http"
     " gateway.config gateway.observability",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
-    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.http gateway.config"
+    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog gateway.http"
+    " gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
     " gateway.parsers gateway.errors adapters",
-    "gateway.pipeline": "gateway.service gateway.scheduling gateway.observability"
+    "gateway.pipeline": "gateway.service gateway.tenancy gateway.catalog gateway.scheduling"
+    " gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
     " gateway.conversations gateway.guiding"
@@ -116,7 +118,7 @@ LIBRARIES: dict[str, str] = {
     "httpx": "ops.commands ops.loadtest gateway.sources.remote gateway.api.worker_metrics bench",
     "jinja2": "gateway.tokenization demo",
     "llguidance": "guides triton_repo.cpu_executor",
-    "numpy": "gateway.triton adapters triton_repo bench",
+    "numpy": "gateway.triton gateway.pipeline.mapped adapters triton_repo bench",
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
     "peft": "demo",

@@ -8,6 +8,8 @@ from adapters.record import Version, selected_name, selector
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Caller, Running
 from gateway.api.routing import Name, Router, needs, refusals
+from gateway.catalog.mapped import AnyModel
+from gateway.config.mapped import EmbeddingModel
 from gateway.service import Service
 
 router = Router()
@@ -17,7 +19,8 @@ class Model(Answer):
     """`root` is the exact version, which is a model name as well; `parent` the base model.
 
     `max_model_len` is that of the replica that takes most. `modes` say how replicas are driven: of
-    several, not each serves every parameter.
+    several, not each serves every parameter. Of other models they say what these do: `embeddings`
+    or `rerank`.
     """
 
     id: str
@@ -38,7 +41,7 @@ class Models(Answer):
 @router.get("/v1/models/", include_in_schema=False)
 @router.get(
     "/v1/models",
-    summary="The base model and its adapters.",
+    summary="The base model, its adapters, and models for embeddings and ranking.",
     responses=refusals(401),
     openapi_extra=needs("api_key", optional=True),
 )
@@ -50,6 +53,11 @@ async def list_models(service: Running, tenant: Caller) -> Models:
         for record in service.adapters.records
         if service.access.sees(tenant, record.name)
     ]
+    data += [
+        _mapped(service, model)
+        for model in service.mapped.all
+        if service.access.sees(tenant, model.name)
+    ]
     return Models(data=data)
 
 
@@ -60,6 +68,9 @@ async def list_models(service: Running, tenant: Caller) -> Models:
     openapi_extra=needs("api_key", optional=True),
 )
 async def retrieve_model(service: Running, tenant: Caller, model: Name) -> Model:
+    if (other := service.mapped.get(model)) is not None:
+        service.access.route(service.mapped, tenant, model)
+        return _mapped(service, other)
     service.access.route(service.router, tenant, model)
     if model == service.settings.model_name:
         return _base(service)
@@ -70,6 +81,18 @@ async def retrieve_model(service: Running, tenant: Caller, model: Name) -> Model
 def _base(service: Service) -> Model:
     name = service.settings.model_name
     return _model(service, name, service.created, root=name, parent=None)
+
+
+def _mapped(service: Service, model: AnyModel) -> Model:
+    does = "embeddings" if isinstance(model.entry, EmbeddingModel) else "rerank"
+    return Model(
+        id=model.name,
+        created=service.created,
+        root=model.name,
+        parent=None,
+        max_model_len=model.entry.max_tokens,
+        modes=[does],
+    )
 
 
 def _adapter(service: Service, model: str, version: Version) -> Model:

@@ -20,7 +20,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from gateway.api import adapters, keys, tokens, vllm_adapters
+from gateway.api import adapters, embeddings, keys, rerank, tokens, vllm_adapters
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
@@ -35,6 +35,8 @@ _READ_BY_US = (
     CompletionRequest,
     MessagesRequest,
     Prompt,
+    embeddings.EmbeddingsRequest,
+    rerank.RerankRequest,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
     adapters.AdapterOfSource,

@@ -26,6 +26,7 @@ _REASONS = {
     429: "A limit of this key is reached; retry-after says when to try again. Or many wrong admin "
     "keys came from this address.",
     500: "The server or its engine failed; a retry does not help.",
+    502: "The model's answer is none: not finite, or of a wrong shape.",
     503: "The engine is not ready or too busy, or this server is ending; try again.",
     504: "The request took longer than this server allows.",
 }

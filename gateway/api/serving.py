@@ -166,7 +166,7 @@ async def _prepare(
     service: Service = request.app.state.service
     route = service.access.route(service.router, tenant, wanted.model)
     places, limit = _places(tenant, wanted), _output_limit(tenant, wanted)
-    timeout_s = _timeout(request, service.settings.request_timeout)
+    timeout_s = timeout_of(request, service.settings.request_timeout)
     await reservation.take_more(places - 1)
     chat = service.prompts.chat_of(route.chat_template)
     given, message = await intake.work(partial(prompts, wanted, chat))
@@ -271,7 +271,7 @@ def _places(tenant: Tenant | None, wanted: GenerationRequest) -> int:
     return places
 
 
-def _timeout(request: Request, most_s: float) -> float | None:
+def timeout_of(request: Request, most_s: float) -> float | None:
     """Seconds, from the header x-request-timeout, where they are fewer than all have.
 
     Raises InvalidRequest.

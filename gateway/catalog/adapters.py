@@ -56,8 +56,11 @@ class Adapters:
         settings: Settings,
         prompts: Prompts,
         capabilities: Callable[[], Sequence[ModelCapabilities]],
+        is_taken: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`capabilities` are those of each kind of replicas that is there."""
+        """`capabilities` are those of each kind of replicas that is there, and `is_taken` says
+        whether a name is another model's."""
+        self._is_taken = is_taken
         self._settings = settings
         self._prompts = prompts
         self._capabilities = capabilities
@@ -140,7 +143,11 @@ class Adapters:
     @property
     def records(self) -> list[Record]:
         """All names now served, sorted."""
-        own = [record for record in self._known() if self._is_own(record.version)]
+        own = [
+            record
+            for record in self._known()
+            if self._is_own(record.version) and not self._is_taken(record.name)
+        ]
         return sorted(own, key=lambda record: record.name)
 
     def _is_own(self, version: Version) -> bool:
@@ -268,6 +275,9 @@ class Adapters:
             raise BaseMismatch("request", "base", base, served)
         if check_name(name) == served:
             raise InvalidName("request", "name", name, "another name than the base model's")
+        if self._is_taken(name):
+            allowed = "another name than those of the configuration's other models"
+            raise InvalidName("request", "name", name, allowed)
 
     async def _add(
         self,

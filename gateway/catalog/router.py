@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from adapters.chat_template import ChatTemplate
@@ -26,14 +27,20 @@ class Route:
 class Router:
     """Resolves names against the adapters known at that moment."""
 
-    def __init__(self, base: str, adapters: Adapters) -> None:
+    def __init__(
+        self, base: str, adapters: Adapters, refuse: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`refuse` raises InvalidRequest for a name that other endpoints serve."""
         self._base = base
         self._adapters = adapters
+        self._refuse = refuse
 
     def resolve(self, model: str) -> Route:
-        """Raises ModelNotFound for a name that is not served."""
+        """Raises ModelNotFound for a name that is not served, InvalidRequest for one that is, and
+        generates nothing."""
         if model == self._base:
             return Route(self._base)
+        self._refuse(model)
         lora, version = self._adapters.resolve(model)
         exact = selector(lora.name, version.digest)
         return Route(lora.name, lora, exact, version.chat_template)

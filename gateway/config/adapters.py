@@ -34,6 +34,7 @@ def _folder(folder: str) -> str:
 
 
 Folder = Annotated[str, AfterValidator(_folder)]
+AdapterName = Annotated[str, AfterValidator(_name)]
 
 
 class DeclaredAdapter(BaseModel):
@@ -43,7 +44,7 @@ class DeclaredAdapter(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    name: Annotated[str, AfterValidator(_name)]
+    name: AdapterName
     source: Annotated[str, AfterValidator(_source), Field(repr=False)]
     watch: bool = False
 

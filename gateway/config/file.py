@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -24,6 +24,7 @@ from pydantic import (
 
 from gateway.config.adapters import DeclaredAdapter, Folder
 from gateway.config.limits import WhenRedisIsAway
+from gateway.config.mapped import EmbeddingModels, RerankModels
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
 from gateway.scheduling.discovery import DEFAULT_WEIGHT, checked
@@ -91,6 +92,8 @@ class Configuration(BaseModel):
     """Each folder in it is an adapter of its name; changes are taken without a reload."""
     prune_adapters: bool = False
     """Whether names go that came from here and are declared no more."""
+    embedding_models: EmbeddingModels = Field(default_factory=dict)
+    rerank_models: RerankModels = Field(default_factory=dict)
 
 
 class ConfigurationError(Exception):
@@ -153,8 +156,9 @@ def _fields(place: Place) -> list[str]:
     """The names that are allowed in the mapping at `place`."""
     model: type[BaseModel] = Configuration
     for part in place:
-        if isinstance(part, str):
-            model = next(_models_in(model.model_fields[part].annotation))
+        # Others are places in a list, and names that the file gives.
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
     return list(model.model_fields)
 
 
@@ -171,6 +175,15 @@ def _unlike(replicas: Sequence[ReplicaEntry]) -> Iterator[tuple[Place, str]]:
     for number, entry in enumerate(replicas):
         if known.setdefault(entry.endpoint, entry) != entry:
             yield ("replicas", number), f"{entry.endpoint!r} is there twice, in different ways"
+
+
+def _twice(
+    section: str, names: Iterable[str], taken: Mapping[str, str]
+) -> Iterator[tuple[Place, str]]:
+    """Names that have another meaning already."""
+    for name in names:
+        if name in taken:
+            yield (section, name), f"used twice; first by {taken[name]}"
 
 
 def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]:
@@ -191,6 +204,10 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
         declared.setdefault(adapter.name, index)
         if adapter.watch and not adapter.may_be_watched:
             yield ("adapters", index, "watch"), "only what is on this machine's disk can be watched"
+    taken = {name: f"adapters[{index}]" for name, index in declared.items()}
+    yield from _twice("embedding_models", configuration.embedding_models, taken)
+    taken |= dict.fromkeys(configuration.embedding_models, "embedding_models")
+    yield from _twice("rerank_models", configuration.rerank_models, taken)
     yield from _unlike(configuration.replicas or ())
     names: dict[str, int] = {}
     owners: dict[str, str] = {}

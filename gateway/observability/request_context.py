@@ -37,6 +37,7 @@ class RequestContext:
         adapter_version: ``NAME@DIGEST``.
         replica: the endpoint that was asked last.
         batch: what is generated, with its meter.
+        prompt_tokens: of a request that generates nothing.
         error: the class of the error that the answer is or ended with.
         late_status: that of an error which came behind the headers, None without one.
         started: in `time.perf_counter`.
@@ -50,6 +51,7 @@ class RequestContext:
     adapter_version: str | None = None
     replica: str | None = None
     batch: Batch | None = None
+    prompt_tokens: int | None = None
     error: type[BaseException] | None = None
     late_status: int | None = None
     started: float = field(default_factory=time.perf_counter)
@@ -79,7 +81,7 @@ class RequestContext:
             "model": self.model,
             "adapter_version": self.adapter_version,
             "replica": self.replica,
-            "prompt_tokens": None,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": None,
             "finish": None,
             "ttft_ms": None,

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _FLUSH_S = 2.0
 _W3C = TraceContextTextMapPropagator()
 _METHOD = "inference.GRPCInferenceService/ModelStreamInfer"
+_INFER_ONCE = "inference.GRPCInferenceService/ModelInfer"
 
 # Of the facts of a request's log line. Its times are in the span itself.
 _ATTRIBUTES = {
@@ -42,7 +43,11 @@ _ATTRIBUTES = {
     "completion_tokens": "gen_ai.usage.output_tokens",
     "finish": "gen_ai.response.finish_reasons",
 }
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+}
 
 
 class Tracer:
@@ -96,19 +101,23 @@ class RequestSpan:
         self._span = span
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
-    def attempt(self, replica: str) -> AttemptSpan:
-        """Begins the span of a generation on one replica."""
+    def attempt(self, replica: str, method: str = _METHOD) -> AttemptSpan:
+        """Begins the span of a call to one replica, which is for a generation if not said."""
         span = self._tracer.start_span(
-            _METHOD,
+            method,
             context=set_span_in_context(self._span),
             kind=SpanKind.CLIENT,
             attributes={
                 "rpc.system.name": "grpc",
-                "rpc.method": _METHOD,
+                "rpc.method": method,
                 "gateway.replica": replica,
             },
         )
         return AttemptSpan(span)
+
+    def attempt_once(self, replica: str) -> AttemptSpan:
+        """Of a call that answers once."""
+        return self.attempt(replica, _INFER_ONCE)
 
     def end(self, facts: Mapping[str, object], told: int) -> None:
         """`facts` are those of `RequestContext.facts`, `told` is the status of the headers."""
@@ -122,7 +131,7 @@ class RequestSpan:
         if facts["model"] is not None:
             version = str(facts["adapter_version"] or facts["model"])
             span.set_attribute("gen_ai.request.model", selected_name(version))
-            span.set_attribute("gen_ai.operation.name", _OPERATIONS[str(path)])
+            span.set_attribute("gen_ai.operation.name", _OPERATIONS.get(str(path), "chat"))
         if isinstance(facts["ttft_ms"], float):
             seconds = facts["ttft_ms"] / 1000
             span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

@@ -7,13 +7,11 @@ import ipaddress
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from adapters.record import selected_name
-from gateway.catalog.router import Route, Router
-from gateway.config.file import Configuration, ConfigurationFile, Place
+from gateway.config.file import Check, Configuration, ConfigurationFile, Place
 from gateway.config.settings import Settings
 from gateway.config.tenants import Tenant, is_common, key_hash
 from gateway.errors import (
@@ -32,6 +30,15 @@ log = logging.getLogger(__name__)
 _MAX_KEY = 512  # characters; ours have 46
 _WRONG_KEYS = 20
 _WHO = len("sha256:") + 8
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Resolver(Protocol[R_co]):
+    """Finds the model of a name."""
+
+    def resolve(self, model: str) -> R_co:
+        """Raises ModelNotFound."""
 
 
 class _Keys(NamedTuple):
@@ -167,7 +174,7 @@ class Access:
         """Whether a model is in this tenant's list."""
         return tenant is None or tenant.may_use(name, self._base)
 
-    def route(self, router: Router, tenant: Tenant | None, model: str) -> Route:
+    def route(self, router: Resolver[R_co], tenant: Tenant | None, model: str) -> R_co:
         """What serves `model` to this tenant.
 
         Raises ModelNotFound for what does not exist and, in the same words, for what the tenant
@@ -254,6 +261,12 @@ def not_here(
     """What of a configuration cannot be served with these settings, and why."""
     if (reason := exposure(settings, latch, configuration)) is not None:
         return (), reason
+    for section in ("embedding_models", "rerank_models"):
+        for name in getattr(configuration, section):
+            if name == settings.model_name:
+                return (section, name), "is the base model's name"
+            if name in settings.adapters:
+                return (section, name), "is a name in GATEWAY_ADAPTERS"
     for index, tenant in enumerate(configuration.tenants or ()):
         if settings.redis_url is None and tenant.budgets:
             reason = "needs GATEWAY_REDIS_URL: a process would forget at its end what was used"
@@ -270,13 +283,19 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def configuration_file(settings: Settings, workers: Path | None = None) -> ConfigurationFile:
+def configuration_file(
+    settings: Settings, workers: Path | None = None, also: Check = lambda _: None
+) -> ConfigurationFile:
     """The file of these settings; `workers` is the folder that all workers of a gateway share.
 
-    Raises ConfigurationError.
+    `also` is asked of what is right otherwise. Raises ConfigurationError.
     """
     latch = KeysLatch(workers)
-    file = ConfigurationFile(settings.config, partial(not_here, settings, latch))
+
+    def check(configuration: Configuration) -> tuple[Place, str] | None:
+        return not_here(settings, latch, configuration) or also(configuration)
+
+    file = ConfigurationFile(settings.config, check)
     file.subscribe(latch.update)
     return file
 

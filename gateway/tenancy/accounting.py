@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from gateway.catalog.router import Route
 from gateway.config.tenants import Tenant
@@ -139,6 +140,15 @@ class Account:
                 running.cut_short()
 
 
+class Open(Protocol):
+    """An account of a request that is not over."""
+
+    @property
+    def counts_tokens(self) -> bool: ...
+
+    async def keep_books(self) -> None: ...
+
+
 class Accounting:
     """Opens accounts. `record` gets the usage of each tenant's request that was let in."""
 
@@ -150,13 +160,13 @@ class Accounting:
         self.record = record
         self.logged = logged
         self.model = model
-        self._running: set[Account] = set()
+        self._running: set[Open] = set()
         self._ended = asyncio.Event()
 
-    def begin(self, account: Account) -> None:
+    def begin(self, account: Open) -> None:
         self._running.add(account)
 
-    def end(self, account: Account) -> None:
+    def end(self, account: Open) -> None:
         self._running.discard(account)
         self._ended.set()
 

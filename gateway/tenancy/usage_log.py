@@ -32,7 +32,7 @@ class Usage:
         id: unique, and part of the answer's own id.
         request_id: the `x-request-id` of the answer, which a client may choose.
         tenant: None where no key is needed.
-        model: the base model's name.
+        model: the base model's name, or that of the model that made embeddings or ranked.
         adapter: the LoRA adapter's name, or None.
         adapter_version: ``NAME@DIGEST``, or None.
         prompt_tokens: of the prompts that the engine was given; 0 when we failed before the first

@@ -101,6 +101,15 @@ class TritonClient:
             raise EngineUnavailable("The inference server did not answer in time.") from error
         return _parsed(pb.ModelConfigResponse, reply).config
 
+    async def infer_once(
+        self, request: bytes, timeout_s: float, *, metadata: Metadata = _NO_METADATA
+    ) -> bytes:
+        """The serialized ModelInferResponse to a serialized ModelInferRequest.
+
+        Cancelled, it ends the call. Raises GatewayError, and TimeoutError after `timeout_s`.
+        """
+        return await self._transport.unary(_SERVICE + "/ModelInfer", request, timeout_s, metadata)
+
     def disconnect(self) -> None:
         """Gives up what is in flight; the next call connects anew."""
         self._transport.disconnect()

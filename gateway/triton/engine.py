@@ -17,6 +17,7 @@ from gateway.triton.client import TritonClient
 from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.llmapi.proof import Proof
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
+from gateway.triton.mapped import MappedModel, Mapping, read_mapped_model
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.prompt_logits import PromptStream
 from gateway.triton.request import Request
@@ -316,6 +317,15 @@ class Engine:
         self, request: bytes | Message, metadata: Metadata
     ) -> ResponseStream[bytes]:
         return await self._client.pieces(request, metadata=metadata)
+
+    async def mapped_model(self, mapping: Mapping) -> MappedModel:
+        """Another model of the same server. Raises EngineUnavailable where it is not served, and
+        EngineError saying what of the mapping does not fit it."""
+        return read_mapped_model(mapping, await self._client.model_config(mapping.model))
+
+    async def infer_once(self, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
+        """As `TritonClient.infer_once`."""
+        return await self._client.infer_once(request, timeout_s, metadata=metadata)
 
     async def close(self) -> None:
         """Waits for stop requests under way, then closes the connection."""

@@ -15,6 +15,7 @@ from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import (
     LEFT_GRACE_S,
     MAX_LEFT,
+    NO_METADATA,
     ConnectionOptions,
     Endpoint,
     Message,
@@ -74,10 +75,13 @@ class GrpcioTransport:
             raise
         return call
 
-    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+    async def unary(
+        self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
+    ) -> bytes:
         call: Any = self._channel.unary_unary(path)
+        sent = (*self._metadata, *metadata.items())
         try:
-            reply: bytes = await call(request, timeout=timeout_s, metadata=self._metadata)
+            reply: bytes = await call(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error

@@ -19,6 +19,7 @@ TransportName = Literal["http2", "grpcio"]
 
 # Triton's own limit both ways. gRPC's length prefix could say twice that.
 MAX_MESSAGE_BYTES = 2**31 - 1
+NO_METADATA: Metadata = {}
 _TLS_SCHEME = "grpcs://"
 
 LEFT_GRACE_S = 2.0
@@ -80,7 +81,9 @@ class Transport(Protocol):
         Each response begins with gRPC's prefix.
         """
 
-    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+    async def unary(
+        self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
+    ) -> bytes:
         """Raises TimeoutError when there is no answer in time, GatewayError when it fails."""
 
     def disconnect(self) -> None:

@@ -18,7 +18,14 @@ from gateway.triton.failures import Status, no_connection
 from gateway.triton.http2 import headers
 from gateway.triton.http2.call import PREFIX, Call, PieceCall
 from gateway.triton.http2.connection import Connection
-from gateway.triton.transport import ConnectionOptions, Endpoint, Message, Metadata, message_bytes
+from gateway.triton.transport import (
+    NO_METADATA,
+    ConnectionOptions,
+    Endpoint,
+    Message,
+    Metadata,
+    message_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +65,14 @@ class Http2Transport:
         extra = headers.metadata_block(metadata) if metadata else b""
         return await self._call(path, request, partial(PieceCall, parse=bytes), extra)
 
-    async def unary(self, path: str, request: bytes, timeout_s: float) -> bytes:
+    async def unary(
+        self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
+    ) -> bytes:
+        extra = headers.timeout_field(timeout_s)
+        if metadata:
+            extra += headers.metadata_block(metadata)
         async with asyncio.timeout(timeout_s):
-            call = await self._call(
-                path, [request], partial(Call, parse=bytes), headers.timeout_field(timeout_s)
-            )
+            call = await self._call(path, [request], partial(Call, parse=bytes), extra)
             try:
                 reply = await call.read()
                 # The status comes after the reply.

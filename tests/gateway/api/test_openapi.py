@@ -33,6 +33,7 @@ from gateway.api.parameter_table import HARMLESS, HINTS
 from gateway.app import ROUTES
 from gateway.config.tenants import new_key
 from ops.commands.up import DEMO_MODEL
+from tests.support import vector_models
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.generated_adapters import write_adapter
 from tests.support.local_stack import Stack, Up
@@ -42,6 +43,7 @@ MAX_TOKENS = 4
 MAX_CHOICES = 2
 IN_PATH = {"model": "demo", "name": "documented"}
 WITH_TENANTS = {"POST /v1/keys", "GET /v1/keys", "DELETE /v1/keys/{key_id}"}
+WITH_MODELS = {"POST /v1/embeddings", "POST /v1/rerank"}
 DEMO_ADAPTERS = ("zh", "ja")  # other tests need them
 SECONDS = 60
 
@@ -217,7 +219,24 @@ def test_every_operation_succeeds_as_documented(
     for method, path, parts in requests:
         _succeeds(admin, method, path, parts, IN_PATH)
     succeeded = {f"{method} {path}" for method, path, _ in requests}
-    assert succeeded == set(OPERATIONS) - WITH_TENANTS
+    assert succeeded == set(OPERATIONS) - WITH_TENANTS - WITH_MODELS
+
+
+def test_every_operation_on_other_models_succeeds_as_documented(
+    vector_stack: Stack, tmp_path: Path
+) -> None:
+    models = vector_models.sections(vector_models.tokenizer_folder(tmp_path / "tokenizer"))
+    config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"), **models)
+    embeddings = {"model": "words", "input": ["Hi", "Ho"]}
+    rerank = {"model": "ranker", "query": "Hi", "documents": ["Ho"], "return_documents": True}
+    with (
+        GatewayProcess(tmp_path / "g", vector_stack, config=config) as gateway,
+        gateway.client("sk-acme") as client,
+    ):
+        _succeeds(client, "POST", "/v1/embeddings", {"json": embeddings}, {})
+        base64 = embeddings | {"encoding_format": "base64"}
+        _succeeds(client, "POST", "/v1/embeddings", {"json": base64}, {})
+        _succeeds(client, "POST", "/v1/rerank", {"json": rerank}, {})
 
 
 def test_every_operation_on_keys_succeeds_as_documented(stack: Stack, tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""POST /v1/rerank, in the shape that Jina and Cohere gave it and other servers answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, Field, StringConstraints
+from starlette.responses import Response
+
+from gateway.api.embeddings import MAX_INPUTS, InputUsage
+from gateway.api.mapped import MappedRequest, asking
+from gateway.api.messages import Strict
+from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.schemas import Whole
+from gateway.api.sse import cancel_on_disconnect
+from gateway.catalog.mapped import MappedModel
+from gateway.config.mapped import RerankModel
+from gateway.errors import InvalidRequest
+from gateway.pipeline.mapped import Inputs, of_texts, scores
+from gateway.service import Service
+
+router = Router()
+
+# The query is read again with each document: of two long ones there would be no end.
+_MAX_CHARS = 32 * 2**20
+
+_Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Document(Strict):
+    text: _Text
+
+
+class RerankRequest(MappedRequest):
+    query: _Text
+    documents: Annotated[
+        list[_Text | Document], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)
+    ]
+    top_n: Whole | None = Field(None, ge=1)
+    return_documents: bool | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+class Ranked(BaseModel):
+    index: Annotated[int, Field(ge=0, description="The document's place in the request.")]
+    relevance_score: float
+    document: Annotated[Document | None, Field(description="Where `return_documents` asks.")] = None
+
+
+class Ranking(BaseModel):
+    """The best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: InputUsage
+
+
+@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/rerank", include_in_schema=False)
+@router.post(
+    "/v1/rerank",
+    summary="Documents in the order in which they fit a query.",
+    response_model=Ranking,
+    responses=refusals(*BODY, 401, 403, 404, 429, 502, 503, 504),
+    openapi_extra=needs("api_key", optional=True, json=RerankRequest),
+)
+async def rerank(request: Request) -> Response:
+    asked = await asking(request, RerankRequest, lambda service: service.rankers, _inputs)
+    wanted = asked.wanted
+    async with asked.account, cancel_on_disconnect(request.scope):
+        found = await asked.found("documents")
+        values = scores(await asked.rows(found), sigmoid=asked.model.entry.sigmoid)
+    order = sorted(range(len(values)), key=lambda index: -values[index])[: wanted.top_n]
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": values[index]} for index in order
+    ]
+    if wanted.return_documents:
+        texts = wanted.texts
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    tokens = asked.inputs.total
+    told = {
+        "id": f"rerank-{asked.id}",
+        "model": wanted.model,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return Response(orjson.dumps(told), media_type="application/json", headers=asked.headers)
+
+
+async def _inputs(
+    service: Service, model: MappedModel[RerankModel], wanted: RerankRequest, tenant: str
+) -> Inputs:
+    texts = wanted.texts
+    chars = len(wanted.query) * len(texts) + sum(map(len, texts))
+    if chars > _MAX_CHARS:
+        raise InvalidRequest(
+            f"query: with each of {len(texts)} documents it makes {chars} characters; allowed: "
+            f"{_MAX_CHARS}.",
+            param="query",
+        )
+    pairs = [(wanted.query, text) for text in texts]
+    return await of_texts(service, model, pairs, tenant=tenant, param="documents")

@@ -1,0 +1,71 @@
+"""Answers with many numbers: written off the event loop, sent in pieces, within bounds on memory.
+
+2048 embeddings of 4096 numbers are 90 MB of text. To write them takes seconds, and the lock of the
+interpreter all along but between two rows; to send them in one piece would copy them once more.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+FEW_NUMBERS = 8192
+"""Writing so many takes a millisecond."""
+_PIECE = 256 * 1024
+
+
+def written(rows: Any, first: int, *, as_base64: bool) -> bytes:
+    """The rows of a numpy array of float32 as OpenAI's objects, separated by commas.
+
+    `first` is the place of the first one in the answer. Base64 is of little-endian float32, as
+    numpy has them on the machines that Triton runs on.
+    """
+    objects = []
+    for index, row in enumerate(rows, first):
+        if as_base64:
+            vector = b'"%b"' % base64.b64encode(row.tobytes())
+        else:
+            vector = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
+        objects.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (index, vector))
+    return b",".join(objects)
+
+
+def nbytes(rows: int, width: int, *, as_base64: bool) -> int:
+    """About what so many take here: as numbers and as text."""
+    return rows * width * (4 + (6 if as_base64 else 12))
+
+
+class LargeAnswer(Response):
+    """JSON in pieces, each of which is forgotten once it is with the client.
+
+    `sent` is called at the end, however that comes.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        headers: dict[str, str],
+        sent: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(media_type="application/json", headers=headers)
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self._pieces = list(reversed(pieces))
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            start = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **start})
+            while self._pieces:
+                piece = self._pieces.pop()
+                for begin in range(0, len(piece), _PIECE):
+                    part = piece[begin : begin + _PIECE]
+                    more = bool(self._pieces) or begin + _PIECE < len(piece)
+                    await send({"type": "http.response.body", "body": part, "more_body": more})
+        finally:
+            self._sent()

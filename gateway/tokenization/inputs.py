@@ -1,0 +1,64 @@
+"""The tokenizer of a model that embeds or ranks: texts, and pairs of texts, to token ids."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from gateway.tokenization.token_reach import token_reach
+
+
+class InputIds(NamedTuple):
+    """One input. `types` are 0, and 1 in the second text of a pair; empty where all are 0."""
+
+    ids: array[int]
+    types: bytes = b""
+
+
+class InputTokenizer:
+    """Token ids with the special tokens that the tokenizer puts around its inputs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        # Both may be in the file. What is too long is refused, and what is padded is a batch.
+        tokenizer.no_truncation()
+        padding = tokenizer.padding
+        tokenizer.no_padding()
+        self.pad_id: int = padding["pad_id"] if padding else _pad_id(tokenizer)
+        self.vocab_size: int = tokenizer.get_vocab_size()
+        self._tokenizer = tokenizer
+        self._reach = token_reach(tokenizer, json.loads(tokenizer.to_str()))
+
+    @classmethod
+    def load(cls, folder: Path) -> InputTokenizer:
+        """Raises ValueError naming a file that is missing or broken."""
+        file = folder / "tokenizer.json"
+        try:
+            return cls(Tokenizer.from_file(str(file)))
+        except Exception as error:  # the library raises plain ones
+            raise ValueError(f"{file}: {error}") from error
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether `text` is more than so many tokens for sure, by its length alone."""
+        return self._reach is not None and self._reach.exceeds(text, tokens)
+
+    def encode(self, inputs: Sequence[tuple[str, ...]]) -> list[InputIds]:
+        """Of texts, or of pairs."""
+        found = []
+        for texts in inputs:
+            # One by one: of several, each would go to a thread of the tokenizer's own.
+            given = texts[0] if len(texts) == 1 else texts
+            [encoding] = self._tokenizer.encode_batch_fast([given], add_special_tokens=True)
+            types = bytes(encoding.type_ids) if len(texts) > 1 else b""
+            found.append(InputIds(array("i", encoding.ids), types))
+        return found
+
+
+def _pad_id(tokenizer: Tokenizer) -> int:
+    """Attention masks hide it, so that any id will do where no token is known to be for it."""
+    known = (tokenizer.token_to_id(token) for token in ("[PAD]", "<pad>", "<|endoftext|>"))
+    return next((token_id for token_id in known if token_id is not None), 0)

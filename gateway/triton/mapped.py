@@ -1,0 +1,194 @@
+"""Any model of Triton's that answers once: rows of texts or token ids in, rows of numbers out.
+
+Which tensors those are is said by a mapping; shapes, types and the largest batch are read from the
+model's own configuration. The first dimension is the batch: Triton's, or where the model does its
+own batching (`max_batch_size` 0) the first of its shape, if that is not fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import BadModelOutput, EngineError
+from gateway.triton import bytes_tensor
+from gateway.triton.names import datatype
+
+Rows = npt.NDArray[np.float32]
+"""[rows, numbers]."""
+
+_LARGEST = 1 << 20
+"""Bytes of numbers in one answer, if a row is not more: what is read and looked at in one go."""
+_UNKNOWN_WIDTH = 4096
+_IDS: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8")}
+_NUMBERS = {"FP32": "<f4", "FP16": "<f2", "FP64": "<f8", "BF16": "<u2"}
+
+
+class Mapping(NamedTuple):
+    """What is asked of which model: either `texts` or `input_ids`, with what goes with those."""
+
+    model: str
+    output: str
+    texts: tuple[str, ...] = ()
+    input_ids: str | None = None
+    attention_mask: str | None = None
+    token_type_ids: str | None = None
+    pad_id: int = 0
+
+
+class Row(NamedTuple):
+    """One input: its texts, one for each tensor of text, or its token ids and their types."""
+
+    texts: tuple[str, ...] = ()
+    ids: Sequence[int] = ()
+    types: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class MappedModel:
+    """A mapping that fits the model's configuration.
+
+    Attributes:
+        rows: the most of one request.
+        width: numbers in a row of the output; None where the configuration leaves it open.
+        length: of each row of token ids; None where that is theirs to choose.
+    """
+
+    mapping: Mapping
+    rows: int
+    width: int | None
+    length: int | None
+    _types: dict[str, str]
+    _flat: bool
+    """Whether tensors of text have no dimension beside the batch."""
+
+    def request(self, rows: Sequence[Row]) -> bytes:
+        """A serialized ModelInferRequest."""
+        mapping = self.mapping
+        request = pb.ModelInferRequest(model_name=mapping.model)
+        for column, name in enumerate(mapping.texts):
+            shape = (len(rows),) if self._flat else (len(rows), 1)
+            request.inputs.add(name=name, datatype="BYTES", shape=shape)
+            request.raw_input_contents.append(bytes_tensor.pack([r.texts[column] for r in rows]))
+        if mapping.input_ids is not None:
+            length = self.length or max(len(row.ids) for row in rows)
+            self._add_ids(request, rows, length)
+        request.outputs.add(name=mapping.output)
+        return bytes(request.SerializeToString())
+
+    def _add_ids(self, request: Any, rows: Sequence[Row], length: int) -> None:
+        mapping, shape = self.mapping, (len(rows), length)
+        ids = np.full(shape, mapping.pad_id, np.int32)
+        mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        for number, row in enumerate(rows):
+            ids[number, : len(row.ids)] = row.ids
+            mask[number, : len(row.ids)] = 1
+            if row.types:
+                types[number, : len(row.types)] = np.frombuffer(row.types, np.uint8)
+        names = (mapping.input_ids, mapping.attention_mask, mapping.token_type_ids)
+        for name, values in zip(names, (ids, mask, types), strict=True):
+            if name is not None:
+                request.inputs.add(name=name, datatype=self._types[name], shape=shape)
+                raw = values.astype(_IDS[self._types[name]], copy=False).tobytes()
+                request.raw_input_contents.append(raw)
+
+    def cost(self, longest: int) -> int:
+        """Bytes of a row whose longest text, or ids, have so many of them."""
+        if self.mapping.input_ids is None:
+            return longest + 4
+        return (self.length or longest) * sum(_IDS[t].itemsize for t in self._types.values())
+
+    def answer(self, reply: bytes, rows: int) -> Rows:
+        """The output of a ModelInferResponse. Raises BadModelOutput."""
+        try:
+            response = pb.ModelInferResponse.FromString(reply)
+            found = {
+                tensor.name: (tensor, raw)
+                for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+            }
+            tensor, raw = found[self.mapping.output]
+            values = np.frombuffer(raw, _NUMBERS[tensor.datatype])
+        except (DecodeError, ValueError, KeyError):
+            raise BadModelOutput(f"The model's answer has no numbers in {self._output}.") from None
+        shape = [int(size) for size in tensor.shape]
+        if rows == 1 and shape[:1] != [1]:
+            shape = [1, *shape]  # of a model that has no batch at all
+        if tensor.datatype == "BF16":
+            values = (values.astype("<u4") << 16).view("<f4")
+        wide = [size for size in shape[1:] if size != 1]
+        if shape[:1] != [rows] or len(wide) > 1 or not values.size or values.size % rows:
+            raise BadModelOutput(
+                f"The model's {self._output} has the shape {shape}; for {rows} inputs it must be "
+                f"[{rows}, N]. The model itself must pool what it has of each token."
+            )
+        numbers = values.astype(np.float32, copy=False).reshape(rows, -1)
+        if not np.isfinite(numbers).all():
+            raise BadModelOutput(f"The model's {self._output} has numbers that are not finite.")
+        return numbers
+
+    @property
+    def _output(self) -> str:
+        return f"output {self.mapping.output}"
+
+
+def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
+    """`config` is Triton's `ModelConfig`. Raises EngineError saying what does not fit."""
+    model = mapping.model
+    if config.model_transaction_policy.decoupled:
+        raise EngineError(f"Triton's model {model!r} is decoupled; it must answer once.")
+    lead = [-1] if config.max_batch_size else []
+    inputs = {t.name: (datatype(t.data_type), lead + list(t.dims)) for t in config.input}
+    outputs = {t.name: (datatype(t.data_type), lead + list(t.dims)) for t in config.output}
+    ids = (mapping.input_ids, mapping.attention_mask, mapping.token_type_ids)
+    used = {name: {"BYTES"} for name in mapping.texts}
+    used |= {name: set(_IDS) for name in ids if name is not None}
+    batches, lengths, ranks = set(), set(), set()
+    for name, allowed in used.items():
+        kind, shape = _declared(inputs, name, f"Triton's model {model!r} has no input {name!r}")
+        rank = len(shape)
+        if kind not in allowed or rank > 2 or (mapping.texts and shape[1:] not in ([], [1], [-1])):
+            raise EngineError(
+                f"Triton's model {model!r}: its input {name!r} is {kind} {shape}; it must be "
+                f"{' or '.join(sorted(allowed))}, one text or one row of token ids for each input."
+            )
+        batches.add(shape[0])
+        lengths.update(shape[1:])
+        ranks.add(rank)
+    if len(ranks) != 1 or (mapping.input_ids is not None and ranks != {2}):
+        raise EngineError(f"Triton's model {model!r}: its inputs differ in their dimensions.")
+    if others := inputs.keys() - used.keys() - {t.name for t in config.input if t.optional}:
+        raise EngineError(f"Triton's model {model!r} needs inputs that are not named: {others}.")
+    kind, shape = _declared(
+        outputs, mapping.output, f"Triton's model {model!r} has no output {mapping.output!r}"
+    )
+    if kind not in _NUMBERS:
+        raise EngineError(f"Triton's model {model!r}: its output {mapping.output!r} is {kind}.")
+    sizes = [size for size in (shape if shape[0] > 1 else shape[1:]) if size != 1]
+    width = None if -1 in sizes or len(sizes) > 1 else sizes[0] if sizes else 1
+    own = config.max_batch_size or (None if batches == {-1} else 1)
+    most = max(1, _LARGEST // (4 * (width or _UNKNOWN_WIDTH)))
+    fixed = {size for size in lengths if size > 0} if mapping.input_ids is not None else set()
+    return MappedModel(
+        mapping=mapping,
+        rows=most if own is None else min(own, most),
+        width=width,
+        length=min(fixed, default=None),
+        _types={name: inputs[name][0] for name in used if not mapping.texts},
+        _flat=ranks == {1},
+    )
+
+
+def _declared(
+    tensors: dict[str, tuple[str, list[int]]], name: str, missing: str
+) -> tuple[str, list[int]]:
+    if name not in tensors:
+        raise EngineError(f"{missing}; it has {', '.join(sorted(tensors)) or 'none'}.")
+    kind, shape = tensors[name]
+    # Triton writes one number, in a model that does not batch, as the shape [1].
+    return kind, shape or [1]
