@@ -27,6 +27,7 @@ from gateway.api import (
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
+from gateway.api.responses import endpoints as responses
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
 from gateway.http.protocol import NO_ROOM
@@ -46,27 +47,12 @@ EXPOSED_HEADERS = [
 ]
 
 _MODULES = (
-    *(generations, anthropic, embeddings, rerank, tokens, models),
+    *(generations, anthropic, responses, embeddings, rerank, tokens, models),
     *(adapters, vllm_adapters, keys, ops, openapi),
 )
 
 ROUTES: Sequence[APIRoute] = [
-    route
-    for module in (
-        generations,
-        anthropic,
-        embeddings,
-        rerank,
-        tokens,
-        models,
-        adapters,
-        vllm_adapters,
-        keys,
-        ops,
-        openapi,
-    )
-    for route in module.router.routes
-    if isinstance(route, APIRoute)
+    route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)
 ]
 
 
@@ -131,7 +117,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
 
     # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
     api.add_middleware(around)
-    handlers = generations.HOT | anthropic.HOT
+    handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {path: around(_endpoint(handler)) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
 

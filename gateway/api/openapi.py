@@ -25,6 +25,8 @@ from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Err
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
 from gateway.api.parameter_table import HARMLESS, HINTS
+from gateway.api.responses.answer_schemas import ResponseEvent
+from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.routing import Router, Schema, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 
@@ -37,6 +39,8 @@ _READ_BY_US = (
     Prompt,
     embeddings.EmbeddingsRequest,
     rerank.RerankRequest,
+    ResponseRequest,
+    InputTokensRequest,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
     adapters.AdapterOfSource,
@@ -45,7 +49,14 @@ _READ_BY_US = (
     vllm_adapters.UnloadLoraAdapter,
     keys.NewKey,
 )
-_WRITTEN_BY_US = (ChatCompletionChunk, CompletionChunk, Error, StreamEvent, MessageError)
+_WRITTEN_BY_US = (
+    ChatCompletionChunk,
+    CompletionChunk,
+    Error,
+    StreamEvent,
+    MessageError,
+    ResponseEvent,
+)
 _REQUEST_ID = {
     "description": "The request's own when it was short and plain.",
     "required": True,

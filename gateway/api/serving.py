@@ -6,7 +6,7 @@ A protocol brings how its body is read, as one of OpenAI's requests, and how its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -65,6 +65,7 @@ class Answer(Protocol):
         """Of how many tokens `collected` has some to write; each with 20 alternatives is 50 us."""
 
 
+Settle = Callable[[Intake, Tenant | None, R], Awaitable[R]]
 MakeAnswer = Callable[[Service, R, Options, Batch], Answer]
 
 
@@ -87,14 +88,20 @@ async def prepared(
     parse: Callable[[bytes], Parsed[R]],
     prompts: Callable[[R, ChatFormat], Prompts],
     answer: MakeAnswer[R],
+    settle: Settle[R] | None = None,
 ) -> Prepared:
-    """Reads a request and makes it ready. Raises what the table of `failures` has rows for."""
+    """Reads a request and makes it ready. Raises what the table of `failures` has rows for.
+
+    `settle` is for what a body alone does not say.
+    """
     service: Service = request.app.state.service
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
             wanted, hints = await intake.read(parse)
+            if settle is not None:
+                wanted = await settle(intake, tenant, wanted)
             ready = await _prepare(request, tenant, intake, reservation, wanted, prompts, answer)
             ready.hints = hints
             return ready

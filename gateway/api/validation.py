@@ -21,10 +21,7 @@ def invalid_request(
 
     `tagged` are fields with lists of objects that are told apart by a field of theirs.
     """
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the branches of a union, the one that got furthest says what was meant; one that is of
-    # another type altogether says least.
-    problem = max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+    problem = pick(error)
     path = _without_tags(location(problem), tagged)
     param = str(path[0]) if path else None
     where = ".".join(map(str, path))
@@ -33,6 +30,13 @@ def invalid_request(
     if "content" in path and "literal_error" in problem["type"]:
         return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
     return InvalidRequest(f"{where}: {words(problem)}.", param=param)
+
+
+def pick(error: ValidationError) -> ErrorDetails:
+    """The problem to tell of: of the branches of a union, the one that got furthest says what was
+    meant; one that is of another type altogether says least."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    return max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
 
 
 def location(problem: ErrorDetails) -> list[int | str]:

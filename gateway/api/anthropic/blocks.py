@@ -6,18 +6,15 @@ Reference: Anthropic API, "Create a Message" (2026), and the types of its Python
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
 
 from gateway.api.messages import Lenient
+from gateway.api.turns import BETWEEN, Turn, turn_of
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-# Blocks are apart where templates know only text: glued together, the last word of one and the
-# first of the next would be one word.
-_BETWEEN = "\n"
 _FAILED = "Error: "
 
 
@@ -102,7 +99,7 @@ def text_of(content: str | Sequence[_Text | Unserved] | None, where: str) -> str
     """The text of blocks that may be nothing else. Raises UnsupportedParameter."""
     if content is None or isinstance(content, str):
         return content or ""
-    return _BETWEEN.join([_text(block, f"{where}.{n}") for n, block in enumerate(content)])
+    return BETWEEN.join([_text(block, f"{where}.{n}") for n, block in enumerate(content)])
 
 
 def _text(block: _Text | Unserved, where: str) -> str:
@@ -114,28 +111,6 @@ def _text(block: _Text | Unserved, where: str) -> str:
     return block.text
 
 
-@dataclass(slots=True)
-class _Turn:
-    """All that one side says in a row; or, of `tool`, what one tool gave."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    answers: str | None = None
-    """The call that a tool's result is of."""
-
-    def message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": _BETWEEN.join(self.texts)}
-        if self.thoughts:
-            message["reasoning_content"] = _BETWEEN.join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        if self.answers is not None:
-            message["tool_call_id"] = self.answers
-        return message
-
-
 def chat_messages(system: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
 
@@ -143,17 +118,17 @@ def chat_messages(system: str, messages: Sequence[Message]) -> list[dict[str, An
     Raises UnsupportedParameter for a block that is no text, and InvalidRequest for one that is the
     other side's.
     """
-    turns: list[_Turn] = []
+    turns: list[Turn] = []
     if system:
-        turns.append(_Turn("system", [system]))
+        turns.append(Turn("system", [system]))
     for number, message in enumerate(messages):
         _read(turns, message, f"messages.{number}.content")
     return [turn.message() for turn in turns]
 
 
-def _read(turns: list[_Turn], message: Message, where: str) -> None:
+def _read(turns: list[Turn], message: Message, where: str) -> None:
     if isinstance(message.content, str):
-        _turn(turns, message.role).texts.append(message.content)
+        turn_of(turns, message.role).texts.append(message.content)
         return
     for number, block in enumerate(message.content):
         place = f"{where}.{number}"
@@ -168,21 +143,13 @@ def _read(turns: list[_Turn], message: Message, where: str) -> None:
             text = text_of(block.content, f"{place}.content")
             if block.is_error:
                 text = _FAILED + text
-            turns.append(_Turn("tool", [text], answers=block.tool_use_id))
+            turns.append(Turn("tool", [text], answers=block.tool_use_id))
             continue
-        turn = _turn(turns, message.role)
+        turn = turn_of(turns, message.role)
         if isinstance(block, _ToolUse):
             arguments = orjson.dumps(block.input).decode()
-            function = {"name": block.name, "arguments": arguments}
-            turn.calls.append({"id": block.id, "type": "function", "function": function})
+            turn.call(block.id, block.name, arguments)
         elif isinstance(block, _Thinking):
             turn.thoughts.append(block.thinking)
         else:
             turn.texts.append(_text(block, place))
-
-
-def _turn(turns: list[_Turn], role: str) -> _Turn:
-    """The one that is open, where it is of this side; else a new one."""
-    if not turns or turns[-1].role != role:
-        turns.append(_Turn(role))
-    return turns[-1]

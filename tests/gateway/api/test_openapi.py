@@ -139,16 +139,19 @@ def _make_answerable(case: schemathesis.Case) -> None:
         body["model"] = "demo"
     if body.get("prompt") in ("", [""]):
         body["prompt"] = "x"
-    if not case.path.endswith(("/completions", "/messages")):
+    if not case.path.endswith(("/completions", "/messages", "/responses")):
         return
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) == -1:  # as many as fit
             body[name] = MAX_TOKENS
     if body.get("max_tokens") is None and case.path.endswith("/completions"):
         body["max_tokens"] = MAX_TOKENS
+    if body.get("max_output_tokens") is None and case.path.endswith("/responses"):
+        body["max_output_tokens"] = MAX_TOKENS
     for name, few, allowed in (
         ("max_tokens", MAX_TOKENS, 2**63),
         ("max_completion_tokens", MAX_TOKENS, 2**63),
+        ("max_output_tokens", MAX_TOKENS, 2**63),
         ("n", MAX_CHOICES, 128),
         ("best_of", MAX_CHOICES, 20),
     ):
@@ -179,6 +182,10 @@ def test_every_operation_succeeds_as_documented(
     asked = {"model": "demo", "messages": chat["messages"]}
     able = {"name": "f", "input_schema": function["parameters"]}
     called = {"tools": [able], "tool_choice": {"type": "any"}, "max_tokens": 50}
+    items = {"model": "demo", "input": chat["messages"], "max_output_tokens": 4}
+    counted = {"model": "demo", "input": "Hi"}
+    flat = [{"type": "function", **function}, {"type": "custom", "name": "note"}]
+    chosen = {"tools": flat, "tool_choice": "required", "max_output_tokens": 50}
     loaded = write_adapter(up.adapter_root / "documented", DEMO_MODEL, seed=23)
     requests: list[tuple[str, str, dict[str, Any]]] = [
         ("POST", "/v1/chat/completions", {"json": chat}),
@@ -192,6 +199,10 @@ def test_every_operation_succeeds_as_documented(
         ("POST", "/v1/messages", {"json": chat | {"stream": True}}),
         ("POST", "/v1/messages", {"json": chat | called}),
         ("POST", "/v1/messages/count_tokens", {"json": asked}),
+        ("POST", "/v1/responses", {"json": items}),
+        ("POST", "/v1/responses", {"json": items | {"stream": True}}),
+        ("POST", "/v1/responses", {"json": items | chosen}),
+        ("POST", "/v1/responses/input_tokens", {"json": counted}),
         ("POST", "/tokenize", {"json": {"prompt": "Hi", "return_token_strs": True}}),
         ("POST", "/tokenize", {"json": {"messages": chat["messages"]}}),
         ("POST", "/detokenize", {"json": {"tokens": [1, 2]}}),

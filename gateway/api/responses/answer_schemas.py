@@ -1,0 +1,144 @@
+"""Models of what the Responses API answers, for the OpenAPI document; `answers` writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+Count = Annotated[int, Field(ge=0)]
+_ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)]
+    logprobs: list[dict[str, Any]]
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    status: _ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ThoughtText(BaseModel):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class OutputReasoning(BaseModel):
+    """`summary` are the thoughts themselves, where one was asked for."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: _ItemStatus
+    summary: list[ThoughtText]
+    content: list[ThoughtText]
+    encrypted_content: str | None = None
+
+
+class OutputFunctionCall(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: _ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputCustomToolCall(BaseModel):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: _ItemStatus
+    call_id: str
+    name: str
+    input: str
+
+
+class InputDetails(BaseModel):
+    cached_tokens: Count
+    cache_write_tokens: Count
+
+
+class OutputDetails(BaseModel):
+    reasoning_tokens: Count
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: Count
+    input_tokens_details: InputDetails
+    output_tokens: Count
+    output_tokens_details: OutputDetails
+    total_tokens: Count
+
+
+class ResponseFailure(BaseModel):
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    """Members that the request has said come back as OpenAI writes them."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    completed_at: Count | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[OutputReasoning | OutputMessage | OutputFunctionCall | OutputCustomToolCall]
+    usage: ResponseUsage | None
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    metadata: dict[str, str]
+
+
+class ResponseEvent(BaseModel):
+    """`response.created` and `response.in_progress`; each item from `response.output_item.added` to
+    `response.output_item.done`; then `response.completed` or `response.incomplete`. One that fails
+    ends with `response.failed` and `error`."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.content_part.added",
+        "response.content_part.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "error",
+    ]
+    sequence_number: Count
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"]
+    input_tokens: Count

@@ -1,0 +1,98 @@
+"""POST /v1/responses and POST /v1/responses/input_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from gateway.api.answer_schemas import Error
+from gateway.api.auth import tenant_of
+from gateway.api.intake import Intake
+from gateway.api.request_log import Handler
+from gateway.api.responses.answer_schemas import InputTokens, ResponseEvent, ResponseObject
+from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.prompts import count_of, prompt_of, truncated
+from gateway.api.responses.requests import (
+    Chat,
+    InputTokensRequest,
+    ResponseRequest,
+    as_written,
+    parse,
+)
+from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
+from gateway.api.serving import prepared, respond
+from gateway.config.tenants import Tenant
+from gateway.errors import InvalidRequest
+from gateway.generation import Batch, Options
+from gateway.service import Service
+
+router = Router()
+
+_REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
+
+
+def _streamed() -> Schema:
+    """Of a stream, one event is described."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(ResponseEvent), reference(Error)]},
+    }
+    event: Schema = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return {"content": {"text/event-stream": {"schema": event}}}
+
+
+@router.post(
+    "/v1/responses",
+    summary="Answers a conversation of items.",
+    openapi_extra=needs("api_key", optional=True, json=ResponseRequest),
+    response_model=ResponseObject,
+    responses={200: _streamed(), **_REFUSED},
+)
+async def create(request: Request) -> Response:
+    service: Service = request.app.state.service
+    read = partial(parse, ResponseRequest, strict=service.settings.strict_parameters)
+
+    async def settle(intake: Intake, tenant: Tenant | None, chat: Chat) -> Chat:
+        return await truncated(service, intake, tenant, chat)
+
+    try:
+        ready = await prepared(request, read, prompt_of, _answer, settle)
+    except InvalidRequest as error:
+        raise as_written(error) from None
+    assert isinstance(ready.answer, ResponseAnswer)
+    return await respond(request, ready, ready.answer.wire())
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    summary="How many tokens a conversation of items is.",
+    openapi_extra=needs("api_key", optional=True, json=InputTokensRequest),
+    response_model=InputTokens,
+    responses=_REFUSED,
+)
+async def input_tokens(request: Request) -> Response:
+    service: Service = request.app.state.service
+    tenant = tenant_of(request)
+    read = partial(parse, InputTokensRequest, strict=service.settings.strict_parameters)
+    async with Intake(request, tenant) as intake:
+        with await service.accounting.count(tenant, places=1):
+            try:
+                chat, _ = await intake.read(read)
+                chat = await truncated(service, intake, tenant, chat)
+                count = await count_of(service, intake, tenant, chat)
+            except InvalidRequest as error:
+                raise as_written(error) from None
+    told = {"object": "response.input_tokens", "input_tokens": count}
+    return Response(orjson.dumps(told), media_type="application/json")
+
+
+HOT: dict[str, Handler] = {"/v1/responses": create}
+"""The endpoint whose POSTs are answered in front of FastAPI, by path."""
+
+
+def _answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
+    return ResponseAnswer(service.prompts, chat, batch)

@@ -1,0 +1,189 @@
+"""The events of a streamed response.
+
+Of each piece of text all but itself and a number is written once for its item, so that a token
+costs what it costs in a chat.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import orjson
+
+from gateway.api.answers import Body
+from gateway.api.responses.output import Form, Item, Output, Piece
+from gateway.deltas import TextDelta
+
+_END = b"}\n\n"
+
+
+class Response(Protocol):
+    """Whose stream it is."""
+
+    form: Form
+
+    def response(self, status: str, **members: Any) -> bytes:
+        """The response object."""
+
+    def finished(self, last: TextDelta, output: Output) -> bytes:
+        """The response object, which has come to its end."""
+
+
+class Stream:
+    """A `Sink` that writes events, numbered from 0."""
+
+    def __init__(self, answer: Response, body: Body | None) -> None:
+        self._answer = answer
+        self._body = body
+        self._output = Output(answer.form)
+        self._number = 0
+        self._open: Item | None = None
+        self._begun = False
+        # What is told of a piece of the open item; nothing where that has to be asked for.
+        self._before: tuple[bytes, ...] = ()
+        self._plain: list[str] | None = None
+
+    def accept(self, index: int, delta: TextDelta) -> bool:
+        assert self._body is not None
+        if delta.events is None and self._plain is not None and delta.finish is None:
+            # Every token of a plain answer comes by here.
+            if not delta.text:
+                return True
+            self._plain.append(delta.text)
+            return self._body.write(self._text(delta.text))
+        frames = self._opening()
+        for piece in self._output.take(delta):
+            frames += self._piece(piece)
+        if delta.finish is not None:
+            cut = delta.finish == "length"
+            frames += self._close(cut=cut)
+            kind = "response.incomplete" if cut else "response.completed"
+            frames += self._lifecycle(kind, self._answer.finished(delta, self._output))
+        return not frames or self._body.write(frames)
+
+    async def drain(self) -> None:
+        assert self._body is not None
+        await self._body.drain()
+
+    def failed(self, error: dict[str, Any], envelope: bytes) -> bytes:
+        """What ends a stream that failed: both events, as each is all that some clients know.
+
+        OpenAI's packages raise on `error` alone, agents on either.
+        """
+        output = [item.ended(cut=item is self._open) for item in self._output.items]
+        response = self._answer.response("failed", error=error, output=output)
+        frames = self._opening() + self._lifecycle("response.failed", response)
+        # Also as OpenAI's types have it, without an envelope.
+        told = orjson.loads(envelope)
+        told |= {name: told["error"][name] for name in ("code", "message", "param")}
+        return frames + self._event("error", **told)
+
+    def _opening(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        response = self._answer.response("in_progress")
+        return self._lifecycle("response.created", response) + self._lifecycle(
+            "response.in_progress", response
+        )
+
+    def _piece(self, piece: Piece) -> bytes:
+        item, text, logprobs = piece
+        frames = b""
+        if item is not self._open:
+            frames = self._close(cut=False) + self._start(item)
+        if logprobs:
+            where = {"item_id": item.id, "output_index": item.index, "content_index": 0}
+            kind = "response.output_text.delta"
+            return frames + self._event(kind, **where, delta=text, logprobs=logprobs)
+        return frames + self._text(text) if text else frames
+
+    def _text(self, text: str) -> bytes:
+        """The events of a piece of the open item."""
+        told = orjson.dumps(text)
+        frames = b""
+        for before in self._before:
+            frames += before + b'%d,"delta":' % self._number + told + _END
+            self._number += 1
+        return frames
+
+    def _start(self, item: Item) -> bytes:
+        self._open = item
+        self._plain = item.texts if item.kind == "message" and not self._logged else None
+        frames = self._event(
+            "response.output_item.added", output_index=item.index, item=item.begun()
+        )
+        where = {"item_id": item.id, "output_index": item.index}
+        if item.kind == "function_call":
+            self._before = (_before("response.function_call_arguments.delta", where),)
+            return frames
+        if item.kind == "custom_tool_call":
+            self._before = ()  # its input is known once all arguments are
+            return frames
+        part = where | {"content_index": 0}
+        frames += self._event("response.content_part.added", **part, part=item.part(""))
+        if item.kind == "message":
+            more = part | {"logprobs": []}
+            self._before = (_before("response.output_text.delta", more),)
+            return frames
+        self._before = (_before("response.reasoning_text.delta", part),)
+        if self._answer.form.summarized:
+            summary = where | {"summary_index": 0}
+            empty = {"type": "summary_text", "text": ""}
+            frames += self._event("response.reasoning_summary_part.added", **summary, part=empty)
+            self._before += (_before("response.reasoning_summary_text.delta", summary),)
+        return frames
+
+    def _close(self, *, cut: bool) -> bytes:
+        """Ends the open item, if there is one."""
+        item = self._open
+        if item is None:
+            return b""
+        self._open = self._plain = None
+        whole = item.ended(cut=cut)
+        where = {"item_id": item.id, "output_index": item.index}
+        part = where | {"content_index": 0}
+        frames = b""
+        if item.kind == "function_call":
+            kind = "response.function_call_arguments.done"
+            frames = self._event(kind, **where, name=whole["name"], arguments=whole["arguments"])
+        elif item.kind == "custom_tool_call":
+            kind = "response.custom_tool_call_input"
+            if whole["input"]:
+                frames = self._event(f"{kind}.delta", **where, delta=whole["input"])
+            frames += self._event(f"{kind}.done", **where, input=whole["input"])
+        elif item.kind == "message":
+            [told] = whole["content"]
+            kind, text, logprobs = "response.output_text.done", told["text"], told["logprobs"]
+            frames = self._event(kind, **part, text=text, logprobs=logprobs)
+            frames += self._event("response.content_part.done", **part, part=told)
+        else:
+            [told] = whole["content"]
+            frames = self._event("response.reasoning_text.done", **part, text=told["text"])
+            frames += self._event("response.content_part.done", **part, part=told)
+            for summary in whole["summary"]:
+                of = where | {"summary_index": 0}
+                kind = "response.reasoning_summary"
+                frames += self._event(f"{kind}_text.done", **of, text=summary["text"])
+                frames += self._event(f"{kind}_part.done", **of, part=summary)
+        return frames + self._event(
+            "response.output_item.done", output_index=item.index, item=whole
+        )
+
+    @property
+    def _logged(self) -> bool:
+        return self._answer.form.logprobs is not None
+
+    def _event(self, kind: str, **members: Any) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._number, **members})
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+    def _lifecycle(self, kind: str, response: bytes) -> bytes:
+        return self._event(kind, response=orjson.Fragment(response))
+
+
+def _before(kind: str, members: dict[str, Any]) -> bytes:
+    """An event of which the number and the text are missing."""
+    head = orjson.dumps({"type": kind, **members})[:-1]
+    return b"event: " + kind.encode() + b"\ndata: " + head + b',"sequence_number":'

@@ -1,0 +1,202 @@
+"""The deltas of a chat gathered to the items of an output, in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import from_json
+
+from gateway.api.responses.items import CUSTOM_INPUT, encoded
+from gateway.deltas import TextDelta, TokenLogprob
+from gateway.parsers.tools.events import CallStart, Content, Reasoning
+
+Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
+Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
+
+PREFIXES: dict[Kind, str] = {
+    "reasoning": "rs",
+    "message": "msg",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+}
+"""Of the ids of items."""
+
+
+class Form(NamedTuple):
+    """How the output of one request is written.
+
+    Attributes:
+        ids: of the response, without its prefix; the items' ids hold it.
+        custom: the names of tools whose argument is a text.
+        summarized: whether thoughts are told as a summary, too.
+        encoded: whether they are told as `encrypted_content`, too.
+        logprobs: writes those of a message; None where none are wanted.
+    """
+
+    ids: str
+    custom: Collection[str] = ()
+    summarized: bool = False
+    encoded: bool = False
+    logprobs: Logprobs | None = None
+
+
+class Item:
+    """One item, as far as it has come."""
+
+    def __init__(self, kind: Kind, index: int, form: Form, call: CallStart | None = None) -> None:
+        self.kind = kind
+        self.index = index
+        self.id = f"{PREFIXES[kind]}_{form.ids}_{index}"
+        self.texts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self._form = form
+        self._call = call
+
+    @property
+    def text(self) -> str:
+        """Of a call, its arguments; of a custom tool's call, its input."""
+        text = "".join(self.texts)
+        return _input(text) if self.kind == "custom_tool_call" else text
+
+    def begun(self) -> dict[str, Any]:
+        """As it is while nothing of it is there."""
+        told: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
+        if self._call is not None:
+            text = "input" if self.kind == "custom_tool_call" else "arguments"
+            return told | {"call_id": self._call.call_id, "name": self._call.name, text: ""}
+        if self.kind == "message":
+            return told | {"role": "assistant", "content": []}
+        return told | {"summary": [], "content": []}
+
+    def ended(self, *, cut: bool) -> dict[str, Any]:
+        told = self.begun() | {"status": "incomplete" if cut else "completed"}
+        if self.kind == "function_call":
+            # A function without parameters may be called with nothing at all.
+            return told | {"arguments": self.text or ("" if cut else "{}")}
+        if self.kind == "custom_tool_call":
+            return told | {"input": self.text}
+        if self.kind == "message":
+            return told | {"content": [self.part(self.text)]}
+        text = self.text
+        if self._form.summarized:
+            told["summary"] = [{"type": "summary_text", "text": text}]
+        if self._form.encoded:
+            told["encrypted_content"] = encoded(text)
+        return told | {"content": [self.part(text)]}
+
+    def part(self, text: str) -> dict[str, Any]:
+        """The content of a message or of thoughts."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs = self.logprobs if text else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class Piece(NamedTuple):
+    """What is new in an item; of one that begins perhaps nothing."""
+
+    item: Item
+    text: str
+    logprobs: list[dict[str, Any]]
+
+
+class Output:
+    """The items of one answer.
+
+    `reasoning_tokens` are those that thoughts were told with. Of what is told at once with
+    something else, tokens are shared out by characters; tags belong to what comes behind them.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.items: list[Item] = []
+        self._form = form
+        self._tokens = 0
+        self._reasoning = 0.0
+        self._pending: list[TokenLogprob] = []
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return round(self._reasoning)
+
+    def take(self, delta: TextDelta) -> list[Piece]:
+        """What a delta adds; each new item is that of a piece."""
+        form, pieces = self._form, []
+        if form.logprobs is not None:
+            self._pending += delta.logprobs
+        thoughts = others = 0
+        for event in (Content(delta.text),) if delta.events is None else delta.events:
+            if isinstance(event, CallStart):
+                kind: Kind = "custom_tool_call" if event.name in form.custom else "function_call"
+                pieces.append(Piece(self._begin(kind, event), "", []))
+                others += 1
+                continue
+            if not event.text:
+                continue
+            logprobs: list[dict[str, Any]] = []
+            if isinstance(event, Reasoning):
+                item = self._open("reasoning")
+                thoughts += len(event.text)
+            else:
+                others += len(event.text)
+                item = self._open("message") if isinstance(event, Content) else self.items[-1]
+                if isinstance(event, Content):
+                    logprobs = self._told()
+                    item.logprobs += logprobs
+            item.texts.append(event.text)
+            pieces.append(Piece(item, event.text, logprobs))
+        if pieces:
+            if thoughts:
+                new = delta.tokens - self._tokens
+                self._reasoning += new * thoughts / (thoughts + others)
+            self._tokens = delta.tokens
+            self._pending.clear()
+        if delta.finish is not None:
+            pieces += self._rest(delta)
+        return pieces
+
+    def _rest(self, last: TextDelta) -> list[Piece]:
+        """Tokens without a text of their own; and an answer that says nothing is a message, too."""
+        if not self.items:
+            return [Piece(self._begin("message"), "", [])] if last.finish != "length" else []
+        if not self._pending or self.items[-1].kind != "message":
+            return []
+        logprobs = self._told()
+        self.items[-1].logprobs += logprobs
+        return [Piece(self.items[-1], "", logprobs)]
+
+    def _open(self, kind: Kind) -> Item:
+        if self.items and self.items[-1].kind == kind:
+            return self.items[-1]
+        return self._begin(kind)
+
+    def _begin(self, kind: Kind, call: CallStart | None = None) -> Item:
+        item = Item(kind, len(self.items), self._form, call)
+        self.items.append(item)
+        return item
+
+    def _told(self) -> list[dict[str, Any]]:
+        if self._form.logprobs is None or not self._pending:
+            return []
+        entries, self._pending = self._pending, []
+        return self._form.logprobs(entries)
+
+
+def ended(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
+    """The items of an answer that has ended; what cuts it cuts the last one."""
+    return [item.ended(cut=cut and item is items[-1]) for item in items]
+
+
+def _input(arguments: str) -> str:
+    """The input of a custom tool, of a call that was cut as much as is there.
+
+    A model that has learned to write no arguments but the input itself may do so.
+    """
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    value = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    if isinstance(value, str):
+        return value
+    return "" if found == {} else arguments

@@ -1,0 +1,132 @@
+"""The prompt of a request: as its chat template takes the messages, and as long as may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from gateway.api.intake import Intake
+from gateway.api.messages import Message
+from gateway.api.responses.items import (
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+    Item,
+    MessageItem,
+)
+from gateway.api.responses.requests import Chat, ResponseRequest, chat_of
+from gateway.api.serving import Prompts, rendered
+from gateway.api.turns import BETWEEN
+from gateway.config.tenants import Tenant
+from gateway.errors import ContextLengthExceeded, InvalidRequest
+from gateway.pipeline.fit import check_text, longest_prompt
+from gateway.service import Service
+from gateway.tokenization.chat_format import ChatFormat
+
+# Of the context, for an answer that does not say how long it may be.
+_ROOM = 8
+
+
+def prompt_of(chat: Chat, form: ChatFormat) -> Prompts:
+    """Many templates refuse a system message that is not the first one: it is then the user's."""
+    try:
+        return rendered(chat, form)
+    except InvalidRequest:
+        messages = _with_one_system_message(chat.messages)
+        if len(messages) == len(chat.messages):
+            raise
+        return rendered(chat.model_copy(update={"messages": messages}), form)
+
+
+def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    for message in messages:
+        role, text = message.role, message.text
+        if role == "system" and found:
+            role = "user"
+        if role == "user" and found and found[-1].role == role:
+            text = found.pop().text + BETWEEN + text
+        found.append(message.model_copy(update={"role": role, "content": text}))
+    return found
+
+
+async def count_of(service: Service, intake: Intake, tenant: Tenant | None, chat: Chat) -> int:
+    """Tokens of a prompt. Raises ContextLengthExceeded for what is too long for sure."""
+    form = service.prompts.chat_of(None)
+    if chat.model:
+        route = service.access.route(service.router, tenant, chat.model)
+        form = service.prompts.chat_of(route.chat_template)
+    (prompt,), _ = await intake.work(partial(prompt_of, chat, form))
+    assert not isinstance(prompt, list)  # a template writes text
+    longest = max(service.replicas.capabilities, key=longest_prompt)
+    check_text(service.prompts, longest, str(prompt), param="input")
+    name = tenant.name if tenant else ""
+    return len(await service.prompts.encode(prompt, add_special_tokens=False, tenant=name))
+
+
+async def truncated(
+    service: Service,
+    intake: Intake,
+    tenant: Tenant | None,
+    chat: Chat,
+    before: Sequence[Item] = (),
+) -> Chat:
+    """With `truncation: auto`, without the oldest items that leave an answer no room.
+
+    `before` are the items that come before the request's own. Instructions that lead them all stay,
+    and a call goes with its outputs. Where a user's message can be the first that is left, it is.
+    """
+    asked = chat.asked
+    if asked.truncation != "auto":
+        return chat
+    items = [*before, *asked.items]
+    longest = max(service.replicas.capabilities, key=longest_prompt)
+    room = longest.max_seq_len // _ROOM
+    if isinstance(asked, ResponseRequest) and asked.max_output_tokens is not None:
+        room = asked.max_output_tokens
+    most = min(longest_prompt(longest), max(longest.max_seq_len - room, 1))
+
+    async def fits(candidate: Chat) -> bool:
+        try:
+            return await count_of(service, intake, tenant, candidate) <= most
+        except ContextLengthExceeded:
+            return False
+
+    if await fits(chat):
+        return chat
+    lead = next((n for n, item in enumerate(items) if not _instructs(item)), len(items))
+    cuts = _cuts(items, lead)
+    for found in ([n for n in cuts if _is_users(items[n])], cuts):
+        low, high = 0, len(found)
+        fitting: Chat | None = None
+        while low < high:
+            middle = (low + high) // 2
+            kept = [*items[:lead], *items[found[middle] :]]
+            candidate = await intake.work(partial(chat_of, asked, kept))
+            if await fits(candidate):
+                fitting, high = candidate, middle
+            else:
+                low = middle + 1
+        if fitting is not None:
+            return fitting
+    return chat
+
+
+def _instructs(item: Item) -> bool:
+    return isinstance(item, MessageItem) and item.role in ("system", "developer")
+
+
+def _is_users(item: Item) -> bool:
+    return isinstance(item, MessageItem) and item.role == "user"
+
+
+def _cuts(items: Sequence[Item], lead: int) -> list[int]:
+    """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
+    last = {item.call_id: n for n, item in enumerate(items) if isinstance(item, CallOutputItem)}
+    cuts, busy = [], -1
+    for n, item in enumerate(items[:-1] if items else ()):
+        if isinstance(item, FunctionCallItem | CustomCallItem):
+            busy = max(busy, last.get(item.call_id, n))
+        if n >= lead and n >= busy:
+            cuts.append(n + 1)
+    return cuts

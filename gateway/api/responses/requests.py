@@ -1,0 +1,329 @@
+"""Requests of the Responses API, and the chat requests that they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from gateway.api.messages import Strict
+from gateway.api.parameters import Parsed
+from gateway.api.responses.items import Item, MessageItem, chat_messages
+from gateway.api.responses.tools import (
+    CustomTool,
+    ToolChoice,
+    Tools,
+    chat_choice,
+    function,
+    offered,
+    unenforced,
+)
+from gateway.api.schemas import ChatCompletionRequest, StopString, StopStrings, Whole
+from gateway.api.strict_json import load_object
+from gateway.api.validation import invalid_request, location, pick, words
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import Guide
+
+_WRITTEN: dict[str, str] = {
+    "chat_template_kwargs.enable_thinking": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""What a chat's parameters are called here, where that differs."""
+_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
+"""Those that are no words of any other language."""
+_OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+
+_Effort = Annotated[str, StringConstraints(max_length=32)]
+_Summary = Literal["auto", "concise", "detailed"]
+_Name = Annotated[str, StringConstraints(max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
+Metadata = Annotated[dict[_Name, _Value], Field(max_length=16)]
+_Label = Annotated[str, StringConstraints(max_length=512)]
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Of items that are never made here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class Format(Strict):
+    """What the answer must match; `schema` and `name` go with `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        if self.schema_ is None:
+            where = "text.format.schema"
+            raise InvalidRequest(f"{where}: must be given for type json_schema.", param=where)
+        schema = {
+            "name": self.name or "output",
+            "description": self.description,
+            "schema": self.schema_,
+            "strict": self.strict,
+        }
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(Strict):
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Strict):
+    effort: _Effort | None = None
+    summary: _Summary | None = None
+    generate_summary: _Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(Strict):
+    include_obfuscation: bool | None = None
+
+
+class ResponsePrompt(Strict):
+    """What a model reads: of a request for an answer, and of one for the number of its tokens."""
+
+    model: str | None = None
+    input: str | Annotated[list[Item], Field(fail_fast=True, max_length=8192)] | None = None
+    instructions: str | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    # What would need earlier answers to be kept.
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+
+    @property
+    def items(self) -> Sequence[Item]:
+        """The new ones, as a list in any case."""
+        if isinstance(self.input, str):
+            return [_said(self.input)]
+        return self.input or []
+
+    def chat(self, items: Sequence[Item]) -> dict[str, Any]:
+        """The fields of a chat request of these items, of which the last are the request's own.
+
+        Raises UnsupportedParameter and InvalidRequest.
+        """
+        if not items:
+            raise InvalidRequest("input: must say something.", param="input")
+        messages = chat_messages(self.instructions, items, len(items) - len(self.items))
+        chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
+        places = offered(self.tools or (), self.tool_choice)
+        if self.tools and places:
+            chat["tools"] = [function(self.tools[n]) for n in places]
+            chat["tool_places"] = tuple(places)
+        if self.tool_choice is not None:
+            chat["tool_choice"] = chat_choice(self.tool_choice)
+        chat["parallel_tool_calls"] = self.parallel_tool_calls
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            chat["reasoning_effort"] = self.reasoning.effort
+            if self.reasoning.effort == "none":
+                chat["chat_template_kwargs"] = {"enable_thinking": False}
+        if self.text is not None and self.text.format is not None:
+            chat["response_format"] = self.text.format.for_chat()
+        return chat
+
+    @property
+    def hints(self) -> Iterator[str]:
+        """What is accepted and means nothing here."""
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            yield "text.verbosity"
+        if self.reasoning is not None and self.reasoning.context not in (None, "auto"):
+            yield "reasoning.context"
+        yield from unenforced(self.tools or (), self.tool_choice)
+
+
+class InputTokensRequest(ResponsePrompt):
+    personality: str | None = None
+
+    @property
+    def hints(self) -> Iterator[str]:
+        yield from super().hints
+        if self.personality is not None:
+            yield "personality"
+
+
+class ResponseRequest(ResponsePrompt):
+    model: str
+    max_output_tokens: Whole | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    include: Annotated[list[Include], Field(fail_fast=True, max_length=32)] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    # What vLLM's clients send besides.
+    top_k: Whole | None = Field(None, ge=-1, le=1024)
+    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: StopString | StopStrings | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Without effect on the answer.
+    metadata: Metadata | None = None
+    user: _Label | None = None
+    safety_identifier: _Label | None = None
+    prompt_cache_key: _Label | None = None
+    prompt_cache_retention: _Label | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    service_tier: _Label | None = None
+    client_metadata: dict[str, Any] | None = None
+    max_tool_calls: Whole | None = Field(None, ge=1)
+    # Wishes that this server has nothing to do with.
+    context_management: list[Any] | None = None
+    # What needs answers to be kept.
+    store: bool | None = None
+    background: bool | None = None
+    # What would have an effect, and is not served.
+    prompt: None = None
+    moderation: None = None
+
+    def chat(self, items: Sequence[Item]) -> dict[str, Any]:
+        chat = super().chat(items) | {
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "stop": self.stop,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stream": bool(self.stream),
+        }
+        if self.chat_template_kwargs:
+            own = chat.get("chat_template_kwargs", {})
+            chat["chat_template_kwargs"] = own | self.chat_template_kwargs
+        if self.stream:
+            chat["stream_options"] = {"include_usage": True}
+        if self.top_logprobs or self.includes("message.output_text.logprobs"):
+            chat |= {"logprobs": True, "top_logprobs": self.top_logprobs}
+        return chat
+
+    @property
+    def hints(self) -> Iterator[str]:
+        yield from super().hints
+        if self.context_management:
+            yield "context_management"
+
+    def includes(self, what: Include) -> bool:
+        return what in (self.include or ())
+
+    @property
+    def summarized(self) -> bool:
+        """Whether thoughts are to be told as a summary, too."""
+        asked = self.reasoning
+        return asked is not None and bool(asked.summary or asked.generate_summary)
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
+
+
+class Chat(ChatCompletionRequest):
+    """A chat, with the request that it was."""
+
+    asked: ResponsePrompt
+    tool_places: tuple[int, ...] = ()
+    """Of the tools that are offered, among those of the request."""
+
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        parts = super().guide_parts()
+        return [(guide, _place(name, self.tool_places)) for guide, name in parts]
+
+
+def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
+    """Validates a JSON body. `strict` refuses hints.
+
+    Raises InvalidRequest or UnsupportedParameter naming the parameter.
+    """
+    try:
+        asked = model.model_validate(load_object(body or b"{}"))
+    except ValidationError as error:
+        raise _invalid(error) from None
+    _check_stateless(asked)
+    chat = chat_of(asked, asked.items)
+    hints = [*asked.hints]
+    if chat.strict_unenforced:
+        hints.append("tools.strict")
+    if strict and hints:
+        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+    return Parsed(chat, tuple(hints))
+
+
+def chat_of(asked: ResponsePrompt, items: Sequence[Item]) -> Chat:
+    """The chat of a request: of its own items and those that are before, or of what is left.
+
+    Raises InvalidRequest.
+    """
+    fields = {name: value for name, value in asked.chat(items).items() if value is not None}
+    try:
+        return Chat.model_validate(fields | {"asked": asked})
+    except ValidationError as error:
+        raise as_written(invalid_request(error)) from None
+
+
+def as_written(error: InvalidRequest) -> InvalidRequest:
+    """Names the parameter as the client wrote it, where a chat calls it otherwise."""
+    param, message = error.param or "", error.message
+    name = _WRITTEN.get(param, param)
+    if name != param:
+        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
+    for other in _WORDS:
+        message = message.replace(other, _WRITTEN[other])
+    return error if message == error.message else type(error)(message, param=name)
+
+
+def _check_stateless(asked: ResponsePrompt) -> None:
+    """Raises UnsupportedParameter for what needs answers to be kept."""
+    for name in ("previous_response_id", "conversation", "store", "background"):
+        if getattr(asked, name, None):
+            raise UnsupportedParameter(f"{name}: this server keeps no responses.", param=name)
+
+
+def _said(text: str) -> Item:
+    return MessageItem(role="user", content=text)
+
+
+def _place(name: str, places: Sequence[int]) -> str:
+    """A tool's parameter as it is called here."""
+    found = _OF_TOOL.fullmatch(name)
+    if found is None:
+        return name
+    return f"tools[{places[int(found[1])]}].{found[2]}"
+
+
+def _invalid(error: ValidationError) -> InvalidRequest:
+    """What is wrong with a body, with the path of the field as OpenAI writes it."""
+    problem = pick(error)
+    path = location(problem)
+    param = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+    ).removeprefix(".")
+    if problem["type"] == "missing" and len(path) == 1:
+        return InvalidRequest(f"You must provide the parameter {param}.", param=param)
+    return InvalidRequest(f"{param}: {words(problem)}.", param=param)

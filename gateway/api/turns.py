@@ -1,0 +1,44 @@
+"""Messages of protocols that tell more, or less, in one than a chat does, gathered to turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Parts are apart where templates know only text: glued together, the last word of one and the
+# first of the next would be one word.
+BETWEEN = "\n"
+
+
+@dataclass(slots=True)
+class Turn:
+    """All that one side says in a row; or, of `tool`, what one tool gave."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    answers: str | None = None
+    """The call that a tool's result is of."""
+
+    def call(self, call_id: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+
+    def message(self) -> dict[str, Any]:
+        """As OpenAI's chats have it."""
+        message: dict[str, Any] = {"role": self.role, "content": BETWEEN.join(self.texts)}
+        if self.thoughts:
+            message["reasoning_content"] = BETWEEN.join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.answers is not None:
+            message["tool_call_id"] = self.answers
+        return message
+
+
+def turn_of(turns: list[Turn], role: str) -> Turn:
+    """The one that is open, where it is of this side; else a new one."""
+    if not turns or turns[-1].role != role:
+        turns.append(Turn(role))
+    return turns[-1]

@@ -1,0 +1,480 @@
+"""The Responses API: what a conversation becomes, and how deltas are written as items."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.items import decoded, encoded
+from gateway.api.responses.requests import Chat, ResponseRequest, parse
+from gateway.deltas import EngineStats, TextDelta
+from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
+from gateway.generation import ANYBODY, Batch
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from tests.support.generations import generation
+
+QUESTION = {"role": "user", "content": "Hi"}
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+THOUGHT = {
+    "type": "reasoning",
+    "id": "r",
+    "summary": [{"type": "summary_text", "text": "in short"}],
+}
+FULL = THOUGHT | {"content": [{"type": "reasoning_text", "text": "hm"}]}
+FUNCTION = {"type": "function", "name": "f"}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
+}
+
+
+def chat(**fields: Any) -> Chat:
+    return parse(ResponseRequest, orjson.dumps({"model": "m", "input": "Hi"} | fields)).request
+
+
+def said(*items: Any, **fields: Any) -> list[tuple[str, Any]]:
+    return [(m.role, m.content) for m in chat(input=list(items), **fields).messages]
+
+
+def test_an_assistants_thoughts_words_and_calls_are_one_message() -> None:
+    spoken = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "I see"}],
+    }
+    custom = {"type": "custom_tool_call", "call_id": "c2", "name": "note", "input": "x\n"}
+    noted = {
+        "type": "custom_tool_call_output",
+        "call_id": "c2",
+        "output": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+    }
+    found = chat(input=[QUESTION, FULL, spoken, CALL, custom, RESULT, noted, QUESTION]).messages
+    assert [(m.role, m.content) for m in found] == [
+        ("user", "Hi"),
+        ("assistant", "I see"),
+        ("tool", "1"),
+        ("tool", "a\nb"),
+        ("user", "Hi"),
+    ]
+    assert found[1].reasoning_content == "hm"
+    calls = [
+        (call.id, call.function.name, call.function.arguments) for call in found[1].tool_calls or []
+    ]
+    assert calls == [("c1", "f", '{"a": 1}'), ("c2", "note", '{"input":"x\\n"}')]
+    assert [m.tool_call_id for m in found[2:4]] == ["c1", "c2"]
+
+
+def test_instructions_and_what_leads_are_one_system_message() -> None:
+    developer = {"role": "developer", "content": [{"type": "input_text", "text": "two"}]}
+    system = {"type": "message", "role": "system", "content": "three"}
+    assert said(developer, system, QUESTION, developer, instructions="one") == [
+        ("system", "one\ntwo\nthree"),
+        ("user", "Hi"),
+        ("system", "two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "thoughts"),
+    [
+        (FULL, "hm"),
+        (THOUGHT | {"encrypted_content": encoded("hm 🦉")}, "hm 🦉"),
+        (THOUGHT | {"encrypted_content": "gAAAAABanothers"}, "in short"),
+        (THOUGHT | {"encrypted_content": "thoughts:=="}, "in short"),
+        (THOUGHT, "in short"),
+    ],
+)
+def test_thoughts_come_back_in_whatever_they_were_told(item: Any, thoughts: str) -> None:
+    answer = {"role": "assistant", "content": "ok"}
+    assert chat(input=[QUESTION, item, answer, QUESTION]).messages[1].reasoning_content == thoughts
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_what_is_encoded_can_be_read(text: str) -> None:
+    assert decoded(encoded(text)) == text
+
+
+def test_a_custom_tool_is_a_function_of_one_string() -> None:
+    wanted = chat(tools=[FUNCTION, PATCH], tool_choice={"type": "custom", "name": "apply_patch"})
+    function = (wanted.tools or [])[1].function
+    assert function.description == (
+        'Edits files\n\nThe input must match this grammar (lark):\nstart: "x"'
+    )
+    assert function.parameters is not None
+    assert function.parameters["required"] == ["input"]
+    assert wanted.forced is not None
+    assert wanted.forced.name == "apply_patch"
+
+
+def test_allowed_tools_are_those_that_are_offered() -> None:
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "f"}],
+    }
+    wanted = chat(tools=[PATCH, FUNCTION], tool_choice=allowed)
+    assert [tool.function.name for tool in wanted.tools or []] == ["f"]
+    assert wanted.tool_choice == "required"
+    assert [name for _, name in wanted.guide_parts()] == ["tools[1].parameters"]
+
+
+def test_formats_are_those_of_a_chat() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"enum": [1]}, "strict": True}
+    wanted = chat(text={"format": form}).response_format
+    assert wanted is not None
+    assert wanted.json_schema is not None
+    assert (wanted.json_schema.name, wanted.json_schema.schema_) == ("n", {"enum": [1]})
+
+
+@pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio"])
+@pytest.mark.parametrize("place", ["content", "output"])
+def test_parts_that_are_no_text_are_refused_by_their_place(kind: str, place: str) -> None:
+    parts = [{"type": "input_text", "text": "look"}, {"type": kind}]
+    item = QUESTION | {"content": parts} if place == "content" else RESULT | {"output": parts}
+    with pytest.raises(UnsupportedParameter, match=kind) as refused:
+        chat(input=[QUESTION, item])
+    assert refused.value.param == f"input[1].{place}[1]"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("web_search_call", "file_search_call", "computer_call", "computer_call_output"),
+        *("code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_response"),
+        *("image_generation_call", "local_shell_call", "shell_call", "apply_patch_call"),
+        *("compaction", "tool_search_call", "additional_tools", "new_one", "item_reference"),
+    ],
+)
+def test_items_of_hosted_tools_are_refused_by_their_place(kind: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=kind) as refused:
+        chat(input=[QUESTION, {"type": kind, "id": "x"}])
+    assert refused.value.param == "input[1]"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "computer"),
+        *("mcp", "image_generation", "local_shell", "shell", "apply_patch", "namespace"),
+        "tool_search",
+    ],
+)
+def test_hosted_tools_are_refused_by_name(kind: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=f"'{kind}'") as refused:
+        chat(tools=[FUNCTION, {"type": kind}])
+    assert refused.value.param == "tools[1].type"
+    with pytest.raises(UnsupportedParameter, match=f"'{kind}'") as refused:
+        chat(tools=[FUNCTION], tool_choice={"type": kind})
+    assert refused.value.param == "tool_choice.type"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [5]}, "input[0]"),
+        ({"input": [{}]}, "input[0].role"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
+        ({"input": [{"type": ["x"]}]}, "input[0].type"),
+        (
+            {"input": [QUESTION, {"role": "user", "content": [{"type": "input_text"}]}]},
+            "input[1].content[0].text",
+        ),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [CALL | {"namespace": "n"}]}, "input[0].namespace"),
+        ({"tools": [FUNCTION, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [FUNCTION | {"name": "f g"}]}, "tools[0].name"),
+        ({"tools": [PATCH | {"format": {"type": "x"}}]}, "tools[0].format.type"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tools"),
+        (
+            {
+                "tools": [FUNCTION],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "g"}],
+                },
+            },
+            "tool_choice.tools[0].name",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"include": ["message.output_text.logprobs", "x"]}, "include[1]"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata." + "k" * 65),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**fields).guide()
+    assert refused.value.param == param
+    assert refused.value.message.startswith((f"{param}: ", "tool_choice forces"))
+
+
+def test_hints_are_refused_where_the_operator_says_so() -> None:
+    wish = FUNCTION | {"strict": True}
+    body = {
+        "model": "m",
+        "input": "Hi",
+        "text": {"verbosity": "low"},
+        "reasoning": {"context": "all_turns"},
+        "tools": [PATCH, wish],
+        "context_management": [{"type": "compaction"}],
+    }
+    hints = parse(ResponseRequest, orjson.dumps(body)).hints
+    assert hints == (
+        *("text.verbosity", "reasoning.context", "tools.format", "context_management"),
+        "tools.strict",
+    )
+    with pytest.raises(UnsupportedParameter, match=r"text\.verbosity"):
+        parse(ResponseRequest, orjson.dumps(body), strict=True)
+
+
+def answer(**fields: Any) -> ResponseAnswer:
+    batch = Batch(
+        request_id="r",
+        generations=[generation()],
+        prompts=1,
+        choices=1,
+        prompt_tokens=100,
+        fingerprint="fp_0",
+        caller=ANYBODY,
+        timeout_s=9,
+        deadline=9,
+    )
+    return ResponseAnswer(cast(Any, None), chat(**fields), batch)
+
+
+class _Written:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> bool:
+        self.data += data
+        return True
+
+    async def drain(self) -> None:
+        pass
+
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def read(raw: bytes) -> dict[str, Any]:
+    """The response that a stream ends with, which is what its events have made one by one."""
+    output: list[dict[str, Any]] = []
+    part: dict[str, Any] = {}
+    last: dict[str, Any] = {}
+    for number, event in enumerate(SSEDecoder().iter_bytes(iter([raw]))):
+        data = event.json()
+        EVENT.validate_python(data)
+        kind = data["type"]
+        assert (event.event, data["sequence_number"]) == (kind, number)
+        if number < 2:
+            assert kind == ("response.created", "response.in_progress")[number]
+            assert data["response"]["output"] == []
+            continue
+        assert not last
+        if "response" in data:
+            last = data
+            continue
+        index = data["output_index"]
+        if kind == "response.output_item.added":
+            assert index == len(output)
+            output.append({"texts": {}, "open": data["item"]})
+            assert data["item"]["status"] == "in_progress"
+            continue
+        item = output[index]
+        assert index == len(output) - 1
+        assert data.get("item_id", item["open"]["id"]) == item["open"]["id"]
+        name = kind.removeprefix("response.").rpartition(".")
+        if name[2] == "delta":
+            item["texts"][name[0]] = item["texts"].get(name[0], "") + data["delta"]
+        elif name == ("output_item", ".", "done"):
+            item["done"] = data["item"]
+        elif name[2] == "done" and name[0] not in ("content_part", "reasoning_summary_part"):
+            whole = next(data[field] for field in ("text", "arguments", "input") if field in data)
+            told = item["texts"].get(name[0], "")
+            assert whole == told or (whole, told) == ("{}", "")
+        elif name[2] == "added":
+            part = data["part"]
+            assert part["text"] == ""
+        else:
+            assert data["part"]["type"] in (part["type"], "reasoning_text")
+    assert [item["done"] for item in output] == last["response"]["output"]
+    assert last["type"].removeprefix("response.") == last["response"]["status"]
+    found: dict[str, Any] = last["response"]
+    return found
+
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
+    """Events of a message, cut into deltas anywhere."""
+    events: list[MessageEvent] = []
+    calls = 0
+    kinds = ["text", "thought", "call", "custom"]
+    for kind in draw(st.lists(st.sampled_from(kinds), max_size=6)):
+        if kind in ("call", "custom"):
+            name = "f" if kind == "call" else "apply_patch"
+            events.append(CallStart(calls, name, f"id{calls}"))
+            arguments = json.dumps({"input": draw(texts)}, ensure_ascii=False)
+            at = draw(st.integers(0, len(arguments)))
+            events += [CallArguments(calls, part) for part in (arguments[:at], arguments[at:])]
+            calls += 1
+        else:
+            event = Content if kind == "text" else Reasoning
+            events += [event(draw(texts)) for _ in range(draw(st.integers(1, 3)))]
+    deltas: list[list[MessageEvent]] = [[]]
+    for event_ in events:
+        if draw(st.booleans()):
+            deltas.append([])
+        deltas[-1].append(event_)
+    return deltas
+
+
+def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
+    body = _Written()
+    sink = answer(**fields).stream(body, "last")
+    for delta in deltas:
+        sink.accept(0, delta)
+    return read(body.data)
+
+
+def whole(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer(**fields).collected([deltas], keep=None))
+    Response.model_validate(found)
+    return found
+
+
+def _timeless(response: dict[str, Any]) -> dict[str, Any]:
+    return response | {"created_at": 0, "completed_at": response["completed_at"] is not None}
+
+
+@given(messages(), st.sampled_from(["stop", "length"]), st.booleans())
+def test_a_stream_is_the_whole_answer(
+    events: list[list[MessageEvent]], finish: Any, summarized: bool
+) -> None:
+    deltas = [TextDelta("", n + 1, events=tuple(own)) for n, own in enumerate(events)]
+    stats = EngineStats(reused_tokens=64)
+    deltas.append(TextDelta("", len(deltas), finish, stats, events=()))
+    fields: dict[str, Any] = {
+        "tools": [FUNCTION, PATCH],
+        "include": ["reasoning.encrypted_content"],
+    }
+    if summarized:
+        fields["reasoning"] = {"summary": "auto"}
+    found = whole(deltas, **fields)
+    assert _timeless(streamed(deltas, **fields)) == _timeless(found)
+    usage = found["usage"]
+    assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (100, 64)
+    assert usage["output_tokens"] == len(events)
+    for item in found["output"]:
+        if item["type"] == "reasoning":
+            assert decoded(item["encrypted_content"]) == item["content"][0]["text"]
+            assert [part["text"] for part in item["summary"]] == (
+                [item["content"][0]["text"]] if summarized else []
+            )
+    statuses = [item["status"] for item in found["output"]]
+    if finish == "stop":
+        assert found["output"]  # an answer that says nothing is a message all the same
+        assert set(statuses) == {"completed"}
+        assert found["incomplete_details"] is None
+    else:
+        assert statuses[-1:] in ([], ["incomplete"])
+        assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@given(st.lists(texts, max_size=8))
+def test_plain_text_is_one_message(pieces: list[str]) -> None:
+    deltas = [TextDelta(text, n + 1) for n, text in enumerate(pieces)]
+    deltas.append(TextDelta("", len(deltas), "stop"))
+    response = streamed(deltas)
+    [message] = response["output"]
+    assert message["content"][0]["text"] == "".join(pieces)
+    assert _timeless(response) == _timeless(whole(deltas))
+
+
+def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
+    """So a token costs here what it costs in a chat: its text, and a number."""
+    body = _Written()
+    sink = answer().stream(body, "last")
+    for n in range(3):
+        sink.accept(0, TextDelta("x", n))
+    first, second = body.data.split(b"\n\n")[-3:-1]
+    assert second == first.replace(b'"sequence_number":5', b'"sequence_number":6')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finish", "told"),
+    [
+        ('{"input": "a\\nb"}', "stop", "a\nb"),
+        ('{"input": "a\\nb', "length", "a\nb"),
+        ('{"inp', "length", ""),
+        ("*** Begin", "stop", "*** Begin"),
+        ('{"patch": "x"}', "stop", '{"patch": "x"}'),
+        ("[1]", "stop", "[1]"),
+        ("", "stop", ""),
+    ],
+)
+def test_the_input_of_a_custom_tool(arguments: str, finish: Any, told: str) -> None:
+    events = (CallStart(0, "apply_patch", "id"), CallArguments(0, arguments))
+    deltas = [TextDelta("", 9, finish, events=events)]
+    for response in (streamed(deltas, tools=[PATCH]), whole(deltas, tools=[PATCH])):
+        [item] = response["output"]
+        assert (item["type"], item["call_id"], item["input"]) == ("custom_tool_call", "id", told)
+
+
+def test_reasoning_tokens_are_those_that_thoughts_came_with() -> None:
+    deltas = [
+        TextDelta("", 1, events=()),  # a tag
+        TextDelta("", 4, events=(Reasoning("hm"),)),
+        TextDelta("", 6, events=(Reasoning("so"), Content("it"))),
+        TextDelta("", 9, "stop", events=(Content(" is"),)),
+    ]
+    usage = whole(deltas)["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 5}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_that_fails_says_so_to_every_client(begun: bool) -> None:
+    body = _Written()
+    failing = answer()
+    if begun:
+        failing.stream(body, "last").accept(0, TextDelta("Hel", 1))
+    body.data += failing.wire().failure(EngineUnavailable("gone"))
+    events = [event.json() for event in SSEDecoder().iter_bytes(iter([body.data]))]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
+    failed, error = events[-2:]
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": "gone"}
+    assert [item["status"] for item in failed["response"]["output"]] == ["incomplete"] * begun
+    assert error["type"] == "error"
+    assert error["error"]["message"] == error["message"] == "gone"
+    assert error["code"] == "engine_unavailable"
