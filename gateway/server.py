@@ -14,8 +14,7 @@ from gateway.http.server import Server, bind
 from gateway.http.tls import check_tls
 from gateway.http.workers import Worker, Workers, refuse
 from gateway.observability.logs import configure_logging
-from gateway.service import Service, tracer_class
-from gateway.tenancy.access import configuration_file
+from gateway.service import Service, check_configuration, tracer_class
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so
 # many; Python's own threshold is reached every few requests.
@@ -57,7 +56,7 @@ def serve(settings: Settings) -> int:
     if settings.workers > 1:
         return _serve_with_workers(settings)
     # What is wrong with it is told before anything starts.
-    configuration_file(settings)
+    check_configuration(settings)
     listeners = bind(settings)
     server = Server(Gateway(settings), settings)
     _collect_seldom()
@@ -72,7 +71,7 @@ def _serve_with_workers(settings: Settings) -> int:
         def work(worker: Worker) -> int:
             try:
                 # It may have changed since the parent looked.
-                configuration_file(settings, folder)
+                check_configuration(settings, folder)
                 server = Server(Gateway(settings, worker), settings, worker)
                 _collect_seldom()
                 server.run()
@@ -81,7 +80,7 @@ def _serve_with_workers(settings: Settings) -> int:
                 return refuse(error)
 
         # Before any worker has read it, so that all of them know whether keys were on.
-        configuration_file(settings, folder)
+        check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()
 
 

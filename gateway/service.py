@@ -189,6 +189,11 @@ def load_prompts(settings: Settings) -> Prompts:
         raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error
 
 
+def check_configuration(settings: Settings, workers: Path | None = None) -> None:
+    """Raises ConfigurationError where `running_service` would for the file of these settings."""
+    configuration_file(settings, workers, MappedModels().check)
+
+
 @asynccontextmanager
 async def running_service(
     settings: Settings, prompts: Prompts, workers: Path | None = None

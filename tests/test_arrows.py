@@ -43,7 +43,7 @@ ALLOWED: dict[str, str] = {
     # The service. `service` is all that lives as long as the process, so what runs a request
     # (`pipeline`) takes it as an argument and stands above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
-    "gateway.server": "gateway.app gateway.api gateway.service gateway.tenancy gateway.http"
+    "gateway.server": "gateway.app gateway.api gateway.service gateway.http"
     " gateway.config gateway.observability",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
     "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog gateway.http"

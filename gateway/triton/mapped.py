@@ -163,7 +163,8 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     if len(ranks) != 1 or (mapping.input_ids is not None and ranks != {2}):
         raise EngineError(f"Triton's model {model!r}: its inputs differ in their dimensions.")
     if others := inputs.keys() - used.keys() - {t.name for t in config.input if t.optional}:
-        raise EngineError(f"Triton's model {model!r} needs inputs that are not named: {others}.")
+        names = ", ".join(sorted(others))
+        raise EngineError(f"Triton's model {model!r} needs inputs that are not named: {names}.")
     kind, shape = _declared(
         outputs, mapping.output, f"Triton's model {model!r} has no output {mapping.output!r}"
     )

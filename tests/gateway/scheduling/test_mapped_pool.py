@@ -1,0 +1,217 @@
+"""Models beside the chats': which replica is asked, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import model_config_pb2
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.gateway_process import write_config
+from tests.support.in_process import running, save_tokenizer
+
+MODELS = {"embedding_models": {"e": {"input": "TEXT", "output": "OUT"}}}
+ASKED = {"model": "e", "input": ["a", "b"]}
+
+
+class Replica(FakeTriton):
+    """Has the model `e` as well, unless it `lacks` it; its vectors are its own `number`."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(tokens=[1], fault=None, step=0)
+        self.number = number
+        self.lacks = False
+        self.fails: grpc.StatusCode | None = None
+        self.batch = 8
+        self.sizes: list[int] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.cancelled = 0
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        if request.name != "e":
+            return await super().ModelConfig(request, context)
+        if self.lacks:
+            text = "Request for unknown model: 'e' is not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        config = model_config_pb2.ModelConfig(name="e", max_batch_size=self.batch)
+        config.input.add(name="TEXT", data_type="TYPE_STRING", dims=[1])
+        config.output.add(name="OUT", data_type="TYPE_FP32", dims=[2])
+        return pb.ModelConfigResponse(config=config)
+
+    async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
+        rows = request.inputs[0].shape[0]
+        self.sizes.append(rows)
+        self.metadata.append(dict(context.invocation_metadata()))
+        try:
+            await self.hold.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails is not None:
+            await context.abort(self.fails, "at /secret/place")
+        response = pb.ModelInferResponse()
+        response.outputs.add(name="OUT", datatype="FP32", shape=[rows, 2])
+        values = np.full((rows, 2), self.number, np.float32)
+        response.raw_output_contents.append(values.tobytes())
+        return response
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, *replicas: Replica, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    save_tokenizer(folder)
+    config = write_config(folder / "c.yaml", anonymous=True, **MODELS)
+    text = config.read_text().replace("tenants: []\n", "")
+    config.write_text(text)
+    async with AsyncExitStack() as stack:
+        endpoints = [await stack.enter_async_context(serving(replica)) for replica in replicas]
+        fields = {"config": config, "allow_anonymous": True} | settings
+        client, service, _ = await stack.enter_async_context(
+            running(folder, ",".join(endpoints), **fields)
+        )
+        await until(lambda: all(replica.ready for replica in service.replicas))
+        yield client, service
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def ask(client: httpx.AsyncClient, **more: Any) -> tuple[int, Any]:
+    """The status, and the number of the replica that has answered."""
+    answer = await client.post("/v1/embeddings", json=ASKED | more)
+    if answer.status_code != 200:
+        return answer.status_code, answer.json()["error"]
+    [number] = {row for each in answer.json()["data"] for row in each["embedding"]}
+    return 200, number
+
+
+async def chat(client: httpx.AsyncClient) -> int:
+    asked = {"model": "m", "prompt": "a", "max_tokens": 1}
+    return (await client.post("/v1/completions", json=asked)).status_code
+
+
+async def test_a_replica_without_the_model_is_passed_by(tmp_path: Path) -> None:
+    one, two = Replica(1), Replica(2)
+    one.lacks = True
+    async with gateway(tmp_path, one, two) as (client, _):
+        assert [await ask(client) for _ in range(8)] == [(200, 2)] * 8
+        two.lacks = True
+    two.lacks = one.lacks = True
+    async with gateway(tmp_path, one, two) as (client, _):
+        status, error = await ask(client)
+        assert (status, error["code"]) == (503, "engine_unavailable")
+        assert await chat(client) == 200
+
+
+async def test_a_replica_that_is_away_is_passed_by(tmp_path: Path) -> None:
+    one, two = Replica(1), Replica(2)
+    async with gateway(tmp_path, one, two) as (client, _):
+        one.fails = grpc.StatusCode.UNAVAILABLE
+        assert [await ask(client) for _ in range(12)] == [(200, 2)] * 12
+        # After three failures it is left alone, with this model, and not with the chats.
+        assert len(one.sizes) <= 3
+        before = len(one.requests)
+        await asyncio.gather(*[chat(client) for _ in range(20)])
+        assert len(one.requests) > before
+
+
+async def test_what_a_model_says_of_one_request_is_that_requests_own(tmp_path: Path) -> None:
+    one = Replica(1)
+    async with gateway(tmp_path, one) as (client, _):
+        one.fails = grpc.StatusCode.INTERNAL
+        for _ in range(5):
+            status, error = await ask(client)
+            assert status == 500
+            assert "secret" not in error["message"]
+        one.fails = None
+        assert await ask(client) == (200, 1)
+
+
+async def test_a_model_that_takes_less_at_once_than_another_replicas(tmp_path: Path) -> None:
+    one, two = Replica(1), Replica(2)
+    one.batch = 3
+    texts = [str(n) for n in range(20)]
+    async with gateway(tmp_path, one, two) as (client, _):
+        for _ in range(6):
+            answer = await client.post("/v1/embeddings", json=ASKED | {"input": texts})
+            assert [each["index"] for each in answer.json()["data"]] == list(range(20))
+        assert max(one.sizes) == 3
+        assert max(two.sizes) <= 8
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+async def test_one_request_has_four_calls_at_once_and_leaving_ends_them(
+    tmp_path: Path, transport: str
+) -> None:
+    one = Replica(1)
+    one.batch = 1
+    one.hold.clear()
+    texts = [str(n) for n in range(20)]
+    parent = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    async with gateway(tmp_path, one, triton_transport=transport) as (client, service):
+        asked = client.post(
+            "/v1/embeddings", json=ASKED | {"input": texts}, headers={"traceparent": parent}
+        )
+        task = asyncio.create_task(asked)
+        await until(lambda: len(one.sizes) == 4)
+        for _ in range(20):
+            await chat(client)
+        assert len(one.sizes) == 4
+        assert {call["traceparent"] for call in one.metadata if "traceparent" in call} == {parent}
+        task.cancel()
+        await until(lambda: one.cancelled == 4)
+        assert service.mapped_pool.admission("e").in_flight == 0
+        one.hold.set()
+        assert await ask(client) == (200, 1)
+
+
+async def test_many_requests_share_the_calls_of_a_replica(tmp_path: Path) -> None:
+    one = Replica(1)
+    one.hold.clear()
+    async with gateway(tmp_path, one) as (client, service):
+        tasks = [asyncio.create_task(ask(client)) for _ in range(12)]
+        await until(lambda: service.mapped_pool.admission("e").waiting == 4)
+        assert len(one.sizes) == 8
+        one.hold.set()
+        assert await asyncio.gather(*tasks) == [(200, 1)] * 12
+
+
+async def test_a_reload_changes_the_models(tmp_path: Path) -> None:
+    one = Replica(1)
+    async with gateway(tmp_path, one) as (client, service):
+        assert await ask(client) == (200, 1)
+        config = tmp_path / "c.yaml"
+        new = {"anonymous": True, "embedding_models": {"n": MODELS["embedding_models"]["e"]}}
+        new["embedding_models"]["n"] |= {"triton_model": "e"}  # type: ignore[index]
+        config.write_text(json.dumps(new))
+        service.configuration.reload_now()
+        await until(lambda: "n" in service.mapped)
+        assert (await ask(client))[0] == 404
+        assert await ask(client, model="n") == (200, 1)
+
+
+async def test_no_adapter_gets_the_name_of_another_model(tmp_path: Path) -> None:
+    key = "k" * 32
+    async with gateway(tmp_path, Replica(1), admin_key=key) as (client, _):
+        answer = await client.post(
+            "/v1/adapters",
+            json={"name": "e", "base": "m", "source": "https://127.0.0.1/e"},
+            headers={"authorization": f"Bearer {key}"},
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "adapter_name_invalid"), error
