@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, running, save_tokenizer
 
 TOOLS = [
     {
@@ -112,3 +119,169 @@ def _usage(answer: Any) -> tuple[int, int]:
 @given(request=requests)
 def test_streamed_equals_whole(client: openai.OpenAI, request: dict[str, Any]) -> None:
     assert _streamed(client, request) == _whole(client, request)
+
+
+WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
+TEMPLATE = "{% for m in messages %}{{ m.content }}<think></think>{% endfor %}"
+Said = tuple[str, str, list[tuple[str, str]], str, int]
+"""Thoughts, words, calls, why it ended in a chat's words, and the number of tokens."""
+
+
+async def _chat(client: httpx.AsyncClient, *, stream: bool, tools: bool, limit: int) -> Said:
+    body: dict[str, Any] = {"model": "m", "messages": [ASKED], "max_tokens": limit}
+    if tools:
+        body["tools"] = [
+            {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+        ]
+    if not stream:
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+        [choice], usage = answer["choices"], answer["usage"]
+        pieces, finish = [choice["message"]], choice["finish_reason"]
+    else:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        told = (await client.post("/v1/chat/completions", json=body)).content
+        *chunks, last, _ = list(SSEDecoder().iter_bytes(iter([told])))
+        usage = last.json()["usage"]
+        choices = [chunk.json()["choices"][0] for chunk in chunks]
+        pieces, finish = [choice["delta"] for choice in choices], choices[-1]["finish_reason"]
+    calls: list[tuple[str, str]] = []
+    for call in [call for piece in pieces for call in piece.get("tool_calls", [])]:
+        function = call["function"]
+        if call.get("id"):
+            calls.append((function["name"], ""))
+        calls[-1] = (calls[-1][0], calls[-1][1] + function["arguments"])
+    thoughts = "".join(piece.get("reasoning_content") or "" for piece in pieces)
+    text = "".join(piece.get("content") or "" for piece in pieces)
+    return thoughts, text, calls, finish, usage["completion_tokens"]
+
+
+async def _responses(client: httpx.AsyncClient, *, stream: bool, tools: bool, limit: int) -> Said:
+    body: dict[str, Any] = {"model": "m", "input": [ASKED], "max_output_tokens": limit}
+    if tools:
+        body["tools"] = [{"type": "function", "name": "get_weather", "parameters": WEATHER}]
+    told = await client.post("/v1/responses", json=body | {"stream": stream})
+    if stream:
+        events = [event.json() for event in SSEDecoder().iter_bytes(iter([told.content]))]
+        answer, deltas = events[-1]["response"], dict[str, str]()
+        for event in events:
+            if "delta" in event:
+                deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+        texts = [deltas.get(item["id"], "") for item in answer["output"]]
+    else:
+        answer = told.json()
+        texts = [_text(item) for item in answer["output"]]
+    said = dict.fromkeys(("reasoning", "message"), "")
+    calls = []
+    for item, text in zip(answer["output"], texts, strict=True):
+        if item["type"] == "function_call":
+            calls.append((item["name"], text))
+        else:
+            said[item["type"]] += text
+    finish = "length" if answer["status"] == "incomplete" else "tool_calls" if calls else "stop"
+    tokens = answer["usage"]["output_tokens"]
+    return said["reasoning"], said["message"], calls, finish, tokens
+
+
+def _text(item: dict[str, Any]) -> str:
+    if item["type"] == "function_call":
+        return str(item["arguments"])
+    return "".join(part["text"] for part in item["content"])
+
+
+async def _messages(client: httpx.AsyncClient, *, stream: bool, tools: bool, limit: int) -> Said:
+    body: dict[str, Any] = {"model": "m", "messages": [ASKED], "max_tokens": limit}
+    if tools:
+        body["tools"] = [{"name": "get_weather", "input_schema": WEATHER}]
+    told = await client.post("/v1/messages", json=body | {"stream": stream})
+    if stream:
+        blocks: list[dict[str, Any]] = []
+        for event in [event.json() for event in SSEDecoder().iter_bytes(iter([told.content]))]:
+            if event["type"] == "content_block_start":
+                blocks.append(event["content_block"] | {"said": ""})
+            elif event["type"] == "content_block_delta":
+                delta = event["delta"]
+                names = ("text", "thinking", "partial_json")
+                blocks[-1]["said"] += "".join(delta.get(name, "") for name in names)
+            elif event["type"] == "message_delta":
+                stop, tokens = event["delta"]["stop_reason"], event["usage"]["output_tokens"]
+    else:
+        answer = told.json()
+        stop, tokens = answer["stop_reason"], answer["usage"]["output_tokens"]
+        blocks = [
+            block | {"said": block.get("text", block.get("thinking", ""))}
+            for block in answer["content"]
+        ]
+        for block in blocks:
+            if block["type"] == "tool_use":
+                block["said"] = json.dumps(block["input"])
+    said = dict.fromkeys(("thinking", "text"), "")
+    calls = []
+    for block in blocks:
+        if block["type"] == "tool_use":
+            calls.append((block["name"], block["said"]))
+        else:
+            said[block["type"]] += block["said"]
+    finish = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}[stop]
+    return said["thinking"], said["text"], calls, finish, tokens
+
+
+async def _completions(client: httpx.AsyncClient, *, stream: bool, tools: bool, limit: int) -> Said:
+    assert not tools
+    body: dict[str, Any] = {"model": "m", "prompt": "Hi", "max_tokens": limit}
+    if not stream:
+        answer = (await client.post("/v1/completions", json=body)).json()
+        [choice], usage = answer["choices"], answer["usage"]
+        text, finish = choice["text"], choice["finish_reason"]
+    else:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        told = (await client.post("/v1/completions", json=body)).content
+        *chunks, last, _ = list(SSEDecoder().iter_bytes(iter([told])))
+        usage = last.json()["usage"]
+        choices = [chunk.json()["choices"][0] for chunk in chunks]
+        text = "".join(choice["text"] for choice in choices)
+        finish = choices[-1]["finish_reason"]
+    return "", text, [], finish, usage["completion_tokens"]
+
+
+ASKED = {"role": "user", "content": "Hi"}
+OUTPUTS = [
+    *("Paris", "你好，世界！😀", "<think>hm</think>", "<think>two\nand 🦉</think>\n\n4"),
+    *(CALL, CALL + "\n" + CALL, "Let me see. " + CALL, "<think>call it</think>" + CALL),
+    '<tool_call>{"name": "get_weather", "arguments": {"city": "猫🦉"}}</tool_call>',
+]
+
+
+async def test_all_protocols_say_the_same_streamed_and_whole(tmp_path: Path) -> None:
+    """Of whatever a model writes, cut anywhere by the limit of its answer."""
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    servicer = FakeTriton(tokens=[], fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tmp_path, endpoint, tool_form="hermes", max_seq_len=500) as (client, _, _),
+    ):
+        for output in OUTPUTS:
+            ids = ids_of(tmp_path, output)
+            tools = "<tool_call>" in output
+            protocols = [_chat, _responses, _messages]
+            if "<" not in output:
+                protocols.append(_completions)
+            for limit in (3, len(ids) // 2, len(ids) + 1):
+                servicer.tokens = ids[:limit]
+                first = await _chat(client, stream=False, tools=tools, limit=limit)
+                assert first[4] == min(limit, len(ids))
+                for ask in protocols:
+                    for stream in (True, False):
+                        found = await ask(client, stream=stream, tools=tools, limit=limit)
+                        if ask is _messages and not stream:
+                            # It has objects: of a call that was cut as much as is one.
+                            assert _names(found) == _names(first)
+                        else:
+                            assert found == first, (ask, stream, output, limit)
+            assert (bool(first[0]), bool(first[2])) == ("<think>" in output, tools)
+
+
+def _names(said: Said) -> tuple[Any, ...]:
+    return (*said[:2], [name for name, _ in said[2]], *said[3:])

@@ -32,9 +32,9 @@ def prompt_of(chat: Chat, form: ChatFormat) -> Prompts:
     try:
         return rendered(chat, form)
     except InvalidRequest:
-        messages = _with_one_system_message(chat.messages)
-        if len(messages) == len(chat.messages):
+        if all(message.role != "system" for message in chat.messages[1:]):
             raise
+        messages = _with_one_system_message(chat.messages)
         return rendered(chat.model_copy(update={"messages": messages}), form)
 
 

@@ -2,11 +2,12 @@
 import assert from "node:assert/strict";
 
 import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { APICallError, Output, generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import Anthropic from "@anthropic-ai/sdk";
 import OpenAI from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 
 const baseURL = process.env.GATEWAY_BASE_URL;
@@ -37,6 +38,8 @@ const compatible = createOpenAICompatible({
 const claude = new Anthropic({ baseURL: baseURL.replace(/\/v1$/, ""), apiKey: "none", maxRetries: 0 });
 const message = { model: "demo", max_tokens: 100 };
 const anthropic = createAnthropic({ baseURL, apiKey: "none" });
+const responses = createOpenAI({ baseURL, apiKey: "none" });
+const kept = { ...greedy, store: false };
 const model = compatible("demo");
 const settings = { model, temperature: 0, maxRetries: 0 };
 const getWeather = tool({
@@ -225,6 +228,69 @@ const checks = {
     assert.match((await generateText(asked)).text, /21/);
     const { text } = streamText(asked);
     assert.match(await text, /21/);
+  },
+
+  async "openai: responses, whole and streamed"() {
+    const asked = { ...kept, input: capital };
+    const whole = await client.responses.create(asked);
+    assert.match(whole.output_text, /Paris/);
+    const events = await collect(await client.responses.create({ ...asked, stream: true }));
+    const deltas = events.filter((event) => event.type === "response.output_text.delta");
+    assert.equal(deltas.map((event) => event.delta).join(""), whole.output_text);
+    assert.equal(events.at(-1).type, "response.completed");
+    assert.deepEqual(events.at(-1).response.usage, whole.usage);
+    const final = await client.responses.stream(asked).finalResponse();
+    assert.equal(final.output_text, whole.output_text);
+  },
+
+  async "openai: responses, a call, handed back with its output"() {
+    const flat = [{ type: "function", name: "get_weather", description, parameters }];
+    const asked = { ...kept, tools: flat };
+    const called = await client.responses.stream({ ...asked, input: weather }).finalResponse();
+    const [call] = called.output;
+    assert.deepEqual(JSON.parse(call.arguments), { city: "Paris" });
+    const output = { type: "function_call_output", call_id: call.call_id, output: forecast };
+    const input = [...weather, ...called.output, output];
+    assert.match((await client.responses.create({ ...asked, input })).output_text, /21/);
+  },
+
+  async "openai: responses, parse and errors"() {
+    const text = { format: zodTextFormat(person, "person") };
+    const asked = { model: "demo", seed: 3, store: false, input: capital, text };
+    const answer = await client.responses.parse(asked);
+    assert.deepEqual(person.parse(answer.output_parsed), answer.output_parsed);
+    for (const stream of [true, false]) {
+      const refused = client.responses.create({ ...asked, temperature: 3, stream });
+      await assert.rejects(refused, (error) => {
+        assert.ok(error instanceof OpenAI.BadRequestError);
+        assert.equal(error.param, "temperature");
+        return true;
+      });
+    }
+  },
+
+  async "ai: openai, with a call, whole and streamed"() {
+    const common = {
+      model: responses("demo"),
+      temperature: 0,
+      maxRetries: 0,
+      providerOptions: { openai: { store: false } },
+    };
+    const asked = {
+      ...common,
+      messages: weather,
+      tools: { get_weather: getWeather },
+      stopWhen: stepCountIs(2),
+    };
+    const streamed = streamText(asked);
+    await streamed.consumeStream();
+    for (const answer of [await generateText(asked), streamed]) {
+      const [call, last] = await answer.steps;
+      assert.equal(call.finishReason, "tool-calls");
+      assert.deepEqual(call.toolCalls[0].input, { city: "Paris" });
+      assert.match(last.text, /21/);
+      assert.equal(last.finishReason, "stop");
+    }
   },
 
   async "ai: errors"() {

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from array import array
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
+import openai
 import orjson
 import pytest
 from hypothesis import given
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from tokenizers import Tokenizer
 
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.items import decoded, encoded
@@ -21,7 +27,9 @@ from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParamet
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.generations import generation
+from tests.support.in_process import ids_of, running, save_tokenizer
 
 QUESTION = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -478,3 +486,127 @@ def test_a_stream_that_fails_says_so_to_every_client(begun: bool) -> None:
     assert error["type"] == "error"
     assert error["error"]["message"] == error["message"] == "gone"
     assert error["code"] == "engine_unavailable"
+
+
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+    "<{{ m.role }}>{{ m.reasoning_content }}|{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.name }}){% endfor %}"
+    "{% endfor %}<assistant>"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@contextlib.asynccontextmanager
+async def asked(
+    folder: Path, *, fault: Fault | None = None, **changed: Any
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, FakeTriton]]:
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=fault, step=2)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, **changed) as (client, _, _),
+        openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x", max_retries=0) as api,
+    ):
+        yield api, servicer
+
+
+def prompts(folder: Path, servicer: FakeTriton) -> list[str]:
+    """The texts that the engine was given."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = []
+    for request in servicer.requests:
+        names = [tensor.name for tensor in request.inputs]
+        ids = array("i", request.raw_input_contents[names.index("input_ids")])
+        found.append(tokenizer.decode(list(ids)))
+    return found
+
+
+async def test_a_system_message_that_a_template_refuses_is_the_users(folder: Path) -> None:
+    developer = {"role": "developer", "content": "be kind"}
+    said: Any = [developer, QUESTION, developer, QUESTION, CALL, RESULT, developer]
+    async with asked(folder, max_seq_len=200) as (api, servicer):
+        await api.responses.create(model="m", input=said, instructions="I")
+    assert prompts(folder, servicer) == [
+        "<system>|I\nbe kind<user>|Hi\nbe kind\nHi<assistant>|(f)<tool>|1<user>|be kind<assistant>"
+    ]
+
+
+async def test_what_is_oldest_is_left_out_until_the_prompt_fits(folder: Path) -> None:
+    """An answer has room, instructions stay, and a call goes with what it gave."""
+    instructions = {"role": "developer", "content": "rule"}
+    talk = [{"role": r, "content": f"{r[0]}{n}"} for n in range(9) for r in ("user", "assistant")]
+    calls: Any = [
+        *talk,
+        *[FULL, CALL, CALL | {"call_id": "c2"}, RESULT, RESULT | {"call_id": "c2"}],
+        {"role": "user", "content": "last"},
+    ]
+    async with asked(folder, max_seq_len=128) as (api, servicer):
+        for room in (8, 40, 60, 88):
+            fields: Any = {"input": [instructions, *calls], "max_output_tokens": room}
+            answer = await api.responses.create(
+                model="m", truncation="auto", instructions="I", **fields
+            )
+            counted = await api.responses.input_tokens.count(
+                model="m", truncation="auto", instructions="I", input=fields["input"]
+            )
+            assert answer.usage is not None
+            assert answer.usage.input_tokens <= 128 - room
+            assert counted.input_tokens <= 128 - 128 // 8
+        with pytest.raises(openai.BadRequestError, match="context") as refused:
+            await api.responses.create(model="m", instructions="I", input=fields["input"])
+        found = prompts(folder, servicer)
+    assert refused.value.param == "input"
+    head, tail = "<system>|I\nrule", "<user>|last<assistant>"
+    called = "<assistant>hm|{}(f)(f)<tool>|1<tool>|1"
+    assert found == [
+        head
+        + "".join(f"<user>|u{n}<assistant>|a{n}" for n in range(first, 8))
+        + ("<user>|u8" + called.format("a8") if first < 9 else "")
+        + tail
+        for first in (7, 8, 9, 9)
+    ]
+
+
+async def test_of_one_long_turn_the_oldest_calls_are_left_out(folder: Path) -> None:
+    """Two calls whose outputs come later belong together, too."""
+    said: Any = [QUESTION]
+    for n in range(0, 8, 2):
+        ids = [f"c{n}", f"c{n + 1}"]
+        said += [CALL | {"call_id": i, "name": i} for i in ids]
+        said += [RESULT | {"call_id": i, "output": i} for i in ids]
+    async with asked(folder, max_seq_len=128) as (api, servicer):
+        await api.responses.create(model="m", input=said, truncation="auto", max_output_tokens=9)
+    assert prompts(folder, servicer) == [
+        "".join(f"<assistant>|(c{n})(c{n + 1})<tool>|c{n}<tool>|c{n + 1}" for n in (4, 6))
+        + "<assistant>"
+    ]
+
+
+async def test_the_openai_package_raises_where_a_stream_fails(folder: Path) -> None:
+    async with asked(folder, fault="abort") as (api, _):
+        events = await api.responses.create(model="m", input="Hi", stream=True)
+        kinds: list[str] = []
+        while not kinds or kinds[-1] != "response.failed":
+            kinds.append((await anext(events)).type)
+        assert kinds[-2] == "response.output_text.delta"
+        with pytest.raises(openai.APIError, match="server"):
+            await anext(events)
+        with pytest.raises(openai.APIError, match="server"):
+            async with api.responses.stream(model="m", input="Hi") as stream:
+                await stream.get_final_response()
+
+
+async def test_a_stream_ends_without_done(folder: Path) -> None:
+    async with asked(folder) as (api, _):
+        raw = await api.responses.with_raw_response.create(model="m", input="Hi", stream=True)
+        body = (await raw.http_response.aread()).decode()
+    assert "[DONE]" not in body
+    assert body.count("event: response.completed") == 1
