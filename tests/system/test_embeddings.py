@@ -27,7 +27,7 @@ from ops.local_stack.repository import REPOSITORY
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack, Up
 from tests.support.metrics import metric
-from tests.support.vector_models import BATCH, WIDTH, load_models, sections, tokenizer_folder
+from tests.support.vector_models import BATCH, WIDTH, sections, tokenizer_folder
 
 KEY, SMALL, WORDS_ONLY = "sk-all", "sk-small", "sk-words"
 TEXTS = [
@@ -301,19 +301,6 @@ def test_a_deadline(http: httpx.Client) -> None:
     answer = http.post("/v1/embeddings", json=asked, headers={"x-request-timeout": "0.2"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
     assert http.post("/v1/embeddings", json=asked | {"input": "a"}).status_code == 200
-
-
-def test_a_model_that_goes_and_comes_back(http: httpx.Client, vector_stack: Stack) -> None:
-    asked = {"model": "odd", "input": "a"}
-    unload = f"{vector_stack.triton_http}/v2/repository/models/odd/unload"
-    assert httpx.post(unload, json={}).status_code == 200
-    assert http.post("/v1/embeddings", json=asked).status_code == 503
-    load_models(vector_stack.triton_http, ["odd"])
-    deadline = time.monotonic() + 60
-    while (answer := http.post("/v1/embeddings", json=asked)).status_code == 503:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert answer.status_code == 200
 
 
 def test_many_wide_vectors_stand_in_nobodys_way(gateway: GatewayProcess) -> None:

@@ -17,7 +17,6 @@ from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, serving
-from tests.support.gateway_process import write_config
 from tests.support.in_process import running, save_tokenizer
 
 MODELS = {"embedding_models": {"e": {"input": "TEXT", "output": "OUT"}}}
@@ -67,14 +66,18 @@ class Replica(FakeTriton):
         return response
 
 
+def configured(folder: Path) -> Path:
+    save_tokenizer(folder)
+    config = folder / "c.yaml"
+    config.write_text(json.dumps({"anonymous": True, **MODELS}))
+    return config
+
+
 @asynccontextmanager
 async def gateway(
     folder: Path, *replicas: Replica, **settings: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    save_tokenizer(folder)
-    config = write_config(folder / "c.yaml", anonymous=True, **MODELS)
-    text = config.read_text().replace("tenants: []\n", "")
-    config.write_text(text)
+    config = configured(folder)
     async with AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(replica)) for replica in replicas]
         fields = {"config": config, "allow_anonymous": True} | settings
@@ -203,6 +206,27 @@ async def test_a_reload_changes_the_models(tmp_path: Path) -> None:
         await until(lambda: "n" in service.mapped)
         assert (await ask(client))[0] == 404
         assert await ask(client, model="n") == (200, 1)
+
+
+async def test_a_triton_that_is_started_again_is_asked_anew(tmp_path: Path) -> None:
+    """Its model may take less at once by then."""
+    one, again = Replica(1), Replica(2)
+    again.batch = 3
+    texts = [str(n) for n in range(8)]
+    async with AsyncExitStack() as stack:
+        async with serving(one) as endpoint:
+            config = configured(tmp_path)
+            fields = {"config": config, "allow_anonymous": True}
+            client, _, _ = await stack.enter_async_context(running(tmp_path, endpoint, **fields))
+            assert await ask(client, input=texts) == (200, 1)
+        status, error = await ask(client)
+        assert (status, error["code"]) == (503, "engine_unavailable")
+        await stack.enter_async_context(serving(again, endpoint))
+        async with asyncio.timeout(60):
+            while (answer := await ask(client, input=texts))[0] == 503:
+                await asyncio.sleep(0.05)
+        assert answer == (200, 2)
+        assert max(again.sizes) == 3
 
 
 async def test_no_adapter_gets_the_name_of_another_model(tmp_path: Path) -> None:
