@@ -37,9 +37,13 @@ class ResponseAnswer:
             "id": f"resp_{batch.request_id}",
             "object": "response",
             "created_at": int(time.time()),
+            "background": False,
+            "conversation": None,
+            "previous_response_id": asked.previous_response_id,
+            "store": False,
         }
-        # What a client has said is told in three events: written once.
-        self._tail = orjson.dumps(_echo(asked))[1:]
+        # What the client has said is told in three events: written once.
+        self._tail = chat.told[1:]
         self.form = Form(
             ids=batch.request_id,
             custom=asked.custom_tools,
@@ -117,40 +121,3 @@ class ResponseAnswer:
 def _logprobs(prompts: Prompts, entries: list[TokenLogprob]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = chat_logprobs(entries, prompts, as_ids=False)["content"]
     return content
-
-
-def _echo(asked: ResponseRequest) -> dict[str, Any]:
-    """What the request has said, as OpenAI tells it again, with the defaults."""
-    reasoning, text = asked.reasoning, asked.text
-    form: Any = {"type": "text"}
-    if text is not None and text.format is not None:
-        form = text.format.model_dump(by_alias=True, exclude_none=True)
-    choice: Any = asked.tool_choice or "auto"
-    return {
-        "model": asked.model,
-        "background": False,
-        "conversation": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
-        "prompt_cache_retention": asked.prompt_cache_retention,
-        "reasoning": {
-            "effort": reasoning and reasoning.effort,
-            "summary": reasoning and (reasoning.summary or reasoning.generate_summary),
-        },
-        "safety_identifier": asked.safety_identifier,
-        "service_tier": "default",
-        "store": False,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": form, "verbosity": (text and text.verbosity) or "medium"},
-        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in asked.tools or ()],
-        "top_logprobs": asked.top_logprobs or 0,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "truncation": asked.truncation or "disabled",
-        "user": asked.user,
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -262,6 +263,10 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
 
 
 def answer(**fields: Any) -> ResponseAnswer:
+    return answer_to(chat(**fields))
+
+
+def answer_to(wanted: Chat) -> ResponseAnswer:
     batch = Batch(
         request_id="r",
         generations=[generation()],
@@ -273,7 +278,7 @@ def answer(**fields: Any) -> ResponseAnswer:
         timeout_s=9,
         deadline=9,
     )
-    return ResponseAnswer(cast(Any, None), chat(**fields), batch)
+    return ResponseAnswer(cast(Any, None), wanted, batch)
 
 
 class _Written:
@@ -610,3 +615,28 @@ async def test_a_stream_ends_without_done(folder: Path) -> None:
         body = (await raw.http_response.aread()).decode()
     assert "[DONE]" not in body
     assert body.count("event: response.completed") == 1
+
+
+def test_what_is_long_is_not_told_again() -> None:
+    """It would go out three times, and be kept for as long as the answer takes."""
+    tool = FUNCTION | {"parameters": {"type": "object", "description": "x" * 2**18}}
+    said = {"instructions": "I", "tools": [tool], "tool_choice": "none"}
+    short = whole([TextDelta("a", 1, "stop")], **said | {"tools": [FUNCTION]})
+    assert (short["instructions"], [tool["name"] for tool in short["tools"]]) == ("I", ["f"])
+    long = whole([TextDelta("a", 1, "stop")], **said)
+    assert (long["instructions"], long["tools"], long["tool_choice"]) == (None, [], "none")
+
+
+def test_to_write_an_answer_costs_nothing_by_the_size_of_its_request() -> None:
+    """That is done where the request is read, off the event loop: here are the events."""
+    schema = {"type": "object", "properties": {f"p{n}": {"enum": [1, 2]} for n in range(4000)}}
+
+    def cost(tools: list[dict[str, Any]]) -> float:
+        wanted = chat(tools=tools)
+        began = time.thread_time()
+        for _ in range(20):
+            answer_to(wanted).stream(_Written(), "last").accept(0, TextDelta("a", 1, "stop"))
+        return time.thread_time() - began
+
+    one, many = [FUNCTION], [FUNCTION | {"name": f"f{n}", "parameters": schema} for n in range(20)]
+    assert min(cost(many) for _ in range(3)) < 4 * min(cost(one) for _ in range(3))
