@@ -113,6 +113,21 @@ def test_a_tool_is_called_and_its_answer_used(chat: ChatOpenAI) -> None:
     assert not answer.tool_calls
 
 
+def test_the_same_through_responses(options: dict[str, Any]) -> None:
+    chat = ChatOpenAI(temperature=0, use_responses_api=True, store=False, **options)
+    able = chat.bind_tools([get_weather])
+    chunks = [chunk for chunk in able.stream(WEATHER) if isinstance(chunk, AIMessageChunk)]
+    call = able.invoke(WEATHER)
+    assert isinstance(call, AIMessage)
+    for said in (_joined(chunks), call):
+        [told] = said.tool_calls
+        assert (told["name"], told["args"]) == ("get_weather", {"city": "Paris"})
+    answer = able.invoke([HumanMessage(WEATHER), call, get_weather.invoke(call.tool_calls[0])])
+    assert "21" in answer.text
+    structured = chat.with_structured_output(Person, method="json_schema")
+    assert isinstance(structured.invoke(CAPITAL), Person)
+
+
 def test_streamed_calls_equal_whole_ones(chat: ChatOpenAI) -> None:
     able = chat.bind_tools([get_weather])
     chunks = [chunk for chunk in able.stream(WEATHER) if isinstance(chunk, AIMessageChunk)]

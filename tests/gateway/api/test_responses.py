@@ -243,6 +243,49 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
     assert refused.value.message.startswith((f"{param}: ", "tool_choice forces"))
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "auto", "message"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "role", "content", "id", "text", "name", "output", "tools"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+WELL: dict[str, Any] = {
+    "instructions": "I",
+    "input": [QUESTION, FULL, CALL, RESULT],
+    "tools": [FUNCTION, PATCH],
+    "tool_choice": {"type": "function", "name": "f"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+    "reasoning": {"effort": "low"},
+    "metadata": {"a": "b"},
+}
+
+
+@given(st.data())
+def test_whatever_is_sent_is_read_or_refused_by_name(data: st.DataObject) -> None:
+    body = json.loads(json.dumps(WELL))
+    at: Any = body
+    while True:
+        places = list(at) if isinstance(at, dict) else range(len(at))
+        place = data.draw(st.sampled_from(sorted(places, key=str)))
+        deeper = isinstance(at[place], dict | list) and at[place]
+        if not deeper or data.draw(st.booleans()):
+            break
+        at = at[place]
+    at[place] = data.draw(JSON)
+    refused = None
+    try:
+        chat(**body).guide()
+    except InvalidRequest as error:
+        refused = error
+    assert refused is None or (refused.param and "[other]" not in refused.message)
+
+
 def test_hints_are_refused_where_the_operator_says_so() -> None:
     wish = FUNCTION | {"strict": True}
     body = {
