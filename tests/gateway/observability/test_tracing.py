@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -97,6 +98,23 @@ async def test_a_request_and_its_attempt(
     assert len(sent) > 100
     for secret in (KEY, PROMPT, ANSWER):
         assert secret.encode() not in sent
+
+
+async def test_every_protocol_is_traced(folder: Path, collector: Collector) -> None:
+    words = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    servicer = FakeTriton(tokens=ids_of(folder, ANSWER), fault=None, step=0)
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 10}
+    paths = ("/v1/messages", "/v1/chat/completions")
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, otlp_endpoint=collector.url) as (client, _, _),
+    ):
+        for path in paths:
+            assert (await client.post(path, json=asked)).status_code == 200
+    found = {span.name: span.attributes for span in collector.spans if span.kind == SERVER}
+    for path in paths:
+        assert found[f"POST {path}"]["gen_ai.operation.name"] == "chat"
 
 
 async def test_a_trace_begins_here_without_a_caller(folder: Path, collector: Collector) -> None:

@@ -18,8 +18,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
+from tests.support.otlp_collector import collecting
 
 MODELS = {"embedding_models": {"e": {"input": "TEXT", "output": "OUT"}}}
+SERVER, CLIENT = 2, 3  # SpanKind in OTLP
 ASKED = {"model": "e", "input": ["a", "b"]}
 
 
@@ -181,6 +183,19 @@ async def test_one_request_has_four_calls_at_once_and_leaving_ends_them(
         assert service.mapped_pool.admission("e").in_flight == 0
         one.hold.set()
         assert await ask(client) == (200, 1)
+
+
+async def test_a_call_is_traced(tmp_path: Path) -> None:
+    one = Replica(1)
+    with collecting() as collector:
+        async with gateway(tmp_path, one, otlp_endpoint=collector.url) as (client, _):
+            assert await ask(client) == (200, 1)
+    [call] = [span for span in collector.spans if span.kind == CLIENT]
+    [server] = [span for span in collector.spans if span.kind == SERVER]
+    assert (server.name, call.parent_id) == ("POST /v1/embeddings", server.span_id)
+    assert server.attributes["gen_ai.operation.name"] == "embeddings"
+    assert call.attributes["rpc.method"] == "inference.GRPCInferenceService/ModelInfer"
+    assert one.metadata[-1]["traceparent"].startswith(f"00-{server.trace_id}-{call.span_id}")
 
 
 async def test_many_requests_share_the_calls_of_a_replica(tmp_path: Path) -> None:
