@@ -27,7 +27,9 @@ from gateway.api import (
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
+from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
+from gateway.api.responses.looks import Looks
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
 from gateway.http.protocol import NO_ROOM
@@ -47,7 +49,8 @@ EXPOSED_HEADERS = [
 ]
 
 _MODULES = (
-    *(generations, anthropic, responses, embeddings, rerank, tokens, models),
+    *(generations, anthropic, responses, retrieval, conversations),
+    *(embeddings, rerank, tokens, models),
     *(adapters, vllm_adapters, keys, ops, openapi),
 )
 
@@ -83,6 +86,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         # Ours is `gateway.observability.tracing`; this one asks the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    api.state.looks = Looks()
     api.state.admin_port = None  # the server says which, once it listens there
     api.state.worker = worker
     api.state.openapi = _document

@@ -42,6 +42,19 @@ class ModelNotFound(InvalidRequest):
         self.model = model
 
 
+class NotFound(InvalidRequest):
+    """In the same words whether there is no such thing or it is another tenant's."""
+
+
+class PreviousResponseNotFound(NotFound):
+    """The response to go on from, or one before it, is not kept: deleted, expired or unknown."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+        )
+
+
 class ModelNotAllowed(InvalidRequest):
     """A model that everybody may know of, but that is not for this tenant."""
 

@@ -46,8 +46,8 @@ ALLOWED: dict[str, str] = {
     "gateway.server": "gateway.app gateway.api gateway.service gateway.http"
     " gateway.config gateway.observability",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
-    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog gateway.http"
-    " gateway.config"
+    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog"
+    " gateway.conversations gateway.http gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
     " gateway.parsers gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.tenancy gateway.catalog gateway.scheduling"

@@ -61,6 +61,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.SwitchedOff: Row(403, _CLIENT),
     errors.ModelNotAllowed: Row(403, _CLIENT, "model_not_allowed"),
     errors.ModelNotFound: Row(404, _CLIENT, "model_not_found"),
+    errors.NotFound: Row(404, _CLIENT),
+    errors.PreviousResponseNotFound: Row(404, _CLIENT, "previous_response_not_found"),
     errors.KeyNotFound: Row(404, _CLIENT, "key_not_found"),
     # Nothing says when to try again: a wrong key stays wrong.
     errors.TooManyWrongKeys: Row(429, _CLIENT, "too_many_wrong_keys"),

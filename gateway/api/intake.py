@@ -17,6 +17,7 @@ from fastapi import Request
 from gateway.api.body import LARGE_BODY, read_body
 from gateway.api.sse import cancel_on_disconnect
 from gateway.config.tenants import Tenant
+from gateway.errors import ConversationTooLarge
 from gateway.service import Service
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ class Intake:
         self._priority = tenant.priority if tenant else 0
         self._permit: AbstractAsyncContextManager[object] | None = None
         self._size = 0
+        self._room = 0
 
     async def __aenter__(self) -> Intake:
         await self._client.__aenter__()
@@ -64,8 +66,26 @@ class Intake:
             return work()
         return await self._service.prompts.turns.run(self._tenant, self._size, work)
 
+    async def make_room(self, size: int) -> None:
+        """For a turn to have `size` bytes here that did not come with the request.
+
+        A smaller turn is given up for it: nobody waits for a second one while holding a first.
+        Raises ConversationTooLarge for more than a body may have, and Overloaded.
+        """
+        most = self._service.settings.max_body_bytes
+        if size > most:
+            raise ConversationTooLarge(
+                f"The conversation has {size} bytes before this request; allowed: {most}."
+            )
+        self._size = max(self._size, size)
+        if size > max(LARGE_BODY, self._room):
+            if self._permit is not None:
+                permit, self._permit = self._permit, None
+                await permit.__aexit__(None, None, None)
+            await self._wait(size)
+
     async def _wait(self, size: int) -> None:
         """For a turn to have `size` bytes here."""
         permit = self._service.bodies.permit(self._tenant, self._priority, cost=size)
         await permit.__aenter__()
-        self._permit = permit
+        self._permit, self._room = permit, size

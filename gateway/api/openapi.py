@@ -25,6 +25,7 @@ from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Err
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
 from gateway.api.parameter_table import HARMLESS, HINTS
+from gateway.api.responses import conversations
 from gateway.api.responses.answer_schemas import ResponseEvent
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.routing import Router, Schema, refusals
@@ -41,6 +42,9 @@ _READ_BY_US = (
     rerank.RerankRequest,
     ResponseRequest,
     InputTokensRequest,
+    conversations.NewConversation,
+    conversations.ChangedConversation,
+    conversations.AddedItems,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
     adapters.AdapterOfSource,

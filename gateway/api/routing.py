@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path
@@ -78,10 +78,12 @@ def needs(
     json: type[BaseModel] | None = None,
     form: Schema | None = None,
     empty: bool = False,
+    query: Sequence[Schema] = (),
 ) -> Schema:
     """What we read of a request ourselves, for the `openapi_extra` of its operation.
 
-    `optional` is a key that not every gateway asks for; `empty` a body that may be left out.
+    `optional` is a key that not every gateway asks for; `empty` a body that may be left out;
+    `query` are parameters, as the document has them.
     `openapi.build` puts the schemas of JSON bodies into the document.
     """
     described: Schema = {}
@@ -94,6 +96,8 @@ def needs(
         body["application/json"] = {"schema": reference(json)}
     if body:
         described["requestBody"] = {"required": not empty, "content": body}
+    if query:
+        described["parameters"] = [*query]
     return described
 
 

@@ -228,15 +228,33 @@ def _cold_send(service: Service, caller: Caller, nbytes: int) -> _Turn:
     return sends.permit(caller.tenant, caller.priority, cost=cost)
 
 
-async def respond(request: Request, prepared: Prepared, wire: Wire) -> Response:
-    service: Service = request.app.state.service
-    context = context_of(request.scope)
-    batch, account, answer = prepared.batch, prepared.account, prepared.answer
-    headers = rate_headers(account.quotas)
+class Keeper(Protocol):
+    """Whoever has something to do with an answer before its client is told that it has ended."""
+
+    async def whole(self, answer: bytes) -> None:
+        """Raises what the answer then fails with."""
+
+    async def streamed(self, body: Body) -> None:
+        """Writes what the answer's sink has held back. Raises as `whole`."""
+
+
+def headers_of(prepared: Prepared) -> dict[str, str]:
+    """What the client is told beside the answer."""
+    headers = rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     if prepared.hints:
         headers["x-ignored-parameters"] = ", ".join(prepared.hints)
+    return headers
+
+
+async def respond(
+    request: Request, prepared: Prepared, wire: Wire, keeper: Keeper | None = None
+) -> Response:
+    service: Service = request.app.state.service
+    context = context_of(request.scope)
+    batch, account, answer = prepared.batch, prepared.account, prepared.answer
+    headers = headers_of(prepared)
     if prepared.stream:
         usage = prepared.usage
 
@@ -246,6 +264,8 @@ async def respond(request: Request, prepared: Prepared, wire: Wire) -> Response:
             sink = answer.stream(body, usage)
             # Not before it is its turn: behind a comment no refusal by the queue is a 503.
             await generate(service, context, batch, sink, on_place=body.expect)
+            if keeper is not None:
+                await keeper.streamed(body)
 
         return EventStream(write, headers, service.settings.keep_alive, account, wire)
     collector = Collector(batch.choices)
@@ -256,6 +276,8 @@ async def respond(request: Request, prepared: Prepared, wire: Wire) -> Response:
             body = collect()
         else:
             body = await service.logits.run(batch.caller.tenant, 0, collect)
+        if keeper is not None:
+            await keeper.whole(body)
     return Response(body, media_type="application/json", headers=headers)
 
 

@@ -30,17 +30,27 @@ from gateway.tokenization.prompts import Prompts
 class ResponseAnswer:
     """Writes the answer to one request."""
 
-    def __init__(self, prompts: Prompts, chat: Chat, batch: Batch) -> None:
+    def __init__(
+        self,
+        prompts: Prompts,
+        chat: Chat,
+        batch: Batch,
+        *,
+        stored: bool = False,
+        held: bool = False,
+    ) -> None:
+        """`held` has the stream keep its last event back, until somebody has kept the response."""
         asked = cast(ResponseRequest, chat.asked)
         self._batch = batch
-        self._head = {
+        conversation = asked.conversation_id
+        self._head: dict[str, Any] = {
             "id": f"resp_{batch.request_id}",
             "object": "response",
             "created_at": int(time.time()),
-            "background": False,
-            "conversation": None,
+            "background": bool(asked.background),
+            "conversation": conversation and {"id": conversation},
             "previous_response_id": asked.previous_response_id,
-            "store": False,
+            "store": stored,
         }
         # What the client has said is told in three events: written once.
         self._tail = chat.told[1:]
@@ -51,6 +61,7 @@ class ResponseAnswer:
             encoded=asked.includes("reasoning.encrypted_content"),
             logprobs=partial(_logprobs, prompts) if chat.logprobs else None,
         )
+        self.holds = held
         self._stream: Stream | None = None
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
@@ -68,6 +79,16 @@ class ResponseAnswer:
         if self.form.logprobs is None:
             return 0
         return sum(len(delta.logprobs) for deltas in received for delta in deltas)
+
+    @property
+    def id(self) -> str:
+        return str(self._head["id"])
+
+    @property
+    def held(self) -> tuple[bytes, bytes]:
+        """The response object that a stream has ended with, and the event that tells so."""
+        assert self._stream is not None
+        return self._stream.response, self._stream.last
 
     def wire(self) -> Wire:
         """What its stream has besides the events of an answer."""

@@ -14,6 +14,8 @@ from gateway.api.intake import Intake
 from gateway.api.request_log import Handler
 from gateway.api.responses.answer_schemas import InputTokens, ResponseEvent, ResponseObject
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.keeping import Keeper, Keeping, settled
+from gateway.api.responses.looks import asked_by
 from gateway.api.responses.prompts import count_of, prompt_of, truncated
 from gateway.api.responses.requests import (
     Chat,
@@ -56,15 +58,28 @@ async def create(request: Request) -> Response:
     service: Service = request.app.state.service
     read = partial(parse, ResponseRequest, strict=service.settings.strict_parameters)
 
+    keeping: Keeping | None = None
+
     async def settle(intake: Intake, tenant: Tenant | None, chat: Chat) -> Chat:
-        return await truncated(service, intake, tenant, chat)
+        nonlocal keeping
+        ask = asked_by(request, tenant, intake)
+        chat, before, keeping = await settled(service, ask, chat)
+        return await truncated(service, intake, tenant, chat, before)
+
+    def answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
+        assert keeping is not None
+        return ResponseAnswer(
+            service.prompts, chat, batch, stored=keeping.stored, held=keeping.keeps
+        )
 
     try:
-        ready = await prepared(request, read, prompt_of, _answer, settle)
+        ready = await prepared(request, read, prompt_of, answer, settle)
     except InvalidRequest as error:
         raise as_written(error) from None
     assert isinstance(ready.answer, ResponseAnswer)
-    return await respond(request, ready, ready.answer.wire())
+    assert keeping is not None
+    keeper = Keeper(keeping, ready.answer) if keeping.keeps else None
+    return await respond(request, ready, ready.answer.wire(), keeper)
 
 
 @router.post(
@@ -82,7 +97,9 @@ async def input_tokens(request: Request) -> Response:
         with await service.accounting.count(tenant, places=1):
             try:
                 chat, _ = await intake.read(read)
-                chat = await truncated(service, intake, tenant, chat)
+                ask = asked_by(request, tenant, intake)
+                chat, before, _ = await settled(service, ask, chat)
+                chat = await truncated(service, intake, tenant, chat, before)
                 count = await count_of(service, intake, tenant, chat)
             except InvalidRequest as error:
                 raise as_written(error) from None
@@ -92,7 +109,3 @@ async def input_tokens(request: Request) -> Response:
 
 HOT: dict[str, Handler] = {"/v1/responses": create}
 """The endpoint whose POSTs are answered in front of FastAPI, by path."""
-
-
-def _answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
-    return ResponseAnswer(service.prompts, chat, batch)

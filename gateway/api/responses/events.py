@@ -21,6 +21,8 @@ class Response(Protocol):
     """Whose stream it is."""
 
     form: Form
+    holds: bool
+    """Whether the last event is kept back."""
 
     def response(self, status: str, **members: Any) -> bytes:
         """The response object."""
@@ -37,6 +39,10 @@ class Stream:
         self._body = body
         self._output = Output(answer.form)
         self._number = 0
+        self.response = b""
+        """The object that the stream has ended with."""
+        self.last = b""
+        """The event that tells so, where it is held."""
         self._open: Item | None = None
         self._begun = False
         # What is told of a piece of the open item; nothing where that has to be asked for.
@@ -58,7 +64,12 @@ class Stream:
             cut = delta.finish == "length"
             frames += self._close(cut=cut)
             kind = "response.incomplete" if cut else "response.completed"
-            frames += self._lifecycle(kind, self._answer.finished(delta, self._output))
+            self.response = self._answer.finished(delta, self._output)
+            last = self._lifecycle(kind, self.response)
+            if self._answer.holds:
+                self.last = last
+            else:
+                frames += last
         return not frames or self._body.write(frames)
 
     async def drain(self) -> None:
@@ -71,8 +82,10 @@ class Stream:
         OpenAI's packages raise on `error` alone, agents on either.
         """
         output = [item.ended(cut=item is self._open) for item in self._output.items]
-        response = self._answer.response("failed", error=error, output=output)
-        frames = self._opening() + self._lifecycle("response.failed", response)
+        self.response = self._answer.response("failed", error=error, output=output)
+        if self.last:
+            self._number -= 1  # which nobody was told
+        frames = self._opening() + self._lifecycle("response.failed", self.response)
         # Also as OpenAI's types have it, without an envelope.
         told = orjson.loads(envelope)
         told |= {name: told["error"][name] for name in ("code", "message", "param")}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationError
 
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed
-from gateway.api.responses.items import Item, MessageItem, chat_messages
+from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
 from gateway.api.responses.tools import (
     CustomTool,
     ToolChoice,
@@ -62,6 +62,11 @@ Include = Literal[
 ]
 
 
+M = TypeVar("M", bound=Strict)
+
+_SAID = MessageItem(role="user", content="")
+
+
 class Format(Strict):
     """What the answer must match; `schema` and `name` go with `json_schema`."""
 
@@ -108,6 +113,16 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
+class ConversationRef(Strict):
+    id: str
+
+
+_Conversation = Annotated[
+    Annotated[str, Tag("[id]")] | Annotated[ConversationRef, Tag("[object]")],
+    Discriminator(lambda value: "[id]" if isinstance(value, str) else "[object]"),
+]
+
+
 class ResponsePrompt(Strict):
     """What a model reads: of a request for an answer, and of one for the number of its tokens."""
 
@@ -122,7 +137,7 @@ class ResponsePrompt(Strict):
     truncation: Literal["auto", "disabled"] | None = None
     # What would need earlier answers to be kept.
     previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
+    conversation: _Conversation | None = None
 
     @property
     def items(self) -> Sequence[Item]:
@@ -130,6 +145,20 @@ class ResponsePrompt(Strict):
         if isinstance(self.input, str):
             return [_said(self.input)]
         return self.input or []
+
+    @property
+    def conversation_id(self) -> str | None:
+        named = self.conversation
+        return named.id if isinstance(named, ConversationRef) else named
+
+    @property
+    def continues(self) -> bool:
+        """Whether there is more to it than it says itself."""
+        return (
+            self.previous_response_id is not None
+            or self.conversation is not None
+            or any(isinstance(item, ItemReference) for item in self.items)
+        )
 
     def chat(self, items: Sequence[Item]) -> dict[str, Any]:
         """The fields of a chat request of these items, of which the last are the request's own.
@@ -323,18 +352,26 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
-    try:
-        asked = model.model_validate(load_object(body or b"{}"))
-    except ValidationError as error:
-        raise _invalid(error) from None
-    _check_stateless(asked)
-    chat = chat_of(asked, asked.items)
+    asked = validated(model, body)
+    own = asked.items
+    if asked.continues:
+        # What comes before these, and what references are to, is not known yet.
+        own = [_SAID if isinstance(item, ItemReference) else item for item in own] or [_SAID]
+    chat = chat_of(asked, own)
     hints = [*asked.hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
     return Parsed(chat, tuple(hints))
+
+
+def validated(model: type[M], body: bytes) -> M:
+    """A JSON body as `model`. Raises InvalidRequest naming the parameter."""
+    try:
+        return model.model_validate(load_object(body or b"{}"))
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
 def chat_of(asked: ResponsePrompt, items: Sequence[Item]) -> Chat:
@@ -358,13 +395,6 @@ def as_written(error: InvalidRequest) -> InvalidRequest:
     for other in _WORDS:
         message = message.replace(other, _WRITTEN[other])
     return error if message == error.message else type(error)(message, param=name)
-
-
-def _check_stateless(asked: ResponsePrompt) -> None:
-    """Raises UnsupportedParameter for what needs answers to be kept."""
-    for name in ("previous_response_id", "conversation", "store", "background"):
-        if getattr(asked, name, None):
-            raise UnsupportedParameter(f"{name}: this server keeps no responses.", param=name)
 
 
 def _said(text: str) -> Item:

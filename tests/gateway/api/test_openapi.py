@@ -44,6 +44,11 @@ MAX_CHOICES = 2
 IN_PATH = {"model": "demo", "name": "documented"}
 WITH_TENANTS = {"POST /v1/keys", "GET /v1/keys", "DELETE /v1/keys/{key_id}"}
 WITH_MODELS = {"POST /v1/embeddings", "POST /v1/rerank"}
+OF_WHAT_IS_KEPT = {
+    operation
+    for operation in (f"{m.upper()} {p}" for p, item in DOCUMENT["paths"].items() for m in item)
+    if "/v1/conversations" in operation or "/v1/responses/{" in operation
+}
 DEMO_ADAPTERS = ("zh", "ja")  # other tests need them
 SECONDS = 60
 
@@ -230,7 +235,7 @@ def test_every_operation_succeeds_as_documented(
     for method, path, parts in requests:
         _succeeds(admin, method, path, parts, IN_PATH)
     succeeded = {f"{method} {path}" for method, path, _ in requests}
-    assert succeeded == set(OPERATIONS) - WITH_TENANTS - WITH_MODELS
+    assert succeeded == set(OPERATIONS) - WITH_TENANTS - WITH_MODELS - OF_WHAT_IS_KEPT
 
 
 def test_every_operation_on_other_models_succeeds_as_documented(
@@ -248,6 +253,36 @@ def test_every_operation_on_other_models_succeeds_as_documented(
         base64 = embeddings | {"encoding_format": "base64"}
         _succeeds(client, "POST", "/v1/embeddings", {"json": base64}, {})
         _succeeds(client, "POST", "/v1/rerank", {"json": rerank}, {})
+
+
+def test_every_operation_on_what_is_kept_succeeds_as_documented(admin: httpx.Client) -> None:
+    said = [{"role": "user", "content": "Hi"}]
+    asked = {"model": "demo", "input": said, "max_output_tokens": 4}
+    made = _succeeds(admin, "POST", "/v1/responses", {"json": asked}, {}).json()
+    names = {"response_id": made["id"]}
+    base = "/v1/responses/{response_id}"
+    succeeded = set()
+
+    def succeeds(method: str, path: str, **parts: Any) -> dict[str, Any]:
+        succeeded.add(f"{method} {path}")
+        answer: dict[str, Any] = _succeeds(admin, method, path, parts, names).json()
+        return answer
+
+    succeeds("GET", base)
+    succeeds("GET", f"{base}/input_items", params={"order": "asc", "limit": 1})
+    succeeds("DELETE", base)
+    new = {"items": said, "metadata": {"k": "v"}}
+    names["conversation_id"] = succeeds("POST", "/v1/conversations", json=new)["id"]
+    base = "/v1/conversations/{conversation_id}"
+    added = succeeds("POST", f"{base}/items", json={"items": said})
+    names["item_id"] = added["first_id"]
+    succeeds("GET", base)
+    succeeds("POST", base, json={"metadata": None})
+    succeeds("GET", f"{base}/items")
+    succeeds("GET", f"{base}/items/{{item_id}}")
+    succeeds("DELETE", f"{base}/items/{{item_id}}")
+    succeeds("DELETE", base)
+    assert succeeded == OF_WHAT_IS_KEPT
 
 
 def test_every_operation_on_keys_succeeds_as_documented(stack: Stack, tmp_path: Path) -> None:

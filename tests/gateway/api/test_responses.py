@@ -164,7 +164,7 @@ def test_parts_that_are_no_text_are_refused_by_their_place(kind: str, place: str
         *("web_search_call", "file_search_call", "computer_call", "computer_call_output"),
         *("code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_response"),
         *("image_generation_call", "local_shell_call", "shell_call", "apply_patch_call"),
-        *("compaction", "tool_search_call", "additional_tools", "new_one", "item_reference"),
+        *("compaction", "tool_search_call", "additional_tools", "new_one"),
     ],
 )
 def test_items_of_hosted_tools_are_refused_by_their_place(kind: str) -> None:

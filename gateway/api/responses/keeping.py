@@ -1,0 +1,174 @@
+"""What a request goes on from, and what is kept of it: settled before its prompt is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import orjson
+
+from gateway.api.answers import Body
+from gateway.api.body import LARGE_BODY
+from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.conversation_items import all_items, head_of, item_records
+from gateway.api.responses.items import Item, ItemReference
+from gateway.api.responses.looks import Asking
+from gateway.api.responses.requests import Chat, ResponsePrompt, ResponseRequest, chat_of
+from gateway.api.responses.stored import (
+    FINISHED,
+    NOTHING,
+    Earlier,
+    dumped,
+    earlier,
+    encode,
+    read,
+    resolved,
+    with_ids,
+    written,
+)
+from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
+from gateway.errors import ConversationsOff, InvalidRequest, UnsupportedParameter
+from gateway.service import Service
+
+_NEED_A_STORE = ("previous_response_id", "conversation", "background")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Of one request.
+
+    Attributes:
+        stored: whether the response is kept itself.
+        chain: the ids of the responses that it follows, and `before` the bytes of their records.
+        own: its new items as JSON, which is less than what was read of them.
+        conversation: whose items these become, with those of the answer, behind the place `last`.
+    """
+
+    service: Service
+    tenant: str
+    stored: bool
+    chain: Sequence[str]
+    before: int
+    own: bytes
+    conversation: str | None
+    last: int
+
+    @property
+    def keeps(self) -> bool:
+        return self.stored or self.conversation is not None
+
+    async def put(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
+        """Returns once it is kept, and `more` with it. Raises what `Conversations.put` raises."""
+        make = partial(self._records, response, version)
+        size = len(response) + len(self.own)
+        if size <= LARGE_BODY:
+            records = make()
+        else:
+            records = await self.service.prompts.turns.run(self.tenant, size, make)
+        await self.service.conversations.put(self.tenant, [*records, *more])
+
+    def _records(self, response: bytes, version: int) -> list[Record]:
+        told = orjson.loads(response)
+        own = with_ids(orjson.loads(self.own), told["id"])
+        records = []
+        if self.stored:
+            data = encode(response, orjson.dumps(own), self.chain, self.before)
+            records.append(Record(told["id"], data, version))
+        if self.conversation is not None and told["status"] in ("completed", "incomplete"):
+            records += item_records(self.conversation, own + told["output"], self.last)
+        return records
+
+
+class Keeper:
+    """Keeps an answer before its client is told that it has ended."""
+
+    def __init__(self, keeping: Keeping, answer: ResponseAnswer) -> None:
+        self._keeping = keeping
+        self._answer = answer
+
+    async def whole(self, response: bytes) -> None:
+        await self._keeping.put(response)
+
+    async def streamed(self, body: Body) -> None:
+        response, last = self._answer.held
+        await self._keeping.put(response)
+        body.write(last)
+
+
+class Settled(NamedTuple):
+    """`before` are the items that come before the request's own."""
+
+    chat: Chat
+    before: Sequence[Item]
+    keeping: Keeping
+
+
+async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
+    """The chat with all that it goes on from, and what is to be kept of it.
+
+    Raises InvalidRequest and its kinds, ConversationsUnavailable and Overloaded.
+    """
+    asked, intake = chat.asked, ask.intake
+    stored = _is_stored(ask.kept, asked)
+    own, place = asked.items, -1
+    before, found = NOTHING, list[Item]()
+    if asked.continues:
+        async with ask.look:
+            before, place = await _before(ask, asked)
+            if any(isinstance(item, ItemReference) for item in own):
+                given = await intake.work(partial(dumped, own))
+                own = read(await resolved(ask.kept, ask.tenant, given, intake))
+                asked = asked.model_copy(update={"input": own})
+        found = await intake.work(partial(read, before.items))
+        chat = await intake.work(partial(chat_of, asked, [*found, *own]))
+    keeps = stored or asked.conversation is not None
+    keeping = Keeping(
+        service=service,
+        tenant=ask.tenant,
+        stored=stored,
+        chain=before.chain,
+        before=before.nbytes,
+        own=await intake.work(partial(written, own)) if keeps else b"[]",
+        conversation=asked.conversation_id,
+        last=place,
+    )
+    return Settled(chat, found, keeping)
+
+
+async def _before(ask: Asking, asked: ResponsePrompt) -> tuple[Earlier, int]:
+    """And the place of the last item, in a conversation."""
+    if asked.previous_response_id is not None:
+        previous = asked.previous_response_id
+        return await earlier(ask.kept, ask.tenant, previous, ask.intake), -1
+    if (conversation := asked.conversation_id) is not None:
+        await head_of(ask.kept, ask.tenant, conversation, "conversation")
+        return await all_items(ask.kept, ask.tenant, conversation, ask.intake)
+    return NOTHING, -1
+
+
+def _is_stored(kept: Conversations, asked: ResponsePrompt) -> bool:
+    """Whether the response is to be kept. Raises what is wrong with the wish."""
+    wished = asked.store if isinstance(asked, ResponseRequest) else False
+    if not kept.enabled:
+        if wished:
+            raise ConversationsOff
+        for name in _NEED_A_STORE:
+            if getattr(asked, name, None):
+                raise UnsupportedParameter(
+                    f"{name}: this gateway keeps no responses and conversations.", param=name
+                )
+        return False
+    if asked.previous_response_id is not None and asked.conversation is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation exclude each other.",
+            param="previous_response_id",
+        )
+    if wished is False and getattr(asked, "background", None):
+        raise InvalidRequest(
+            "background: goes with `store: true`, as the answer is fetched later.",
+            param="background",
+        )
+    return wished is not False

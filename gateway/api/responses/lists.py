@@ -1,0 +1,109 @@
+"""Lists of items, a page at a time, as the endpoints of responses and conversations have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import orjson
+from fastapi import Request
+
+from gateway.api.messages import Strict
+from gateway.api.responses.requests import Include
+from gateway.api.routing import Schema
+from gateway.errors import InvalidRequest, NotFound
+
+_LIMIT, _MOST = 20, 100
+_ORDERS = ["asc", "desc"]
+
+
+class ItemList(Strict):
+    """The ids are those of the first and the last item, null where there is none."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def parameter(name: str, description: str, **schema: Any) -> Schema:
+    """Of a query, as the OpenAPI document has it."""
+    return {"name": name, "in": "query", "description": description, "schema": schema}
+
+
+INCLUDE = parameter(
+    "include",
+    "Accepted: whatever of this an item has is told.",
+    type="array",
+    items={"enum": get_args(Include)},
+)
+
+
+PAGE = [
+    parameter("limit", "How many at most.", type="integer", minimum=1, maximum=_MOST),
+    parameter("order", "By age; the newest come first unless told.", enum=_ORDERS),
+    parameter("after", "The id of the item that comes before the page.", type="string"),
+    INCLUDE,
+]
+"""The parameters of a page, for the OpenAPI document."""
+
+
+class Page(NamedTuple):
+    limit: int
+    newest_first: bool
+    after: str | None
+
+    def of(self, items: Sequence[dict[str, Any]]) -> bytes:
+        """The page as JSON, of all items, oldest first. Raises NotFound."""
+        ordered = items[::-1] if self.newest_first else items
+        if self.after is not None:
+            ids = [item["id"] for item in ordered]
+            if self.after not in ids:
+                raise NotFound(f"Item with id '{self.after}' not found.", param="after")
+            ordered = ordered[ids.index(self.after) + 1 :]
+        return listed(ordered[: self.limit], more=len(ordered) > self.limit)
+
+
+def listed(items: Sequence[dict[str, Any]], *, more: bool = False) -> bytes:
+    ends = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    told = ItemList(object="list", data=[], first_id=ends[0], last_id=ends[1], has_more=more)
+    return orjson.dumps(told.model_dump() | {"data": items})
+
+
+def page_of(request: Request) -> Page:
+    """By the query. Raises InvalidRequest."""
+    query = request.query_params
+    check_include(request)
+    limit = whole(request, "limit", least=1, most=_MOST)
+    order = query.get("order", "desc")
+    if order not in _ORDERS:
+        raise InvalidRequest(
+            f"order: found {order!r}; allowed: {' and '.join(_ORDERS)}.", param="order"
+        )
+    return Page(_LIMIT if limit is None else limit, order == "desc", query.get("after"))
+
+
+def whole(request: Request, name: str, *, least: int, most: int) -> int | None:
+    """A number of the query. Raises InvalidRequest."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    # No more than a few digits are read: `int` takes long for many.
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 16 else -1
+    if not least <= number <= most:
+        raise InvalidRequest(
+            f"{name}: found {text!r}; allowed: a whole number from {least} to {most}.", param=name
+        )
+    return number
+
+
+def check_include(request: Request) -> None:
+    """Raises InvalidRequest for what nobody can ask for."""
+    query = request.query_params
+    for name in (*query.getlist("include"), *query.getlist("include[]")):
+        if name not in get_args(Include):
+            raise InvalidRequest(
+                f"include: found {name!r}; allowed: {', '.join(get_args(Include))}.",
+                param="include",
+            )

@@ -1,0 +1,256 @@
+"""Responses as they are kept, and what a request that names one goes on from.
+
+A record has what is new with its response, and the ids of those before it: to go on with a
+conversation takes the last one and then, at once, the others. Ids of items hold that of what they
+were kept with, so that a reference to one finds its record without an index.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import TypeAdapter
+
+from gateway.api.intake import Intake
+from gateway.api.responses import items
+from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
+from gateway.errors import (
+    InvalidRequest,
+    NotFound,
+    PreviousResponseNotFound,
+    UnsupportedParameter,
+)
+
+Item = dict[str, Any]
+"""One of input or output, as JSON."""
+_ITEMS = TypeAdapter(list[items.Item])
+_SOMETHING = items.MessageItem(role="user", content="")
+
+FINISHED = 2**52
+"""The least version of what changes no more. Any before it is a time in microseconds, or 1."""
+LONGEST_CHAIN = 1024
+MOST_ITEMS = 8192
+"""That are earlier than a request."""
+_MOST_REFERENCES = 64
+
+_RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
+_ITEM = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_i?[0-9]{1,20}")
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
+_CONTINUABLE = ("completed", "incomplete")
+
+
+class Kept(NamedTuple):
+    """A response as it was kept.
+
+    Attributes:
+        response: the object as it was answered.
+        input: its own new items.
+        chain: the ids of the responses before it, oldest first.
+        nbytes: of this record and of all in `chain`.
+    """
+
+    response: dict[str, Any]
+    input: list[Item]
+    chain: list[str]
+    nbytes: int
+
+    @property
+    def items(self) -> list[Item]:
+        """What a request that follows has before its own."""
+        output: list[Item] = self.response["output"]
+        return self.input + output
+
+
+class Earlier(NamedTuple):
+    """What a request goes on from: items, oldest first, and what its own record needs of them."""
+
+    items: list[Item]
+    chain: list[str]
+    nbytes: int
+
+
+NOTHING = Earlier([], [], 0)
+
+
+def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> bytes:
+    """A record of the response's JSON and that of its own items; `before` are the chain's bytes."""
+    kept = {
+        "response": orjson.Fragment(response),
+        "input": orjson.Fragment(items),
+        "chain": chain,
+        "nbytes": before + len(response) + len(items),
+    }
+    return orjson.dumps(kept)
+
+
+def decode(record: Record) -> Kept:
+    found = orjson.loads(record.data)
+    return Kept(found["response"], found["input"], found["chain"], found["nbytes"])
+
+
+def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
+    """A request's items as JSON. Raises UnsupportedParameter for what no chat is made of."""
+    # A reference is to what was looked at when it was kept.
+    told = [_SOMETHING if isinstance(item, items.ItemReference) else item for item in given]
+    try:
+        items.chat_messages(None, told)
+    except UnsupportedParameter as error:
+        where = (error.param or "").replace("input", param, 1)
+        message = error.message.replace(error.param or "", where, 1)
+        raise UnsupportedParameter(message, param=where) from None
+    found: list[Item] = _ITEMS.dump_python([*given], exclude_none=True)
+    return found
+
+
+def written(given: Sequence[items.Item]) -> bytes:
+    """As `dumped`, in bytes, of items that a chat was made of."""
+    return _ITEMS.dump_json([*given], exclude_none=True)
+
+
+def read(told: Sequence[Item]) -> list[items.Item]:
+    """What was kept, as items of a request."""
+    return _ITEMS.validate_python([*told])
+
+
+def is_response_id(text: str) -> bool:
+    return _RESPONSE.fullmatch(text) is not None
+
+
+def microseconds() -> int:
+    """The time, as versions and places within a group have it. A float holds it exactly."""
+    return time.time_ns() // 1000
+
+
+def with_ids(given: Iterable[Item], owner: str) -> list[Item]:
+    """The items in their long form, each with an id: its own, or one that holds `owner`'s digits.
+
+    `owner` is the id of a response.
+    """
+    digits = owner.partition("_")[2]
+    found = []
+    for n, item in enumerate(map(long_form, given)):
+        known = _ITEM.fullmatch(item.get("id", ""))
+        found.append(item if known else item | {"id": item_id(item, digits, f"i{n}")})
+    return found
+
+
+def item_id(item: Item, digits: str, place: str) -> str:
+    return f"{_PREFIXES[item['type']]}_{digits}_{place}"
+
+
+def long_form(item: Item) -> Item:
+    """As OpenAI lists it: with a status, and a message's text in parts."""
+    item = item | {"status": "completed"}
+    if item["type"] == "reasoning":
+        return {"summary": []} | item
+    if item["type"] == "message":
+        part = _said if item["role"] == "assistant" else _given
+        content = item["content"]
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        item["content"] = [part(text) for text in texts]
+    return item
+
+
+def _given(part: Item) -> Item:
+    return {"type": "input_text", "text": part["text"]}
+
+
+def _said(part: Item) -> Item:
+    if part["type"] == "refusal":
+        return {"type": "refusal", "refusal": part["text"]}
+    return {"type": "output_text", "text": part["text"], "annotations": []}
+
+
+async def earlier(kept: Conversations, tenant: str, response_id: str, intake: Intake) -> Earlier:
+    """What follows `response_id`, off the event loop and in the tenant's turn where it is large.
+
+    Raises PreviousResponseNotFound where it, or one before it, is not there any more, and
+    InvalidRequest where it cannot be continued.
+    """
+    [last] = await kept.get(tenant, [response_id])
+    if last is None or not is_response_id(response_id):
+        raise PreviousResponseNotFound(response_id)
+    await intake.make_room(len(last.data))
+    found = await intake.work(lambda: decode(last))
+    _check_continuable(found, response_id)
+    await intake.make_room(found.nbytes)
+    records = []
+    for link, record in zip(found.chain, await kept.get(tenant, found.chain), strict=True):
+        if record is None:
+            raise PreviousResponseNotFound(link)
+        records.append(record)
+
+    def items() -> list[Item]:
+        return [item for one in (*map(decode, records), found) for item in one.items]
+
+    return Earlier(await intake.work(items), [*found.chain, response_id], found.nbytes)
+
+
+def _check_continuable(found: Kept, response_id: str) -> None:
+    status = found.response["status"]
+    if status not in _CONTINUABLE:
+        raise InvalidRequest(
+            f"previous_response_id: {response_id} is {status}; allowed: one that is "
+            f"{' or '.join(_CONTINUABLE)}.",
+            param="previous_response_id",
+        )
+    if len(found.chain) >= LONGEST_CHAIN - 1:
+        raise InvalidRequest(
+            f"previous_response_id: {response_id} follows {len(found.chain)} others; allowed: "
+            f"{LONGEST_CHAIN - 2}. Begin anew with what matters of them as input.",
+            param="previous_response_id",
+        )
+
+
+async def resolved(
+    kept: Conversations, tenant: str, given: list[Item], intake: Intake, param: str = "input"
+) -> list[Item]:
+    """The items with what their references name in the place of those.
+
+    Raises NotFound for what this tenant has no item of.
+    """
+    wanted = [item["id"] for item in given if item["type"] == "item_reference"]
+    if not wanted:
+        return given
+    if len(wanted) > _MOST_REFERENCES:
+        raise InvalidRequest(
+            f"{param}: found {len(wanted)} items of type item_reference; allowed: "
+            f"{_MOST_REFERENCES}.",
+            param=param,
+        )
+    # An item of a response is in that one's record; one of a conversation is a record itself.
+    ids = dict.fromkeys(
+        name
+        for one in wanted
+        if (digits := _ITEM.fullmatch(one)) is not None
+        for name in (f"resp_{digits[1]}", one)
+    )
+    records = [record for record in await kept.get(tenant, [*ids]) if record is not None]
+    await intake.make_room(sum([len(record.data) for record in records]))
+
+    def replaced() -> list[Item]:
+        found: dict[str, Item] = {}
+        for record in records:
+            if is_response_id(record.id):
+                found |= {item["id"]: item for item in decode(record).items}
+            else:
+                item = orjson.loads(record.data)
+                found[item["id"]] = item
+        missing = next((one for one in wanted if one not in found), None)
+        if missing is not None:
+            raise NotFound(f"Item with id '{missing}' not found.", param=param)
+        return [item if item["type"] != "item_reference" else found[item["id"]] for item in given]
+
+    return await intake.work(replaced)
