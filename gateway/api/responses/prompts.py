@@ -89,7 +89,10 @@ async def truncated(
     async def fits(candidate: Chat) -> bool:
         try:
             return await count_of(service, intake, tenant, candidate) <= most
-        except ContextLengthExceeded:
+        except InvalidRequest as error:
+            # A template may want the user to begin: what else is left out is looked for then.
+            if candidate is chat and not isinstance(error, ContextLengthExceeded):
+                raise
             return False
 
     if await fits(chat):

@@ -683,3 +683,17 @@ def test_to_write_an_answer_costs_nothing_by_the_size_of_its_request() -> None:
 
     one, many = [FUNCTION], [FUNCTION | {"name": f"f{n}", "parameters": schema} for n in range(20)]
     assert min(cost(many) for _ in range(3)) < 4 * min(cost(one) for _ in range(3))
+
+
+async def test_what_a_template_refuses_is_no_way_to_shorten_a_conversation(folder: Path) -> None:
+    """One that lets nobody but the user begin; what is told is that it is too long."""
+    begins = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}"
+    config = {"eos_token": "!", "chat_template": begins + TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    called = [(CALL, RESULT | {"output": "x" * 40})] * 4
+    said: Any = [QUESTION, *[item for pair in called for item in pair]]
+    async with asked(folder, max_seq_len=128) as (api, _):
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await api.responses.create(model="m", input=said, truncation="auto")
+        with pytest.raises(openai.BadRequestError, match="template refused"):
+            await api.responses.create(model="m", input=said[1:3], truncation="auto")
