@@ -17,9 +17,10 @@ from gateway.api.answers import Body
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
+from gateway.api.responses.chats import Chat
 from gateway.api.responses.events import Stream
 from gateway.api.responses.output import Form, Output, ended
-from gateway.api.responses.requests import Chat, ResponseRequest
+from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, Wire
 from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta, TokenLogprob

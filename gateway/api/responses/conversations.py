@@ -16,6 +16,7 @@ from starlette.responses import Response
 from gateway.api.answer_schemas import Count
 from gateway.api.messages import Strict
 from gateway.api.responses import items
+from gateway.api.responses.chats import validated
 from gateway.api.responses.conversation_items import (
     add_items,
     head_of,
@@ -25,7 +26,7 @@ from gateway.api.responses.conversation_items import (
 )
 from gateway.api.responses.lists import PAGE, ItemList, Page, listed, page_of
 from gateway.api.responses.looks import Asking, asking
-from gateway.api.responses.requests import Metadata, validated
+from gateway.api.responses.options import Metadata
 from gateway.api.responses.stored import Item, dumped, resolved
 from gateway.api.routing import BODY, Name, Router, Schema, needs, refusals
 

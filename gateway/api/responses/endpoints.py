@@ -14,16 +14,11 @@ from gateway.api.intake import Intake
 from gateway.api.request_log import Handler
 from gateway.api.responses.answer_schemas import InputTokens, ResponseEvent, ResponseObject
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.chats import Chat, as_written, parse
 from gateway.api.responses.keeping import Keeper, Keeping, settled
 from gateway.api.responses.looks import asked_by
 from gateway.api.responses.prompts import count_of, prompt_of, truncated
-from gateway.api.responses.requests import (
-    Chat,
-    InputTokensRequest,
-    ResponseRequest,
-    as_written,
-    parse,
-)
+from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.serving import prepared, respond
 from gateway.config.tenants import Tenant

@@ -12,10 +12,11 @@ import orjson
 from gateway.api.answers import Body
 from gateway.api.body import LARGE_BODY
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.conversation_items import all_items, head_of, item_records
 from gateway.api.responses.items import Item, ItemReference
 from gateway.api.responses.looks import Asking
-from gateway.api.responses.requests import Chat, ResponsePrompt, ResponseRequest, chat_of
+from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.stored import (
     FINISHED,
     NOTHING,

@@ -9,7 +9,7 @@ import orjson
 from fastapi import Request
 
 from gateway.api.messages import Strict
-from gateway.api.responses.requests import Include
+from gateway.api.responses.options import Include
 from gateway.api.routing import Schema
 from gateway.errors import InvalidRequest, NotFound
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.api.intake import Intake
 from gateway.api.messages import Message
+from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.items import (
     CallOutputItem,
     CustomCallItem,
@@ -14,7 +15,7 @@ from gateway.api.responses.items import (
     Item,
     MessageItem,
 )
-from gateway.api.responses.requests import Chat, ResponseRequest, chat_of
+from gateway.api.responses.requests import ResponseRequest
 from gateway.api.serving import Prompts, rendered
 from gateway.api.turns import BETWEEN
 from gateway.config.tenants import Tenant

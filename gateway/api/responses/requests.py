@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationError
+from pydantic import Field
 
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed
 from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
+from gateway.api.responses.options import (
+    Conversation,
+    ConversationRef,
+    Include,
+    Label,
+    Metadata,
+    Reasoning,
+    ResponseStreamOptions,
+    TextOptions,
+)
 from gateway.api.responses.tools import (
     CustomTool,
     ToolChoice,
@@ -21,106 +29,11 @@ from gateway.api.responses.tools import (
     offered,
     unenforced,
 )
-from gateway.api.schemas import ChatCompletionRequest, StopString, StopStrings, Whole
-from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, location, pick, words
-from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide
-
-_WRITTEN: dict[str, str] = {
-    "chat_template_kwargs.enable_thinking": "reasoning.effort",
-    "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
-    "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
-}
-"""What a chat's parameters are called here, where that differs."""
-_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
-"""Those that are no words of any other language."""
-_OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+from gateway.api.schemas import StopString, StopStrings, Whole
+from gateway.errors import InvalidRequest
 
 _LONG_ECHO = 256 * 1024
 """Bytes; 60,000 tokens of instructions, say."""
-
-_Effort = Annotated[str, StringConstraints(max_length=32)]
-_Summary = Literal["auto", "concise", "detailed"]
-_Name = Annotated[str, StringConstraints(max_length=64)]
-_Value = Annotated[str, StringConstraints(max_length=512)]
-Metadata = Annotated[dict[_Name, _Value], Field(max_length=16)]
-_Label = Annotated[str, StringConstraints(max_length=512)]
-
-Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    # Of items that are never made here.
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-
-
-M = TypeVar("M", bound=Strict)
-
-_SAID = MessageItem(role="user", content="")
-
-
-class Format(Strict):
-    """What the answer must match; `schema` and `name` go with `json_schema`."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-    def for_chat(self) -> dict[str, Any]:
-        if self.type != "json_schema":
-            return {"type": self.type}
-        if self.schema_ is None:
-            where = "text.format.schema"
-            raise InvalidRequest(f"{where}: must be given for type json_schema.", param=where)
-        schema = {
-            "name": self.name or "output",
-            "description": self.description,
-            "schema": self.schema_,
-            "strict": self.strict,
-        }
-        return {"type": self.type, "json_schema": schema}
-
-    def told(self) -> dict[str, Any]:
-        """As the client wrote it."""
-        given = {("schema" if name == "schema_" else name): value for name, value in self}
-        return {name: value for name, value in given.items() if value is not None}
-
-
-class TextOptions(Strict):
-    format: Format | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-
-
-class Reasoning(Strict):
-    effort: _Effort | None = None
-    summary: _Summary | None = None
-    generate_summary: _Summary | None = None
-    context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: Literal["standard"] | None = None
-
-
-class ResponseStreamOptions(Strict):
-    include_obfuscation: bool | None = None
-
-
-class ConversationRef(Strict):
-    id: str
-
-
-_Conversation = Annotated[
-    Annotated[str, Tag("[id]")] | Annotated[ConversationRef, Tag("[object]")],
-    Discriminator(lambda value: "[id]" if isinstance(value, str) else "[object]"),
-]
 
 
 class ResponsePrompt(Strict):
@@ -137,13 +50,13 @@ class ResponsePrompt(Strict):
     truncation: Literal["auto", "disabled"] | None = None
     # What would need earlier answers to be kept.
     previous_response_id: str | None = None
-    conversation: _Conversation | None = None
+    conversation: Conversation | None = None
 
     @property
     def items(self) -> Sequence[Item]:
         """The new ones, as a list in any case."""
         if isinstance(self.input, str):
-            return [_said(self.input)]
+            return [MessageItem(role="user", content=self.input)]
         return self.input or []
 
     @property
@@ -227,12 +140,12 @@ class ResponseRequest(ResponsePrompt):
     chat_template_kwargs: dict[str, Any] | None = None
     # Without effect on the answer.
     metadata: Metadata | None = None
-    user: _Label | None = None
-    safety_identifier: _Label | None = None
-    prompt_cache_key: _Label | None = None
-    prompt_cache_retention: _Label | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    service_tier: _Label | None = None
+    service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Whole | None = Field(None, ge=1)
     # Wishes that this server has nothing to do with.
@@ -331,91 +244,3 @@ class ResponseRequest(ResponsePrompt):
     @property
     def custom_tools(self) -> frozenset[str]:
         return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))
-
-
-class Chat(ChatCompletionRequest):
-    """A chat, with the request that it was."""
-
-    asked: ResponsePrompt
-    tool_places: tuple[int, ...] = ()
-    """Of the tools that are offered, among those of the request."""
-    told: bytes = b""
-    """What the answer tells of the request: a JSON object."""
-
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        parts = super().guide_parts()
-        return [(guide, _place(name, self.tool_places)) for guide, name in parts]
-
-
-def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
-    """Validates a JSON body. `strict` refuses hints.
-
-    Raises InvalidRequest or UnsupportedParameter naming the parameter.
-    """
-    asked = validated(model, body)
-    own = asked.items
-    if asked.continues:
-        # What comes before these, and what references are to, is not known yet.
-        own = [_SAID if isinstance(item, ItemReference) else item for item in own] or [_SAID]
-    chat = chat_of(asked, own)
-    hints = [*asked.hints]
-    if chat.strict_unenforced:
-        hints.append("tools.strict")
-    if strict and hints:
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
-    return Parsed(chat, tuple(hints))
-
-
-def validated(model: type[M], body: bytes) -> M:
-    """A JSON body as `model`. Raises InvalidRequest naming the parameter."""
-    try:
-        return model.model_validate(load_object(body or b"{}"))
-    except ValidationError as error:
-        raise _invalid(error) from None
-
-
-def chat_of(asked: ResponsePrompt, items: Sequence[Item]) -> Chat:
-    """The chat of a request: of its own items and those that are before, or of what is left.
-
-    Raises InvalidRequest.
-    """
-    fields = {name: value for name, value in asked.chat(items).items() if value is not None}
-    try:
-        return Chat.model_validate(fields | {"asked": asked, "told": asked.told()})
-    except ValidationError as error:
-        raise as_written(invalid_request(error)) from None
-
-
-def as_written(error: InvalidRequest) -> InvalidRequest:
-    """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    param, message = error.param or "", error.message
-    name = _WRITTEN.get(param, param)
-    if name != param:
-        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
-    for other in _WORDS:
-        message = message.replace(other, _WRITTEN[other])
-    return error if message == error.message else type(error)(message, param=name)
-
-
-def _said(text: str) -> Item:
-    return MessageItem(role="user", content=text)
-
-
-def _place(name: str, places: Sequence[int]) -> str:
-    """A tool's parameter as it is called here."""
-    found = _OF_TOOL.fullmatch(name)
-    if found is None:
-        return name
-    return f"tools[{places[int(found[1])]}].{found[2]}"
-
-
-def _invalid(error: ValidationError) -> InvalidRequest:
-    """What is wrong with a body, with the path of the field as OpenAI writes it."""
-    problem = pick(error)
-    path = location(problem)
-    param = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
-    ).removeprefix(".")
-    if problem["type"] == "missing" and len(path) == 1:
-        return InvalidRequest(f"You must provide the parameter {param}.", param=param)
-    return InvalidRequest(f"{param}: {words(problem)}.", param=param)

@@ -21,8 +21,9 @@ from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.chats import Chat, parse
 from gateway.api.responses.items import decoded, encoded
-from gateway.api.responses.requests import Chat, ResponseRequest, parse
+from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch

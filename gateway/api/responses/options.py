@@ -1,0 +1,85 @@
+"""Parts of a request of the Responses API beside its items and tools."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
+from gateway.api.messages import Strict
+from gateway.errors import InvalidRequest
+
+_Effort = Annotated[str, StringConstraints(max_length=32)]
+_Summary = Literal["auto", "concise", "detailed"]
+_Name = Annotated[str, StringConstraints(max_length=64)]
+_Value = Annotated[str, StringConstraints(max_length=512)]
+Metadata = Annotated[dict[_Name, _Value], Field(max_length=16)]
+Label = Annotated[str, StringConstraints(max_length=512)]
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Of items that are never made here.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+class Format(Strict):
+    """What the answer must match; `schema` and `name` go with `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        if self.schema_ is None:
+            where = "text.format.schema"
+            raise InvalidRequest(f"{where}: must be given for type json_schema.", param=where)
+        schema = {
+            "name": self.name or "output",
+            "description": self.description,
+            "schema": self.schema_,
+            "strict": self.strict,
+        }
+        return {"type": self.type, "json_schema": schema}
+
+    def told(self) -> dict[str, Any]:
+        """As the client wrote it."""
+        given = {("schema" if name == "schema_" else name): value for name, value in self}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class TextOptions(Strict):
+    format: Format | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Strict):
+    effort: _Effort | None = None
+    summary: _Summary | None = None
+    generate_summary: _Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(Strict):
+    include_obfuscation: bool | None = None
+
+
+class ConversationRef(Strict):
+    id: str
+
+
+Conversation = Annotated[
+    Annotated[str, Tag("[id]")] | Annotated[ConversationRef, Tag("[object]")],
+    Discriminator(lambda value: "[id]" if isinstance(value, str) else "[object]"),
+]
