@@ -246,8 +246,8 @@ async def _completions(client: httpx.AsyncClient, *, stream: bool, tools: bool, 
 
 ASKED = {"role": "user", "content": "Hi"}
 OUTPUTS = [
-    *("Paris", "你好，世界！😀", "<think>hm</think>", "<think>two\nand 🦉</think>\n\n4"),
-    *(CALL, CALL + "\n" + CALL, "Let me see. " + CALL, "<think>call it</think>" + CALL),
+    *("你好，世界！😀", "<think>hm</think>", "<think>two\nand 🦉</think>\n\n4"),
+    *(CALL + "\n" + CALL, "Let me see. " + CALL, "<think>call it</think>" + CALL),
     '<tool_call>{"name": "get_weather", "arguments": {"city": "猫🦉"}}</tool_call>',
 ]
 
@@ -268,7 +268,7 @@ async def test_all_protocols_say_the_same_streamed_and_whole(tmp_path: Path) -> 
             protocols = [_chat, _responses, _messages]
             if "<" not in output:
                 protocols.append(_completions)
-            for limit in (3, len(ids) // 2, len(ids) + 1):
+            for limit in (len(ids) // 2, len(ids) + 1):
                 servicer.tokens = ids[:limit]
                 first = await _chat(client, stream=False, tools=tools, limit=limit)
                 assert first[4] == min(limit, len(ids))
