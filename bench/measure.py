@@ -27,7 +27,7 @@ from ops.local_stack.ports import LOCALHOST
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0
 _STREAMS_PER_SECOND = 500
-_TOKENS_FOR_EVER = 500_000
+TOKENS_FOR_EVER = 500_000
 _WORDS = "The capital of France is the city in which most people live and work today"
 
 
@@ -65,7 +65,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def chat(
-    *, seed: int, tokens: int = _TOKENS_FOR_EVER, prompt_tokens: int = 8, model: str = "demo"
+    *, seed: int, tokens: int = TOKENS_FOR_EVER, prompt_tokens: int = 8, model: str = "demo"
 ) -> bytes:
     """The body of a streamed chat whose prompt has about `prompt_tokens` tokens, and is new."""
     return orjson.dumps(

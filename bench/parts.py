@@ -21,6 +21,7 @@ from bench.load import NUMBER, Clients, Load, total
 from bench.machine import cores_for
 from bench.measure import Window, chat, encode, percentile, prompt, receive, wait_until, window
 from bench.pace import BURST, IDLE
+from bench.protocols import protocols
 from bench.servers import TRITON_TOKENS_PER_SECOND, Bench, Server, Unmeasured
 from gateway.config.settings import Settings
 
@@ -287,6 +288,7 @@ PARTS: dict[str, Part] = {
     "triton": triton,
     "llmapi": llmapi,
     "requests": requests,
+    "protocols": protocols,
     "first_token": first_token,
     "levels": levels,
     "many": many,

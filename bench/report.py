@@ -16,6 +16,7 @@ TITLES = {
     "triton": "A token, real Triton",
     "llmapi": "A token of the llmapi repository, by the answer's length",
     "requests": "A request of one token, 16 at a time",
+    "protocols": "The same through each protocol, 16 at a time",
     "first_token": "Time to the first token, one request at a time",
     "levels": "Throughput by concurrency",
     "many": "1,024 streams below saturation",

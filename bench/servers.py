@@ -93,10 +93,11 @@ class Bench:
             child.reap(5.0)
 
     @contextlib.contextmanager
-    def upstream(self, *, llmapi: bool = False) -> Iterator[str]:
+    def upstream(self, *, llmapi: bool = False, seed: int | None = None) -> Iterator[str]:
         """Scripted Tritons on one port, one for each of their cores; yields host:port.
 
-        They serve the core model of inflight_batcher_llm, or else the llmapi repository's.
+        They serve the core model of inflight_batcher_llm, or else the llmapi repository's. With a
+        `seed`, requests have that for their own.
         """
         cores = self.cores
         name = "scripted-llmapi" if llmapi else "scripted"
@@ -114,6 +115,8 @@ class Bench:
             render(repository, parameters)
         command = [sys.executable, "-m", "bench.upstream", "--port", str(port)]
         command += ["--repository", str(repository), "--events", str(self.events)]
+        if seed is not None:
+            command += ["--seed", str(seed)]
         with contextlib.ExitStack() as stack:
             count = 1 if cores.upstream == cores.client else len(cores.upstream)
             for n in range(count):

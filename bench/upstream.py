@@ -74,7 +74,8 @@ class Log:
 class Upstream:
     """What all connections share."""
 
-    def __init__(self, config: Any, log: Log) -> None:
+    def __init__(self, config: Any, log: Log, seed: int | None) -> None:
+        self._seed = seed
         self.pacer = pace.Pacer()
         self.log = log
         self.running: dict[str, Answer] = {}
@@ -102,7 +103,8 @@ class Upstream:
             answer = Answer(call, request, tokens)
         call.answers.append(answer)
         self.running[request.id] = answer
-        self.pacer.add(answer, struct.unpack("<Q", raw)[0])
+        asked = struct.unpack("<Q", raw)[0]
+        self.pacer.add(answer, asked if self._seed is None else self._seed)
 
 
 class Answer:
@@ -377,12 +379,12 @@ def _response(request: pb.ModelInferRequest, *, final: bool) -> bytes:
     return bytes(message.SerializeToString())
 
 
-async def serve(port: int, repository: Path, events: Path | None) -> None:
+async def serve(port: int, repository: Path, events: Path | None, seed: int | None) -> None:
     """Until cancelled. Several processes may serve one port: the kernel deals out connections."""
     config = model_config_pb2.ModelConfig()
     text_format.Parse((repository / "tensorrt_llm" / "config.pbtxt").read_text(), config)
     log = Log(events.open("a") if events else None)
-    upstream = Upstream(config, log)
+    upstream = Upstream(config, log, seed)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -399,8 +401,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--repository", type=Path, required=True)
     parser.add_argument("--events", type=Path)
+    parser.add_argument("--seed", type=int, help="the script of all requests, in place of theirs")
     options = parser.parse_args()
-    uvloop.run(serve(options.port, options.repository, options.events))
+    uvloop.run(serve(options.port, options.repository, options.events, options.seed))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""What a request and a token cost through each protocol, by turns in one run.
+
+All stream, and all are told the usage at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from bench.measure import TOKENS_FOR_EVER, Window, percentile, prompt, window
+from bench.pace import BURST
+from bench.servers import Bench, Server
+
+_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+_BEAT_MS, _STREAMS, _BURSTING, _AT_ONCE = 20, 100, 64, 16
+_SIZES = 8, 750
+_TURNS = 3
+
+
+def _chat(text: str, tokens: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, **_USAGE}
+
+
+def _completion(text: str, tokens: int) -> dict[str, Any]:
+    return {"prompt": text, "max_tokens": tokens, **_USAGE}
+
+
+def _message(text: str, tokens: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+
+
+def _response(text: str, tokens: int, *, store: bool = False) -> dict[str, Any]:
+    return {"input": text, "max_output_tokens": tokens, "store": store}
+
+
+def _stored(text: str, tokens: int) -> dict[str, Any]:
+    return _response(text, tokens, store=True)
+
+
+PROTOCOLS: dict[str, tuple[str, Callable[[str, int], dict[str, Any]]]] = {
+    "chat completions": ("/v1/chat/completions", _chat),
+    "completions": ("/v1/completions", _completion),
+    "messages": ("/v1/messages", _message),
+    "responses": ("/v1/responses", _response),
+    "responses, stored": ("/v1/responses", _stored),
+}
+
+
+def protocols(bench: Bench) -> list[dict[str, Any]]:
+    """Per protocol: a request of one token at two sizes of prompt, and a token at two paces.
+
+    Medians of windows by turns. Not every protocol has a seed to say the pace by, so there is an
+    upstream for each.
+    """
+    rows: dict[str, dict[str, Any]] = {name: {"protocol": name} for name in PROTOCOLS}
+    with bench.upstream() as triton, bench.gateway(triton) as server:
+        for size in _SIZES:
+            for name, windows in _by_turns(bench, server, size, 1, _AT_ONCE).items():
+                first = [1e3 * percentile(each.seen.first, 50) for each in windows]
+                rows[name] |= {
+                    f"CPU us/request, {size} tokens": _median(w.us_per_request for w in windows),
+                    f"first token ms, {size}": _median(first),
+                }
+    for column, seed, streams in (
+        ("CPU us/token, paced", _BEAT_MS, _STREAMS),
+        ("in burst", BURST, _BURSTING),
+    ):
+        with bench.upstream(seed=seed) as triton, bench.gateway(triton) as server:
+            found = _by_turns(bench, server, _SIZES[0], TOKENS_FOR_EVER, streams)
+        for name, windows in found.items():
+            rows[name][column] = _median(w.us_per_token for w in windows)
+    return list(rows.values())
+
+
+def _by_turns(
+    bench: Bench, server: Server, size: int, tokens: int, streams: int
+) -> dict[str, list[Window]]:
+    seen: dict[str, list[Window]] = {name: [] for name in PROTOCOLS}
+    for _ in range(1 if bench.quick else _TURNS):
+        for name, (path, make) in PROTOCOLS.items():
+            body = make(prompt(size), tokens) | {"model": "demo", "stream": True, "temperature": 0}
+            here = replace(server, path=path)
+            seen[name].append(window(bench, here, orjson.dumps(body), streams))
+    return seen
+
+
+def _median(values: Iterable[float]) -> float:
+    return percentile(list(values), 50)
