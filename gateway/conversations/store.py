@@ -1,4 +1,4 @@
-"""Responses and conversations of tenants, kept in Redis and on this gateway's disk.
+"""Responses and conversations of tenants, kept on this gateway's disk.
 
 Everything is keyed by its tenant: the id of another's record is simply not found.
 """
