@@ -42,6 +42,8 @@ _INTERNAL = {
     "adapters.patterns.NotAllowed",
     "gateway.config.file.ConfigurationError",
     "gateway.config.marked_yaml.YamlProblem",
+    "gateway.conversations.disk.ForeignFile",
+    "gateway.conversations.disk_thread.DiskAway",
     "gateway.parsers.tools.parser.NotACall",
     "gateway.triton.http2.frames.ConnectionFault",
     "gateway.triton.pbtxt.PbtxtError",
