@@ -7,6 +7,7 @@ and never passed on. (Texts: tensorrtllm_backend v0.5 to v0.19 and Triton 2.51.)
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
@@ -37,6 +38,7 @@ class Status(IntEnum):
     CANCELLED = 1
     UNKNOWN = 2
     DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
@@ -46,7 +48,9 @@ class Status(IntEnum):
 
 
 # With grpcio a connection that is reset in mid-stream ends in UNKNOWN.
-_AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN)
+_AWAY_STATUSES = (Status.UNAVAILABLE, Status.CANCELLED, Status.UNKNOWN, Status.NOT_FOUND)
+# The process of a Python model has died.
+_DEAD = re.compile(r"(Failed to process [^,]*, message: )?Stub process '[^']*' is not healthy")
 
 _BUSY = "The engine's queue is full; try again shortly."
 _AWAY = "The inference server is not available; try again shortly."
@@ -136,16 +140,18 @@ def from_text(text: str) -> GatewayError:
 
 
 def from_status(status: int, text: str) -> GatewayError:
-    """Translates the status of a failed RPC."""
-    if status in _AWAY_STATUSES:
+    """Translates the status of a failed RPC.
+
+    The words of a model that answers once may be those of its request: whoever writes "is not
+    found" must not take the model from others. So they are logged, and nothing is looked for there.
+    """
+    if status in _AWAY_STATUSES or _DEAD.match(text):
         return EngineUnavailable(_AWAY)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    error = from_text(text)
-    if type(error) is EngineError and status != Status.RESOURCE_EXHAUSTED:
-        # An engine answers for a request within a call that succeeds.
-        return EngineBroken(error.message)
-    return error
+    log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
+    # An engine answers for a request within a call that succeeds.
+    return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 
 
 def no_connection(why: str) -> EngineUnreachable:

@@ -33,6 +33,7 @@ class Replica(FakeTriton):
         self.number = number
         self.lacks = False
         self.fails: grpc.StatusCode | None = None
+        self.says = "at /secret/place"
         self.batch = 8
         self.sizes: list[int] = []
         self.hold = asyncio.Event()
@@ -60,7 +61,7 @@ class Replica(FakeTriton):
             self.cancelled += 1
             raise
         if self.fails is not None:
-            await context.abort(self.fails, "at /secret/place")
+            await context.abort(self.fails, self.says)
         response = pb.ModelInferResponse()
         response.outputs.add(name="OUT", datatype="FP32", shape=[rows, 2])
         values = np.full((rows, 2), self.number, np.float32)
@@ -135,9 +136,18 @@ async def test_a_replica_that_is_away_is_passed_by(tmp_path: Path) -> None:
         assert len(one.requests) > before
 
 
-async def test_what_a_model_says_of_one_request_is_that_requests_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+@pytest.mark.parametrize(
+    "words",
+    ["secret", "the word secret is not found", "secret: Stub process 'e_0_0' is not healthy."],
+)
+async def test_what_a_model_says_of_one_request_is_that_requests_own(
+    tmp_path: Path, words: str, transport: str
+) -> None:
+    """Also where it says what the request has said."""
     one = Replica(1)
-    async with gateway(tmp_path, one) as (client, _):
+    one.says = f"Failed to process the request(s) for model 'e_0_0', message: ValueError: {words}"
+    async with gateway(tmp_path, one, triton_transport=transport) as (client, _):
         one.fails = grpc.StatusCode.INTERNAL
         for _ in range(5):
             status, error = await ask(client)
@@ -145,6 +155,17 @@ async def test_what_a_model_says_of_one_request_is_that_requests_own(tmp_path: P
             assert "secret" not in error["message"]
         one.fails = None
         assert await ask(client) == (200, 1)
+
+
+async def test_a_model_whose_process_has_died_is_passed_by(tmp_path: Path) -> None:
+    one, two = Replica(1), Replica(2)
+    one.fails = grpc.StatusCode.INTERNAL
+    died = "Stub process 'e_0_0' is not healthy."
+    async with gateway(tmp_path, one, two) as (client, _):
+        one.says = died
+        assert [await ask(client) for _ in range(4)] == [(200, 2)] * 4
+        one.says = f"Failed to process the request(s) for model 'e_0_0', message: {died}"
+        assert [await ask(client) for _ in range(4)] == [(200, 2)] * 4
 
 
 async def test_a_model_that_takes_less_at_once_than_another_replicas(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from gateway.errors import (
     EngineError,
     EngineUnavailable,
     GatewayError,
-    Overloaded,
 )
 from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
@@ -218,9 +217,9 @@ def resetting(code: int) -> Any:
     return after_one(lambda peer, stream: peer.reset(stream, code))
 
 
-QUEUE_FULL = "Exceeds%20maximum queue size %C3%A4%zz"
+DEAD = "Stub%20process 'm_%C3%A4%zz' is not healthy."
 ENDINGS: dict[str, tuple[Any, type[GatewayError]]] = {
-    "busy": (ending(13, QUEUE_FULL), Overloaded),
+    "dead": (ending(13, DEAD), EngineUnavailable),
     "internal": (ending(13, "boom"), EngineBroken),
     "away": (ending(14), EngineUnavailable),
     "unknown": (ending(2), EngineUnavailable),
