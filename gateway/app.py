@@ -29,6 +29,7 @@ from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
+from gateway.api.responses.background import Background
 from gateway.api.responses.looks import Looks
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
@@ -75,7 +76,10 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
         workers = None if worker is None else worker.folder
-        async with running_service(settings, prompts, workers) as api.state.service:
+        async with (
+            running_service(settings, prompts, workers) as api.state.service,
+            Background(api.state.service) as api.state.background,
+        ):
             yield
 
     api = FastAPI(

@@ -214,13 +214,14 @@ class EventStream(Response):
             context.error, context.late_status = type(error), status_of(error)
             if isinstance(error, ClientDisconnected):
                 return
-            end = self._wire.failure(_told(error)) + end
+            end = self._wire.failure(told(error)) + end
         finally:
             body.be_patient()
         await body.end(end)
 
 
-def _told(error: Exception) -> Failure:
+def told(error: Exception) -> Failure:
+    """What a client that has half an answer is told of its end."""
     if isinstance(error, Failure):
         return error
     log.error("stream failed", exc_info=error)

@@ -6,6 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.api.answer_schemas import Error
+from gateway.api.routing import Schema, reference
+
 Count = Annotated[int, Field(ge=0)]
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -92,7 +95,7 @@ class ResponseObject(BaseModel):
     object: Literal["response"]
     created_at: Count
     completed_at: Count | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
     output: list[OutputReasoning | OutputMessage | OutputFunctionCall | OutputCustomToolCall]
     usage: ResponseUsage | None
@@ -114,6 +117,7 @@ class ResponseEvent(BaseModel):
 
     type: Literal[
         "response.created",
+        "response.queued",
         "response.in_progress",
         "response.output_item.added",
         "response.output_item.done",
@@ -142,3 +146,14 @@ class ResponseEvent(BaseModel):
 class InputTokens(BaseModel):
     object: Literal["response.input_tokens"]
     input_tokens: Count
+
+
+def streamed() -> Schema:
+    """Of a stream, one event is described."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [reference(ResponseEvent), reference(Error)]},
+    }
+    event: Schema = {"type": "object", "required": ["data"], "properties": {"data": data}}
+    return {"content": {"text/event-stream": {"schema": event}}}

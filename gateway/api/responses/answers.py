@@ -91,6 +91,11 @@ class ResponseAnswer:
         assert self._stream is not None
         return self._stream.response, self._stream.last
 
+    def queued(self) -> bytes:
+        """What the stream begins with in the background."""
+        assert self._stream is not None
+        return self._stream.queued()
+
     def wire(self) -> Wire:
         """What its stream has besides the events of an answer."""
         return Wire(done=b"", patience=OPENAI.patience, failure=self._failed)

@@ -8,19 +8,20 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from gateway.api.answer_schemas import Error
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
-from gateway.api.request_log import Handler
-from gateway.api.responses.answer_schemas import InputTokens, ResponseEvent, ResponseObject
+from gateway.api.request_log import Handler, context_of
+from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, streamed
 from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.background import Background
 from gateway.api.responses.chats import Chat, as_written, parse
 from gateway.api.responses.keeping import Keeper, Keeping, settled
 from gateway.api.responses.looks import asked_by
 from gateway.api.responses.prompts import count_of, prompt_of, truncated
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
-from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
-from gateway.api.serving import prepared, respond
+from gateway.api.responses.retrieval import followed
+from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.serving import Prepared, headers_of, prepared, respond
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
@@ -31,23 +32,12 @@ router = Router()
 _REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
 
 
-def _streamed() -> Schema:
-    """Of a stream, one event is described."""
-    data = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [reference(ResponseEvent), reference(Error)]},
-    }
-    event: Schema = {"type": "object", "required": ["data"], "properties": {"data": data}}
-    return {"content": {"text/event-stream": {"schema": event}}}
-
-
 @router.post(
     "/v1/responses",
     summary="Answers a conversation of items.",
     openapi_extra=needs("api_key", optional=True, json=ResponseRequest),
     response_model=ResponseObject,
-    responses={200: _streamed(), **_REFUSED},
+    responses={200: streamed(), **_REFUSED},
 )
 async def create(request: Request) -> Response:
     service: Service = request.app.state.service
@@ -59,6 +49,8 @@ async def create(request: Request) -> Response:
         nonlocal keeping
         ask = asked_by(request, tenant, intake)
         chat, before, keeping = await settled(service, ask, chat)
+        if keeping.background:
+            request.app.state.background.check_room(ask.tenant)
         return await truncated(service, intake, tenant, chat, before)
 
     def answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
@@ -73,6 +65,8 @@ async def create(request: Request) -> Response:
         raise as_written(error) from None
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
+    if keeping.background:
+        return await _in_background(request, ready, keeping)
     keeper = Keeper(keeping, ready.answer) if keeping.keeps else None
     return await respond(request, ready, ready.answer.wire(), keeper)
 
@@ -100,6 +94,17 @@ async def input_tokens(request: Request) -> Response:
                 raise as_written(error) from None
     told = {"object": "response.input_tokens", "input_tokens": count}
     return Response(orjson.dumps(told), media_type="application/json")
+
+
+async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:
+    background: Background = request.app.state.background
+    response_id = await background.begin(context_of(request.scope), ready, keeping)
+    headers = headers_of(ready)
+    if ready.stream:
+        return followed(request, keeping.tenant, response_id, 0, headers)
+    assert isinstance(ready.answer, ResponseAnswer)
+    response = ready.answer.response("queued")
+    return Response(response, media_type="application/json", headers=headers)
 
 
 HOT: dict[str, Handler] = {"/v1/responses": create}

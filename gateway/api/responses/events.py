@@ -44,7 +44,7 @@ class Stream:
         self.last = b""
         """The event that tells so, where it is held."""
         self._open: Item | None = None
-        self._begun = False
+        self._begun = self._created = False
         # What is told of a piece of the open item; nothing where that has to be asked for.
         self._before: tuple[bytes, ...] = ()
         self._plain: list[str] | None = None
@@ -91,14 +91,21 @@ class Stream:
         told |= {name: told["error"][name] for name in ("code", "message", "param")}
         return frames + self._event("error", **told)
 
+    def queued(self) -> bytes:
+        """What comes first where it is not said when the others will."""
+        self._created = True
+        response = self._answer.response("queued")
+        return self._lifecycle("response.created", response) + self._lifecycle(
+            "response.queued", response
+        )
+
     def _opening(self) -> bytes:
         if self._begun:
             return b""
         self._begun = True
         response = self._answer.response("in_progress")
-        return self._lifecycle("response.created", response) + self._lifecycle(
-            "response.in_progress", response
-        )
+        frames = b"" if self._created else self._lifecycle("response.created", response)
+        return frames + self._lifecycle("response.in_progress", response)
 
     def _piece(self, piece: Piece) -> bytes:
         item, text, logprobs = piece

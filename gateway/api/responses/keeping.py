@@ -43,6 +43,7 @@ class Keeping:
 
     Attributes:
         stored: whether the response is kept itself.
+        background: whether nobody waits for it.
         chain: the ids of the responses that it follows, and `before` the bytes of their records.
         own: its new items as JSON, which is less than what was read of them.
         conversation: whose items these become, with those of the answer, behind the place `last`.
@@ -51,6 +52,7 @@ class Keeping:
     service: Service
     tenant: str
     stored: bool
+    background: bool
     chain: Sequence[str]
     before: int
     own: bytes
@@ -130,6 +132,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
         service=service,
         tenant=ask.tenant,
         stored=stored,
+        background=bool(getattr(asked, "background", None)),
         chain=before.chain,
         before=before.nbytes,
         own=await intake.work(partial(written, own)) if keeps else b"[]",

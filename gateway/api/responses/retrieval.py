@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Literal
 
@@ -10,17 +11,34 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from gateway.api.failures import Failure, envelope
 from gateway.api.messages import Strict
-from gateway.api.responses.answer_schemas import ResponseObject
-from gateway.api.responses.lists import INCLUDE, PAGE, ItemList, Page, check_include, page_of
-from gateway.api.responses.looks import Asking, asking
-from gateway.api.responses.stored import Kept, decode, is_response_id
+from gateway.api.responses.answer_schemas import ResponseObject, streamed
+from gateway.api.responses.background import Background
+from gateway.api.responses.lists import (
+    INCLUDE,
+    PAGE,
+    ItemList,
+    Page,
+    check_include,
+    page_of,
+    parameter,
+    whole,
+)
+from gateway.api.responses.looks import Asking, Looks, asking
+from gateway.api.responses.progress import Status
+from gateway.api.responses.stored import Kept, decode
 from gateway.api.routing import Name, Router, needs, refusals
+from gateway.api.sse import OPENAI, EventStream
 from gateway.conversations.record import Record
-from gateway.errors import NotFound
+from gateway.errors import InvalidRequest
 
 router = Router()
 
+_STREAM = [
+    parameter("stream", "Its events, of one that is made in the background.", type="boolean"),
+    parameter("starting_after", "The number of the last event that is known.", type="integer"),
+]
 _REFUSED = refusals(400, 401, 404, 413, 429, 503)
 
 
@@ -32,16 +50,41 @@ class ResponseDeleted(Strict):
 
 @router.get(
     "/v1/responses/{response_id}",
-    summary="A response that was kept.",
+    summary="A response that was kept, or is made in the background.",
     response_model=ResponseObject,
-    responses=_REFUSED,
-    openapi_extra=needs("api_key", optional=True, query=[INCLUDE]),
+    responses={200: streamed(), **_REFUSED},
+    openapi_extra=needs("api_key", optional=True, query=[INCLUDE, *_STREAM]),
 )
 async def retrieve(request: Request, response_id: Name) -> Response:
     check_include(request)
+    stream, number = _wished(request)
+    async with asking(request) as ask:
+        if not stream:
+            async with ask.look:
+                record, status = await _found(request, ask, response_id)
+                return _json(await ask.intake.work(partial(_response, record, status)))
+        await _found(request, ask, response_id)
+    return followed(request, ask.tenant, response_id, number + 1, {})
+
+
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    summary="Ends a response that is made in the background.",
+    response_model=ResponseObject,
+    responses=_REFUSED,
+    openapi_extra=needs("api_key", optional=True),
+)
+async def cancel(request: Request, response_id: Name) -> Response:
+    background: Background = request.app.state.background
     async with asking(request) as ask, ask.look:
-        record = await _kept(ask, response_id)
-        return _json(await ask.intake.work(lambda: orjson.dumps(decode(record).response)))
+        record, status = await _found(request, ask, response_id)
+        response = await ask.intake.work(lambda: decode(record).response)
+        if not response["background"]:
+            raise InvalidRequest("Only a response that was made in the background can be ended.")
+        if status is not None:
+            await background.cancel(ask.tenant, record)
+            response["status"] = "cancelled"
+        return _json(orjson.dumps(response))
 
 
 @router.delete(
@@ -52,9 +95,10 @@ async def retrieve(request: Request, response_id: Name) -> Response:
     openapi_extra=needs("api_key", optional=True),
 )
 async def delete(request: Request, response_id: Name) -> Response:
+    background: Background = request.app.state.background
     async with asking(request) as ask, ask.look:
-        await _kept(ask, response_id)
-        await ask.kept.delete(ask.tenant, [response_id])
+        record, _ = await _found(request, ask, response_id)
+        await background.delete(ask.tenant, record)
         return _json(orjson.dumps(ResponseDeleted(id=response_id).model_dump()))
 
 
@@ -68,7 +112,7 @@ async def delete(request: Request, response_id: Name) -> Response:
 async def list_input_items(request: Request, response_id: Name) -> Response:
     wanted = page_of(request)
     async with asking(request) as ask, ask.look:
-        last = await _kept(ask, response_id)
+        last, _ = await _found(request, ask, response_id)
         found = await ask.intake.work(partial(decode, last))
         await ask.intake.make_room(found.nbytes)
         chain = await ask.kept.get(ask.tenant, found.chain)
@@ -81,15 +125,50 @@ def _page(page: Page, chain: Sequence[Record | None], last: Kept) -> bytes:
     return page.of(before + last.input)
 
 
-async def _kept(ask: Asking, response_id: str) -> Record:
-    """Raises NotFound."""
-    [record] = (
-        await ask.kept.get(ask.tenant, [response_id]) if is_response_id(response_id) else [None]
-    )
-    if record is None:
-        raise NotFound(f"Response with id '{response_id}' not found.")
+def followed(
+    request: Request, tenant: str, response_id: str, place: int, headers: Mapping[str, str]
+) -> Response:
+    """The events behind the first `place`, and those that are still to come."""
+    background: Background = request.app.state.background
+    looks: Looks = request.app.state.looks
+    write = partial(background.replay, tenant, response_id, place, looks.of(tenant))
+    patience_s = request.app.state.service.settings.keep_alive
+    return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
+
+
+def _failed(error: Failure) -> bytes:
+    """Of a stream whose events cannot be read: the response may be well all the same."""
+    told = orjson.loads(envelope(error))
+    told |= {name: told["error"][name] for name in ("code", "message", "param")}
+    data = orjson.dumps({"type": "error", "sequence_number": 0} | told)
+    return b"event: error\ndata: " + data + b"\n\n"
+
+
+_WIRE = OPENAI._replace(done=b"", failure=_failed)
+
+
+async def _found(request: Request, ask: Asking, response_id: str) -> tuple[Record, Status | None]:
+    """As `Background.find`."""
+    background: Background = request.app.state.background
+    record, status = await background.find(ask.tenant, response_id)
     await ask.intake.make_room(len(record.data))
-    return record
+    return record, status
+
+
+def _response(record: Record, status: Status | None) -> bytes:
+    response = decode(record).response
+    return orjson.dumps(response if status is None else response | {"status": status})
+
+
+def _wished(request: Request) -> tuple[bool, int]:
+    """Whether events are wanted, and behind which number. Raises InvalidRequest."""
+    wish = request.query_params.get("stream", "false")
+    if wish not in ("true", "false"):
+        raise InvalidRequest(f"stream: found {wish!r}; allowed: true and false.", param="stream")
+    number = whole(request, "starting_after", least=0, most=2**31)
+    if number is not None and wish == "false":
+        raise InvalidRequest("starting_after: goes with stream.", param="starting_after")
+    return wish == "true", -1 if number is None else number
 
 
 def _json(body: bytes) -> Response:

@@ -57,13 +57,14 @@ class Kept(NamedTuple):
     Attributes:
         response: the object as it was answered.
         input: its own new items.
-        chain: the ids of the responses before it, oldest first.
-        nbytes: of this record and of all in `chain`.
+        chain: the ids of the responses before it, oldest first; `before` are their bytes.
+        nbytes: those and its own.
     """
 
     response: dict[str, Any]
     input: list[Item]
     chain: list[str]
+    before: int
     nbytes: int
 
     @property
@@ -90,6 +91,7 @@ def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> 
         "response": orjson.Fragment(response),
         "input": orjson.Fragment(items),
         "chain": chain,
+        "before": before,
         "nbytes": before + len(response) + len(items),
     }
     return orjson.dumps(kept)
@@ -97,7 +99,7 @@ def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> 
 
 def decode(record: Record) -> Kept:
     found = orjson.loads(record.data)
-    return Kept(found["response"], found["input"], found["chain"], found["nbytes"])
+    return Kept(found["response"], found["input"], found["chain"], found["before"], found["nbytes"])
 
 
 def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:

@@ -207,6 +207,7 @@ def test_every_operation_succeeds_as_documented(
         ("POST", "/v1/responses", {"json": items}),
         ("POST", "/v1/responses", {"json": items | {"stream": True}}),
         ("POST", "/v1/responses", {"json": items | chosen}),
+        ("POST", "/v1/responses", {"json": items | {"stream": True, "background": True}}),
         ("POST", "/v1/responses/input_tokens", {"json": counted}),
         ("POST", "/tokenize", {"json": {"prompt": "Hi", "return_token_strs": True}}),
         ("POST", "/tokenize", {"json": {"messages": chat["messages"]}}),
@@ -271,6 +272,9 @@ def test_every_operation_on_what_is_kept_succeeds_as_documented(admin: httpx.Cli
     succeeds("GET", base)
     succeeds("GET", f"{base}/input_items", params={"order": "asc", "limit": 1})
     succeeds("DELETE", base)
+    later = _succeeds(admin, "POST", "/v1/responses", {"json": asked | {"background": True}}, {})
+    names["response_id"] = later.json()["id"]
+    succeeds("POST", f"{base}/cancel")
     new = {"items": said, "metadata": {"k": "v"}}
     names["conversation_id"] = succeeds("POST", "/v1/conversations", json=new)["id"]
     base = "/v1/conversations/{conversation_id}"

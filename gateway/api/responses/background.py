@@ -1,0 +1,357 @@
+"""Responses that are made in the background: by a task of this worker, told of by any."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+
+import orjson
+
+from gateway.api.failures import status_of
+from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.keeping import Keeping
+from gateway.api.responses.progress import (
+    BEAT_S,
+    DOUBT_S,
+    LEASE_S,
+    LOOK_S,
+    Events,
+    Status,
+    after,
+    beat_id,
+    beat_record,
+    cancel_id,
+    cancel_record,
+    cancelled,
+    lost,
+    read_beat,
+)
+from gateway.api.responses.stored import FINISHED, is_response_id
+from gateway.api.serving import Prepared
+from gateway.api.sse import EventBody, told
+from gateway.conversations.record import Record
+from gateway.errors import (
+    ClientDisconnected,
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ShuttingDown,
+)
+from gateway.observability.logs import log_request
+from gateway.observability.request_context import RequestContext
+from gateway.pipeline.generate import generate
+from gateway.service import Service
+
+log = logging.getLogger("gateway.requests")
+
+# Of one tenant in one process, where `concurrent_requests` does not say fewer.
+_MOST_RUNNING = 256
+_MOST_FOLLOWERS = 64
+_ENDING_S = 2.0
+_CHUNKS_AT_ONCE = 4
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One response that is being made here."""
+
+    id: str
+    tenant: str
+    keeping: Keeping
+    events: Events
+    status: Status = "queued"
+    beaten: float = 0.0
+    cancelled: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self.status = "in_progress"
+        self.beaten = 0.0
+
+    def cancel(self) -> None:
+        """Somebody wants it to end, and has kept that."""
+        if self.task is not None and not self.cancelled:
+            self.cancelled = True
+            self.task.cancel()
+
+
+class Background:
+    """Those of one process. Use as an async context manager."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._kept = service.conversations
+        self._runs: dict[str, Run] = {}
+        self._followers: Counter[str] = Counter()
+        self._draining: float | None = None
+
+    async def __aenter__(self) -> Background:
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """What runs has what is left of the grace that all requests have."""
+        settings = self._service.settings
+        grace = settings.drain_seconds + settings.shutdown_grace
+        if self._draining is not None:
+            grace -= time.monotonic() - self._draining
+        if tasks := [run.task for run in self._runs.values() if run.task is not None]:
+            await asyncio.wait(tasks, timeout=max(grace, 0.0))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_ENDING_S)
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+
+    def check_room(self, tenant: str) -> None:
+        """Raises Overloaded."""
+        if sum(run.tenant == tenant for run in self._runs.values()) >= _MOST_RUNNING:
+            raise Overloaded("Too many responses of this key are made in the background.")
+
+    async def begin(self, request: RequestContext, ready: Prepared, keeping: Keeping) -> str:
+        """The id of a response that is made from now on, and can be asked for.
+
+        Raises what `Conversations.put` raises.
+        """
+        answer = ready.answer
+        assert isinstance(answer, ResponseAnswer)
+        keep = partial(self._kept.put, keeping.tenant) if ready.stream else None
+        run = Run(answer.id, keeping.tenant, keeping, Events(answer.id, keep))
+        # What it takes is told at its end, in a line of its own.
+        context = RequestContext(
+            request.request_id,
+            parent=request.parent,
+            tenant=request.tenant,
+            model=request.model,
+            adapter_version=request.adapter_version,
+            batch=ready.batch,
+        )
+        request.batch = None
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runs[run.id] = run
+        run.task = asyncio.create_task(self._make(run, answer, ready, context, kept))
+        await kept
+        return run.id
+
+    async def _make(
+        self,
+        run: Run,
+        answer: ResponseAnswer,
+        ready: Prepared,
+        context: RequestContext,
+        kept: asyncio.Future[None],
+    ) -> None:
+        sink = answer.stream(run.events, "none")
+        try:
+            async with ready.account:
+                try:
+                    run.events.write(answer.queued())
+                    await self._put(run, answer.response("queued"), "queued")
+                    kept.set_result(None)
+                    await generate(self._service, context, ready.batch, sink, on_place=run.begin)
+                    response, last = answer.held
+                    run.events.write(last)
+                    await self._put(run, response, orjson.loads(response)["status"], FINISHED)
+                except asyncio.CancelledError:
+                    if run.task is not None:
+                        run.task.uncancel()
+                    raise _why(run) from None
+        except Exception as error:
+            if not kept.done():
+                kept.set_exception(error)
+                return
+            context.error, context.late_status = type(error), status_of(error)
+            if not run.cancelled:
+                await self._fail(run, answer, error)
+        finally:
+            del self._runs[run.id]
+            run.events.tell()
+            if kept.done() and kept.exception() is None:
+                log_request(log, context.facts("POST", "/v1/responses", context.late_status or 200))
+
+    async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
+        run.events.write(answer.wire().failure(told(error)))
+        try:
+            await self._put(run, answer.held[0], "failed", FINISHED)
+        except GatewayError as worse:  # then it is told as lost, once its lease is over
+            log.error("%s has failed, which could not be kept: %s", run.id, worse.message)
+
+    async def _put(
+        self, run: Run, response: bytes, status: Status, version: int | None = None
+    ) -> None:
+        async def keep(events: Sequence[Record]) -> None:
+            beat = beat_record(run.id, status, version)
+            await run.keeping.put(response, version or 1, *events, beat)
+
+        await run.events.flush(keep)
+        run.beaten = time.monotonic()
+
+    async def _watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._service.replicas.draining and self._draining is None:
+                self._draining = time.monotonic()
+            runs = defaultdict[str, list[Run]](list)
+            for run in self._runs.values():
+                if run.beaten or run.status == "in_progress":  # its record is there
+                    runs[run.tenant].append(run)
+            await asyncio.gather(*[self._look_after(name, own) for name, own in runs.items()])
+
+    async def _look_after(self, tenant: str, runs: Sequence[Run]) -> None:
+        try:
+            now = time.monotonic()
+            due = [run for run in runs if now - run.beaten >= BEAT_S]
+            if due:
+                await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
+                for run in due:
+                    run.beaten = now
+            for run in runs:
+                await run.events.flush()
+            wishes = await self._kept.get(tenant, [cancel_id(run.id) for run in runs])
+            for run, wish in zip(runs, wishes, strict=True):
+                if wish is not None:
+                    run.cancel()
+        except GatewayError as error:
+            log.warning("responses in the background are not told of: %s", error.message)
+        except Exception:  # whatever is wrong, the others must be looked after
+            log.exception("responses in the background are not looked after")
+
+    async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
+        """A response's record and, while it is not finished, how it stands.
+
+        One whose maker has died has failed from then on. Raises NotFound.
+        """
+        doubted: Record | None = None
+        while True:
+            record, beat = await self._kept.get(tenant, [response_id, beat_id(response_id)])
+            if record is None or not is_response_id(response_id):
+                raise NotFound(f"Response with id '{response_id}' not found.")
+            if record.version >= FINISHED:
+                return record, None
+            if (run := self._runs.get(response_id)) is not None:
+                return record, run.status
+            if beat is not None and (found := read_beat(beat)).at > time.time() - LEASE_S:
+                return record, found.status
+            doubtful = beat or record
+            if doubtful == doubted:
+                events = await self._events(tenant, response_id)
+                await self._end(tenant, record, partial(lost, events=events))
+            else:
+                doubted = doubtful
+                await asyncio.sleep(DOUBT_S)
+
+    async def cancel(self, tenant: str, record: Record) -> None:
+        """Ends an unfinished response: what is told of it at once, what is done for it soon."""
+        await self._end(tenant, record, cancelled)
+        self._stop(tenant, record.id)
+
+    async def _end(
+        self, tenant: str, record: Record, how: Callable[[Record], Sequence[Record]]
+    ) -> None:
+        turns = self._service.prompts.turns
+        await self._kept.put(
+            tenant, await turns.run(tenant, len(record.data), partial(how, record))
+        )
+
+    async def delete(self, tenant: str, record: Record) -> None:
+        """With its events; one that is still made is not made any further."""
+        if record.version < FINISHED:
+            await self._kept.put(tenant, [cancel_record(record.id)])
+        self._stop(tenant, record.id)
+        await self._kept.delete(tenant, [record.id, beat_id(record.id)])
+        while chunks := await self._kept.members(tenant, record.id, after=0):
+            await self._kept.delete(tenant, [chunk.id for chunk in chunks])
+
+    def _stop(self, tenant: str, response_id: str) -> None:
+        run = self._runs.get(response_id)
+        if run is not None and run.tenant == tenant:
+            run.cancel()
+
+    async def _events(self, tenant: str, response_id: str) -> int:
+        """How many are kept."""
+        place = 0
+        while chunks := await self._kept.members(
+            tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+        ):
+            place = chunks[-1].order
+        return place
+
+    async def replay(
+        self,
+        tenant: str,
+        response_id: str,
+        place: int,
+        look: AbstractAsyncContextManager[object],
+        body: EventBody,
+    ) -> None:
+        """Writes the events behind the first `place`, those that are still to come as they come.
+
+        Raises NotFound, InvalidRequest where none are kept, and Overloaded.
+        """
+        if self._followers[tenant] >= _MOST_FOLLOWERS:
+            raise Overloaded("Too many streams of this key follow responses in the background.")
+        self._followers[tenant] += 1
+        try:
+            await self._follow(tenant, response_id, place, look, body)
+        finally:
+            self._followers[tenant] -= 1
+
+    async def _follow(
+        self,
+        tenant: str,
+        response_id: str,
+        place: int,
+        look: AbstractAsyncContextManager[object],
+        body: EventBody,
+    ) -> None:
+        async with look:
+            if not await self._kept.members(tenant, response_id, after=0, limit=1):
+                raise InvalidRequest(
+                    "stream: the events of a response are kept where it was made with "
+                    "`background` and `stream`.",
+                    param="stream",
+                )
+        body.expect()
+        finished = False
+        while True:
+            async with look:
+                chunks = await self._kept.members(
+                    tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+                )
+            for chunk in chunks:
+                body.write(after(chunk, place))
+                await body.drain()
+                place = chunk.order
+            if chunks:
+                continue
+            if finished:
+                return
+            if (run := self._runs.get(response_id)) is not None:
+                await run.events.news()
+                continue
+            # Once it is, its last events are there too, and are read once more.
+            _, status = await self.find(tenant, response_id)
+            finished = status is None
+            if not finished:
+                await asyncio.sleep(LOOK_S)
+
+
+def _why(run: Run) -> Exception:
+    """What a response ends with whose task was cancelled."""
+    if run.cancelled:
+        return ClientDisconnected()
+    return ShuttingDown("The gateway has ended before the response was complete.")
