@@ -175,8 +175,11 @@ def test_who_cancels_it_frees_the_engine_whichever_worker_runs_it(
             until(lambda: _active(long_stack) == 0)
             response_id = _begun(client, stream=stream)
             until(lambda: _active(long_stack) == 1)
+            for reach in (other.responses.cancel, other.responses.retrieve, other.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    reach(response_id)
             with pytest.raises(openai.NotFoundError):
-                other.responses.cancel(response_id)
+                other.responses.retrieve(response_id, stream=True)
             with pytest.raises(openai.BadRequestError, match="queued"):
                 client.responses.create(**asked("x"), previous_response_id=response_id)
             assert client.responses.cancel(response_id).status == "cancelled"

@@ -20,7 +20,6 @@ from gateway.api.responses.keeping import Keeping
 from gateway.api.responses.progress import (
     BEAT_S,
     DOUBT_S,
-    LEASE_S,
     LOOK_S,
     Events,
     Status,
@@ -30,6 +29,7 @@ from gateway.api.responses.progress import (
     cancel_id,
     cancel_record,
     cancelled,
+    is_fresh,
     lost,
     read_beat,
 )
@@ -52,11 +52,14 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Of one tenant in one process, where `concurrent_requests` does not say fewer.
+# Of one tenant in one process, where `concurrent_requests` does not say fewer; and bytes of what
+# these were asked, which stay here until they end.
 _MOST_RUNNING = 256
+_MOST_ASKED = 64 * 1024 * 1024
 _MOST_FOLLOWERS = 64
 _ENDING_S = 2.0
 _CHUNKS_AT_ONCE = 4
+_DELETED_AT_ONCE = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -117,8 +120,9 @@ class Background:
         await asyncio.wait([self._watching])
 
     def check_room(self, tenant: str) -> None:
-        """Raises Overloaded."""
-        if sum(run.tenant == tenant for run in self._runs.values()) >= _MOST_RUNNING:
+        """For one more. Raises Overloaded."""
+        asked = [len(run.keeping.own) for run in self._runs.values() if run.tenant == tenant]
+        if len(asked) >= _MOST_RUNNING or sum(asked) >= _MOST_ASKED:
             raise Overloaded("Too many responses of this key are made in the background.")
 
     async def begin(self, request: RequestContext, ready: Prepared, keeping: Keeping) -> str:
@@ -141,9 +145,8 @@ class Background:
         )
         request.batch = None
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._runs[run.id] = run
         run.task = asyncio.create_task(self._make(run, answer, ready, context, kept))
-        await kept
+        await asyncio.shield(kept)  # who has left by then has begun it all the same
         return run.id
 
     async def _make(
@@ -158,6 +161,9 @@ class Background:
         try:
             async with ready.account:
                 try:
+                    # Others may have begun since it was looked at.
+                    self.check_room(run.tenant)
+                    self._runs[run.id] = run
                     run.events.write(answer.queued())
                     await self._put(run, answer.response("queued"), "queued")
                     kept.set_result(None)
@@ -177,7 +183,7 @@ class Background:
             if not run.cancelled:
                 await self._fail(run, answer, error)
         finally:
-            del self._runs[run.id]
+            self._runs.pop(run.id, None)
             run.events.tell()
             if kept.done() and kept.exception() is None:
                 log_request(log, context.facts("POST", "/v1/responses", context.late_status or 200))
@@ -219,12 +225,12 @@ class Background:
                 await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
                 for run in due:
                     run.beaten = now
-            for run in runs:
-                await run.events.flush()
             wishes = await self._kept.get(tenant, [cancel_id(run.id) for run in runs])
             for run, wish in zip(runs, wishes, strict=True):
                 if wish is not None:
                     run.cancel()
+            for run in runs:
+                await run.events.flush()
         except GatewayError as error:
             log.warning("responses in the background are not told of: %s", error.message)
         except Exception:  # whatever is wrong, the others must be looked after
@@ -244,8 +250,8 @@ class Background:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            if beat is not None and (found := read_beat(beat)).at > time.time() - LEASE_S:
-                return record, found.status
+            if beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
+                return record, read_beat(beat).status
             doubtful = beat or record
             if doubtful == doubted:
                 events = await self._events(tenant, response_id)
@@ -273,7 +279,9 @@ class Background:
             await self._kept.put(tenant, [cancel_record(record.id)])
         self._stop(tenant, record.id)
         await self._kept.delete(tenant, [record.id, beat_id(record.id)])
-        while chunks := await self._kept.members(tenant, record.id, after=0):
+        while chunks := await self._kept.members(
+            tenant, record.id, after=0, limit=_DELETED_AT_ONCE
+        ):
             await self._kept.delete(tenant, [chunk.id for chunk in chunks])
 
     def _stop(self, tenant: str, response_id: str) -> None:
@@ -343,10 +351,14 @@ class Background:
             if (run := self._runs.get(response_id)) is not None:
                 await run.events.news()
                 continue
-            # Once it is, its last events are there too, and are read once more.
-            _, status = await self.find(tenant, response_id)
-            finished = status is None
+            # Once it is, its last events are there too, and are read once more. The response itself
+            # may be megabytes.
+            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            finished = beat is not None and beat.version >= FINISHED
             if not finished:
+                if beat is None or not is_fresh(beat):
+                    async with look:
+                        await self.find(tenant, response_id)
                 await asyncio.sleep(LOOK_S)
 
 

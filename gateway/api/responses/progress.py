@@ -67,6 +67,11 @@ def read_beat(record: Record) -> Beat:
     return Beat(*orjson.loads(record.data))
 
 
+def is_fresh(record: Record) -> bool:
+    """Whether who said so is surely alive, if its clock and ours are alike."""
+    return abs(time.time() - read_beat(record).at) < LEASE_S
+
+
 def cancel_record(response_id: str) -> Record:
     return Record(cancel_id(response_id), b"1", 1, response_id)
 
