@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field,
 from pydantic_core import PydanticCustomError
 
 from gateway.api.strict_json import load
+from gateway.errors import InvalidRequest
 from gateway.parsers.tools.ids import TemplateIds
 
 
@@ -76,8 +77,11 @@ class ToolCall(Lenient):
             except orjson.JSONDecodeError:
                 pass  # a call that was cut or malformed goes back as it is, for the model to mend
             else:
-                what = "messages: tool_calls.function.arguments"
-                arguments = load(arguments.encode(), what, repeated_keys=True)
+                try:
+                    arguments = load(arguments.encode(), "`arguments`", repeated_keys=True)
+                except InvalidRequest as error:
+                    said = f"messages: of a call, {error.message}"
+                    raise InvalidRequest(said, param="messages") from None
         if isinstance(arguments, dict):
             arguments = Arguments(arguments)
         call_id = ids.of_call(self.id, self.function.name)

@@ -67,6 +67,8 @@ class Answer(Protocol):
 
 Settle = Callable[[Intake, Tenant | None, R], Awaitable[R]]
 MakeAnswer = Callable[[Service, R, Options, Batch], Answer]
+Rename = Callable[[InvalidRequest], InvalidRequest]
+"""Names a chat's parameter as the protocol calls it."""
 
 
 @dataclass(slots=True)
@@ -89,10 +91,12 @@ async def prepared(
     prompts: Callable[[R, ChatFormat], Prompts],
     answer: MakeAnswer[R],
     settle: Settle[R] | None = None,
+    as_written: Rename | None = None,
 ) -> Prepared:
     """Reads a request and makes it ready. Raises what the table of `failures` has rows for.
 
-    `settle` is for what a body alone does not say.
+    `settle` is for what a body alone does not say. `as_written` is for what is refused once the
+    body was read: until then, a parameter is what the client called it.
     """
     service: Service = request.app.state.service
     tenant = tenant_of(request)
@@ -100,9 +104,16 @@ async def prepared(
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
             wanted, hints = await intake.read(parse)
-            if settle is not None:
-                wanted = await settle(intake, tenant, wanted)
-            ready = await _prepare(request, tenant, intake, reservation, wanted, prompts, answer)
+            try:
+                if settle is not None:
+                    wanted = await settle(intake, tenant, wanted)
+                ready = await _prepare(
+                    request, tenant, intake, reservation, wanted, prompts, answer
+                )
+            except InvalidRequest as error:
+                if as_written is None:
+                    raise
+                raise as_written(error) from None
             ready.hints = hints
             return ready
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -12,6 +12,8 @@ from gateway.errors import InvalidRequest
 
 # Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
 _BRANCHES = frozenset({"str", "constrained-str", "int", NamedChoice.__name__})
+# Of a chat's parameters, those that are no words of any other language.
+_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 
 
 def invalid_request(
@@ -30,6 +32,17 @@ def invalid_request(
     if "content" in path and "literal_error" in problem["type"]:
         return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
     return InvalidRequest(f"{where}: {words(problem)}.", param=param)
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The refusal of a chat in the words of another protocol: `names` has its for a chat's."""
+    param, message = error.param or "", error.message
+    name = names.get(param, param)
+    if name != param:
+        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
+    for word in _WORDS:
+        message = message.replace(word, names[word])
+    return error if message == error.message else type(error)(message, param=name)
 
 
 def pick(error: ValidationError) -> ErrorDetails:

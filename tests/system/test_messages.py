@@ -167,6 +167,7 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
         ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
         ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences.0"),
         ({"extra_body": {"foo": 1}}, anthropic.BadRequestError, "foo"),
+        ({"extra_body": {"stop": ["x"]}}, anthropic.BadRequestError, "stop: "),
         ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "temperature"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

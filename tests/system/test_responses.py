@@ -168,12 +168,21 @@ def test_input_tokens_are_counted(client: openai.OpenAI) -> None:
     assert counted.input_tokens == create(client, **asked).usage.input_tokens
 
 
+def deep_call(levels: int) -> dict[str, Any]:
+    arguments = '{"a":' * levels + "1" + "}" * levels
+    return {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"model": "nobody"}, "model"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"foo": 1}}, "foo"),
+        # A chat has these; what a response's parameter is called there is nobody's business.
+        ({"extra_body": {"messages": []}}, "messages"),
+        ({"extra_body": {"response_format": {"type": "text"}}}, "response_format"),
+        ({"input": [deep_call(101), {"role": "user", "content": "Hi"}]}, "input"),
         ({"temperature": 3}, "temperature"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

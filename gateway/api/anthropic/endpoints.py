@@ -52,10 +52,7 @@ def _streamed() -> Schema:
 async def messages(request: Request) -> Response:
     service: Service = request.app.state.service
     read = partial(parse, MessagesRequest, strict=service.settings.strict_parameters)
-    try:
-        ready = await prepared(request, read, rendered, _answer)
-    except InvalidRequest as error:
-        raise as_written(error) from None
+    ready = await prepared(request, read, rendered, _answer, as_written=as_written)
     return await respond(request, ready, ANTHROPIC)
 
 
@@ -71,8 +68,8 @@ async def count_tokens(request: Request) -> Response:
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
+            wanted, _ = await intake.read(partial(parse, Prompt))
             try:
-                wanted, _ = await intake.read(partial(parse, Prompt))
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
                 (prompt,), _ = await intake.work(partial(rendered, wanted, chat))

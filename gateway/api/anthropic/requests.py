@@ -13,7 +13,7 @@ from gateway.api.messages import FunctionName, Lenient, Strict
 from gateway.api.parameters import Parsed
 from gateway.api.schemas import ChatCompletionRequest, StopStrings, Whole
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request
+from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 _SERVED_TOOLS = (None, "custom")
@@ -26,8 +26,6 @@ _WRITTEN: dict[str, str] = {
     "stop": "stop_sequences",
 }
 """What a chat's parameters are called here, where that differs."""
-_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
-"""Those that are no words of any other language."""
 _OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 _TAGGED = frozenset({"content", "system"})
 """Lists of blocks: within one, pydantic names the type beside the place."""
@@ -180,15 +178,11 @@ def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[C
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    param, message = error.param or "", error.message
-    name = _WRITTEN.get(param, param)
+    names, param = _WRITTEN, error.param or ""
     if found := _OF_TOOL.fullmatch(param):
-        name = f"tools.{found[1]}.{'input_schema' if found[2] == 'parameters' else found[2]}"
-    if name != param:
-        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
-    for other in _WORDS:
-        message = message.replace(other, _WRITTEN[other])
-    return error if message == error.message else type(error)(message, param=name)
+        field = "input_schema" if found[2] == "parameters" else found[2]
+        names = names | {param: f"tools.{found[1]}.{field}"}
+    return renamed(error, names)
 
 
 def _function(tool: Tool, number: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.requests import ResponsePrompt
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, location, pick, words
+from gateway.api.validation import invalid_request, location, pick, renamed, words
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide
 
@@ -30,8 +30,6 @@ _WRITTEN: dict[str, str] = {
     "response_format": "text.format",
 }
 """What a chat's parameters are called here, where that differs."""
-_WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
-"""Those that are no words of any other language."""
 _OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 
 
@@ -90,13 +88,7 @@ def chat_of(asked: ResponsePrompt, items: Sequence[Item]) -> Chat:
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    param, message = error.param or "", error.message
-    name = _WRITTEN.get(param, param)
-    if name != param:
-        message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
-    for other in _WORDS:
-        message = message.replace(other, _WRITTEN[other])
-    return error if message == error.message else type(error)(message, param=name)
+    return renamed(error, _WRITTEN)
 
 
 def _place(name: str, places: Sequence[int]) -> str:

@@ -59,10 +59,7 @@ async def create(request: Request) -> Response:
             service.prompts, chat, batch, stored=keeping.stored, held=keeping.keeps
         )
 
-    try:
-        ready = await prepared(request, read, prompt_of, answer, settle)
-    except InvalidRequest as error:
-        raise as_written(error) from None
+    ready = await prepared(request, read, prompt_of, answer, settle, as_written)
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
     if keeping.background:
@@ -84,8 +81,8 @@ async def input_tokens(request: Request) -> Response:
     read = partial(parse, InputTokensRequest, strict=service.settings.strict_parameters)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
+            chat, _ = await intake.read(read)
             try:
-                chat, _ = await intake.read(read)
                 ask = asked_by(request, tenant, intake)
                 chat, before, _ = await settled(service, ask, chat)
                 chat = await truncated(service, intake, tenant, chat, before)

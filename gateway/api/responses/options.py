@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from gateway.api.messages import Strict
+from gateway.api.messages import Lenient, Strict
 from gateway.errors import InvalidRequest
 
 _Effort = Annotated[str, StringConstraints(max_length=32)]
@@ -69,6 +69,12 @@ class Reasoning(Strict):
     generate_summary: _Summary | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Literal["standard"] | None = None
+
+
+class CacheOptions(Lenient):
+    """Wishes about what is kept of a prompt; but one that is to be kept alone has no answer."""
+
+    prewarm: Literal[False] | None = None
 
 
 class ResponseStreamOptions(Strict):

@@ -11,6 +11,7 @@ from pydantic import Field
 from gateway.api.messages import Strict
 from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
 from gateway.api.responses.options import (
+    CacheOptions,
     Conversation,
     ConversationRef,
     Include,
@@ -144,7 +145,7 @@ class ResponseRequest(ResponsePrompt):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
     service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Whole | None = Field(None, ge=1)

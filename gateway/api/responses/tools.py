@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gateway.api.messages import FunctionName, Lenient
 from gateway.api.responses.items import CUSTOM_INPUT, OtherObject, by_type
@@ -19,10 +20,22 @@ _CUSTOM = {
 }
 
 
-class FunctionTool(Lenient):
-    type: Literal["function"]
+def _by_the_model(callers: list[str]) -> list[str]:
+    if "direct" not in callers:
+        raise PydanticCustomError("callers", "Input should have direct; no program calls tools")
+    return callers
+
+
+class OwnTool(Lenient):
+    """One that the client runs."""
+
     name: FunctionName
     description: str | None = None
+    allowed_callers: Annotated[list[str], AfterValidator(_by_the_model)] | None = None
+
+
+class FunctionTool(OwnTool):
+    type: Literal["function"]
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -35,12 +48,10 @@ class InputFormat(Lenient):
     definition: str | None = None
 
 
-class CustomTool(Lenient):
+class CustomTool(OwnTool):
     """One whose argument is a text: to the model it is a function of one string."""
 
     type: Literal["custom"]
-    name: FunctionName
-    description: str | None = None
     format: InputFormat | None = None
 
     @property

@@ -235,6 +235,11 @@ def test_hosted_tools_are_refused_by_name(kind: str) -> None:
         ({"truncation": "middle"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"unheard_of": 1}, "unheard_of"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        (
+            {"tools": [FUNCTION | {"allowed_callers": ["programmatic"]}]},
+            "tools[0].allowed_callers",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
