@@ -312,7 +312,8 @@ class _ConversationsCollector(Collector):
         stats, prefix = self._stats, "gateway_conversations"
         yield GaugeMetricFamily(
             f"{prefix}_bytes",
-            "Bytes of responses and conversations on this gateway's disk.",
+            "Bytes of responses and conversations on this gateway's disk, at the worker that looks "
+            "after it.",
             stats.bytes,
         )
         yield GaugeMetricFamily(f"{prefix}_records", "Records of them.", stats.records)

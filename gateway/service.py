@@ -301,8 +301,10 @@ async def _keys(
 def _conversations(settings: Settings) -> Conversations:
     return Conversations(
         settings.store_dir / "@conversations",
+        settings.redis_url,
         ttl_s=settings.conversations_ttl,
         tenant_bytes=settings.conversations_bytes,
+        redis_timeout_s=settings.redis_timeout,
     )
 
 

@@ -65,7 +65,7 @@ ALLOWED: dict[str, str] = {
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
     " gateway.generation gateway.errors lora_store adapters",
     # What tenants say and are answered, where an API has to remember it.
-    "gateway.conversations": "gateway.errors",
+    "gateway.conversations": "gateway.errors lora_store",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",
@@ -128,7 +128,7 @@ LIBRARIES: dict[str, str] = {
     " bench.ordinary_gateway",
     "pydantic_core": "gateway.api adapters.patterns",
     "pydantic_settings": "gateway.config",
-    "redis": "lora_store gateway.tenancy.limits",
+    "redis": "lora_store gateway.tenancy.limits gateway.conversations",
     "s3fs": "gateway.sources.remote",
     "safetensors": "demo",
     "sse_starlette": "bench.ordinary_gateway",

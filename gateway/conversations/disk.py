@@ -16,7 +16,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.conversations.record import MAX_MEMBERS, MAX_READ, OVERHEAD, Kept, Record
+from gateway.conversations.record import (
+    DELETED,
+    MAX_MEMBERS,
+    MAX_READ,
+    OVERHEAD,
+    TOO_LARGE,
+    Kept,
+    Record,
+)
 from gateway.errors import ConversationTooLarge
 
 FILE = "conversations.sqlite"
@@ -151,18 +159,14 @@ class ConversationDisk:
         self._touch(tenant, found)
         return found
 
-    def members(
-        self, tenant: str, group: str, after: int, limit: int, *, max_bytes: int = MAX_READ
-    ) -> list[Kept]:
-        """By order. Raises ConversationTooLarge beyond `max_bytes`."""
-        where = (
-            "WHERE r.key IN (SELECT m.key FROM units v JOIN records m ON m.unit = v.key"
-            " WHERE v.tenant = ? AND v.name = ? AND m.grouped = v.name AND m.place > ?"
-            " AND v.used > ? ORDER BY m.place, m.id LIMIT ?) ORDER BY r.place, r.id"
+    def members(self, tenant: str, group: str, after: int, limit: int) -> list[str]:
+        """The ids, by order."""
+        query = (
+            f"SELECT r.id {_RECORDS} WHERE u.tenant = ? AND u.name = ? AND u.used > ?"
+            " AND r.grouped = u.name AND r.place > ? ORDER BY r.place, r.id LIMIT ?"
         )
-        found = self._read(where, [tenant, group, after, self._oldest(), limit], max_bytes)
-        self._touch(tenant, found)
-        return found
+        values = (tenant, group, self._oldest(), after, limit)
+        return [id_ for (id_,) in self._at.execute(query, values)]
 
     def unshared(self, epoch: int, before: int | None, limit: int, max_bytes: int) -> list[Kept]:
         """Some that were not brought in `epoch`, the last written first, from below `before`.
@@ -189,6 +193,23 @@ class ConversationDisk:
             " OR EXISTS(SELECT 1 FROM records WHERE shared > ?)"
         )
         return bool(self._at.execute(query, (epoch, epoch)).fetchone()[0])
+
+    def last_key(self) -> int:
+        """Of what was written last; 0 for none."""
+        (key,) = self._at.execute("SELECT coalesce(max(key), 0) FROM records").fetchone()
+        return int(key)
+
+    def unshare(self, after: int) -> None:
+        """What was written after the key `after` is to be brought to Redis again."""
+        with self._changing():
+            self._at.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
+
+    def forget(self, deleted: Sequence[tuple[str, str]], epoch: int) -> None:
+        """Of these tenants and ids, what there is, as it was deleted elsewhere."""
+        for tenant, id_ in deleted:
+            query = "SELECT 1 FROM records WHERE tenant = ? AND id = ?"
+            if self._at.execute(query, (tenant, id_)).fetchone() is not None:
+                self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def set_shared(self, keys: Sequence[int], epoch: int) -> None:
         with self._changing():
@@ -247,10 +268,7 @@ class ConversationDisk:
         own, most = self._count(tenant, units)
         grouped = sum(bool(record.group) for record in fresh)
         if own + need > self._tenant_bytes or (grouped and most + grouped > MAX_MEMBERS):
-            raise ConversationTooLarge(
-                "There is no room for more in it: a conversation may have as many bytes as a "
-                f"tenant, {self._tenant_bytes}, and {MAX_MEMBERS} items."
-            )
+            raise ConversationTooLarge(TOO_LARGE.format(self._tenant_bytes))
         removed = 0
         while True:
             query = "SELECT bytes FROM tenants WHERE name = ?"

@@ -16,6 +16,11 @@ MAX_MEMBERS = 10_000
 OVERHEAD = 512
 """Bytes that a record counts for beside its data: its names and what finds it again."""
 
+TOO_LARGE = (
+    "There is no room for more in it: a conversation may have as many bytes as a tenant, {}, and "
+    f"{MAX_MEMBERS} items."
+)
+
 _ID = re.compile(r"[A-Za-z0-9_/-]{1,160}")
 
 

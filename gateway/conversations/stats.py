@@ -24,3 +24,6 @@ class Stats:
     disk_failures: int = 0
     redis_failures: int = 0
     refused_values: int = 0
+
+    def count_refused(self) -> None:
+        self.refused_values += 1

@@ -17,6 +17,8 @@ import pytest
 from redis import Redis
 
 from adapters.errors import StoreUnavailable
+from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
 from gateway.tenancy.limits.redis import SharedLimits
 from gateway.tenancy.limits.request import Settlement
 from lora_store import redis_url
@@ -159,6 +161,28 @@ async def test_limits_are_exact_in_a_cluster(cluster: Fleet) -> None:
             values: Any = server.client().hgetall(key)
             assert not [field for field in values if field.startswith(b"c:")]
             assert sum(int(n) for field, n in values.items() if field.startswith(b"t:")) == 0
+
+
+async def test_conversations_are_shared_in_a_cluster(cluster: Fleet, tmp_path: Path) -> None:
+    bounds = {"ttl_s": 10**6, "tenant_bytes": 2 * 1024 * 1024}
+    items = [Record(f"m{n}", b"x", 0, "conv_1", n) for n in range(5)]
+    tenants = ["", *(f"tenant-{n}" for n in range(9))]
+    async with contextlib.AsyncExitStack() as stack:
+        one, two = [
+            await stack.enter_async_context(Conversations(tmp_path / name, cluster.url, **bounds))
+            for name in "12"
+        ]
+        for tenant in tenants:
+            await one.put(tenant, [Record("conv_1", tenant.encode() + b"'s"), *items])
+            for n in range(4):  # there is room for three
+                await one.put(tenant, [Record(f"resp_{n}", bytes(600_000))])
+            await one.delete(tenant, ["m3"])
+        for tenant in tenants:
+            ids = ["resp_2", "resp_3", "m3"]
+            found = await two.get(tenant, ids)
+            assert [each is not None for each in found] == [True, True, False]
+        assert one.stats.evicted >= 2 * len(tenants)
+        assert (one.stats.redis_failures, two.stats.redis_failures) == (0, 0)
 
 
 async def test_a_tenant_that_moves_within_a_cluster_is_counted_on(cluster: Fleet) -> None:

@@ -181,8 +181,6 @@ async def test_what_is_too_large_is_refused(tmp_path: Path, clock: Clock) -> Non
     disk = _disk(tmp_path, clock)
     with pytest.raises(ConversationTooLarge):
         disk.get("", ["a"], max_bytes=1000)
-    with pytest.raises(ConversationTooLarge):
-        disk.members("", "conv_1", -1, 10, max_bytes=1000)
     disk.close()
 
 

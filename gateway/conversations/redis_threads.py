@@ -1,0 +1,70 @@
+"""Redis for the event loop: threads for its calls, and whether it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from gateway.conversations.shared import Look, SharedConversations
+from gateway.conversations.stats import Stats
+from lora_store.connect import AWAY, FAILURES, reason
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_THREADS = 4
+
+
+class RedisAway(Exception):
+    """Redis does not answer, or refuses."""
+
+
+class RedisThreads:
+    """While Redis is away nobody waits for it: `look` alone asks whether it is back."""
+
+    def __init__(self, shared: SharedConversations, stats: Stats) -> None:
+        self.epoch = 0
+        """As last seen; 0 before."""
+        self.up = False
+        self._shared = shared
+        self._stats = stats
+        self._fails = False
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations-redis")
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        self._shared.close()
+
+    async def run(self, work: Callable[[SharedConversations], T]) -> T:
+        """Raises RedisAway."""
+        if not self.up:
+            raise RedisAway
+        return await self._run(work)
+
+    async def look(self, gateway: str = "", state: str = "") -> Look:
+        """See `SharedConversations.look`. Raises RedisAway."""
+        look = await self._run(lambda shared: shared.look(gateway, state))
+        self.epoch = look.epoch
+        self.up = True
+        return look
+
+    async def _run(self, work: Callable[[SharedConversations], T]) -> T:
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._threads, lambda: work(self._shared))
+        except FAILURES as error:
+            self._stats.redis_failures += 1
+            if isinstance(error, AWAY):
+                self.up = False
+            if not self._fails:
+                self._fails = True
+                log.warning("conversations are not shared now: Redis fails: %s", reason(error))
+            raise RedisAway from error
+        if self._fails:
+            self._fails = False
+            log.info("conversations are shared again")
+        return result

@@ -1,0 +1,183 @@
+"""What one worker of a gateway does for all: brings to Redis what only this disk keeps, takes what
+was deleted elsewhere, and removes what has expired.
+
+A Redis that has lost everything has another epoch, in which nothing was brought yet. While a disk
+is copied into it, its gateway says so there, and what others do not find they do not call lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from gateway.conversations.disk import ConversationDisk
+from gateway.conversations.disk_thread import DiskAway, DiskThread
+from gateway.conversations.record import Kept, Record
+from gateway.conversations.redis_threads import RedisAway, RedisThreads
+from gateway.conversations.shared import SharedConversations
+from gateway.conversations.stats import Stats
+from gateway.errors import ConversationTooLarge
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+_STEP_S = 0.01
+_BATCH = 64
+_BATCH_BYTES = 4 * 1024 * 1024
+# What a Redis that was away may have lost of the last that it took; it writes each second, at most.
+_DOUBTFUL_LOOKS = 60
+
+
+class Upkeep:
+    """Of all workers with the same folder, the one that holds its lock is at work."""
+
+    def __init__(
+        self, folder: Path, disk: DiskThread, redis: RedisThreads | None, stats: Stats
+    ) -> None:
+        self._lock = folder / "lock"
+        self._file = -1
+        self._disk = disk
+        self._redis = redis
+        self._stats = stats
+        # That of all its workers: whichever says that something is to be brought, one brings it.
+        self._gateway = f"{socket.gethostname()}:{folder.absolute()}"
+        self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
+        self._was_up = True
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+    async def first_look(self) -> None:
+        """Before anybody asks: whether there is something to bring is known to all at once."""
+        if self._redis is not None:
+            with contextlib.suppress(DiskAway, RedisAway):
+                await self._announce(self._redis, certain=False)
+
+    async def refused(self) -> None:
+        """Redis has not taken something, which only this disk will have."""
+        if self._redis is not None and self._redis.up:
+            with contextlib.suppress(RedisAway):
+                await self._redis.look(self._gateway, "filling")
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        while True:
+            more = False
+            try:
+                if self._redis is not None:
+                    await self._keep_shared(self._redis)
+                if self._holds_lock():
+                    more = await self._tidy()
+            except (DiskAway, RedisAway):
+                pass
+            except Exception:  # a mistake of ours; the gateway goes on without this
+                log.exception("conversations are not looked after")
+            await asyncio.sleep(_STEP_S if more else LOOK_S)
+
+    async def _tidy(self) -> bool:
+        more = await self._disk.run(ConversationDisk.tidy)
+        self._stats.bytes, self._stats.records = await self._disk.run(ConversationDisk.usage)
+        return more
+
+    async def _keep_shared(self, redis: RedisThreads) -> None:
+        was_up, self._was_up = self._was_up, False
+        # What a put left to the disk meanwhile, others may ask for as soon as Redis is back.
+        filling = await self._announce(redis, certain=not was_up)
+        if self._holds_lock():
+            if not was_up and self._keys:
+                after = self._keys[0]
+                await self._disk.run(lambda disk: disk.unshare(after))
+            if filling:
+                await self._bring(redis)
+            await self._take_deleted(redis)
+            self._keys.append(await self._disk.run(ConversationDisk.last_key))
+        self._was_up = True
+
+    async def _announce(self, redis: RedisThreads, *, certain: bool) -> bool:
+        """Looks, and says whether this gateway has something to bring, as it `certain`ly has."""
+        if not self._holds_lock():
+            await redis.look()
+            return False
+        look = await redis.look(self._gateway, "filling" if certain else "")
+        filling = certain or await self._disk.run(lambda disk: disk.has_unshared(look.epoch))
+        if filling and not certain:
+            await redis.look(self._gateway, "filling")
+        return filling
+
+    async def _bring(self, redis: RedisThreads) -> None:
+        """In batches, resting as long as each takes."""
+        epoch = redis.epoch
+        before: int | None = None
+        told = time.monotonic()
+        while batch := await self._disk.run(partial(_next, epoch=epoch, before=before)):
+            began = time.monotonic()
+            before = batch[-1].key
+            newer = await redis.run(partial(_put, batch=batch))
+            await self._disk.run(partial(_brought, batch=batch, newer=newer, epoch=epoch))
+            if began - told >= LOOK_S:
+                told = began
+                if (await redis.look(self._gateway, "filling")).epoch != epoch:
+                    return  # it was lost again
+            await asyncio.sleep(time.monotonic() - began)
+        await redis.look(self._gateway, "filled")
+
+    async def _take_deleted(self, redis: RedisThreads) -> None:
+        epoch = redis.epoch
+        while deleted := await redis.run(SharedConversations.deleted):
+            await self._disk.run(partial(ConversationDisk.forget, deleted=deleted, epoch=epoch))
+
+    def _holds_lock(self) -> bool:
+        if self._file < 0:
+            try:
+                file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
+            except OSError:
+                return False  # nor is there a disk to look after
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            self._file = file
+        return True
+
+
+_Newer = list[tuple[str, list[Record]]]
+
+
+def _next(disk: ConversationDisk, epoch: int, before: int | None) -> list[Kept]:
+    return disk.unshared(epoch, before, _BATCH, _BATCH_BYTES)
+
+
+def _put(shared: SharedConversations, batch: Sequence[Kept]) -> _Newer:
+    """Gives what Redis has in higher versions, by tenant: some was deleted elsewhere, say."""
+    newer: _Newer = []
+    for (tenant, used_ms, _), some in groupby(
+        batch, lambda kept: (kept.tenant, kept.used_ms, kept.record.unit)
+    ):
+        records = [kept.record for kept in some]
+        try:
+            put = shared.put(tenant, records, used_ms)
+            while not put.done:
+                put = shared.put(tenant, records, used_ms)
+            if put.higher:
+                newer.append((tenant, list(shared.get(tenant, put.higher).values())))
+        except ConversationTooLarge as error:
+            log.warning("what tenant %r keeps here has no room in Redis: %s", tenant, error)
+    return newer
+
+
+def _brought(disk: ConversationDisk, batch: Sequence[Kept], newer: _Newer, epoch: int) -> None:
+    disk.set_shared([kept.key for kept in batch], epoch)
+    for tenant, records in newer:
+        disk.put(tenant, records, epoch)

@@ -1,0 +1,340 @@
+"""Several gateways at one real Redis: what one keeps the others find, whatever is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.conversations import store as store_module
+from gateway.conversations.disk import FILE
+from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
+from gateway.errors import ConversationsUnavailable
+from tests.support.full_disk import full_disk
+from tests.support.redis_server import RedisServer
+
+_BYTES = 8 * 1024 * 1024
+_EPOCH = "conversations:{all}:epoch"
+_LONG_AGO = 1_700_000_000_000
+
+
+@contextlib.asynccontextmanager
+async def _gateway(folder: Path, url: str | None) -> AsyncIterator[Conversations]:
+    async with Conversations(folder, url, ttl_s=10**6, tenant_bytes=_BYTES) as store:
+        following = asyncio.create_task(store.follow())
+        try:
+            yield store
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def _settle(at_redis: redis.Redis) -> None:
+    """As if all gateways had looked for long."""
+    at_redis.mset({_EPOCH: _LONG_AGO, "conversations:{all}:since": _LONG_AGO})
+
+
+def _on_disk(folder: Path) -> dict[str, bytes]:
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as file:
+        return dict(file.execute("SELECT id, data FROM records").fetchall())
+
+
+async def test_what_one_gateway_keeps_another_finds_and_keeps(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url, items = redis_server.url, [Record(f"m{n}", b"x", 0, "conv_1", n) for n in range(9)]
+    async with _gateway(tmp_path / "2", url) as two:
+        async with _gateway(tmp_path / "1", url) as one:
+            await one.put("a", [Record("resp_1", b"first", 1), Record("conv_1", b"head"), *items])
+            await one.put("a", [Record("resp_3", b"read by two, and no more")])
+            assert None not in await two.get("a", ["resp_3"])
+            assert await two.get("a", ["resp_1", "resp_2"]) == [Record("resp_1", b"first", 1), None]
+            assert await two.get("b", ["resp_1", "m1"]) == [None, None]
+            assert await two.members("a", "conv_1") == items
+            assert await two.members("b", "conv_1") == []
+            await two.put("a", [Record("resp_1", b"second", 2), items[0]._replace(version=1)])
+            assert await one.get("a", ["resp_1"]) == [Record("resp_1", b"second", 2)]
+        # The first is dead for good, and Redis loses everything.
+        redis_server.kill()
+        await _until_away(two)
+        assert None not in await two.get("a", ["resp_1", "resp_3"])
+        with pytest.raises(ConversationsUnavailable):
+            await two.get("a", ["resp_1", "resp_9"])
+        with pytest.raises(ConversationsUnavailable):
+            await two.members("a", "conv_1")
+        redis_server.start()
+        _settle(at_redis)
+        found = await _patiently(lambda: two.members("a", "conv_1"))
+        assert [record.id for record in found] == [record.id for record in items]
+
+
+async def _until_away(store: Conversations) -> None:
+    failures = store.stats.redis_failures
+    await _until(lambda: store.stats.redis_failures > failures)
+
+
+async def _patiently(ask: Callable[[], object]) -> list[Record]:
+    """As a client that tries again after 503."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await ask()  # type: ignore[misc, no-any-return]
+            except ConversationsUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def test_nothing_is_lost_by_a_flush(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url, ids = redis_server.url, [f"resp_{n}" for n in range(300)]
+    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+        for number, id_ in enumerate(ids):
+            await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000)])
+        await one.put("t", [Record("conv_1", b"head"), Record("i1", b"x", 0, "conv_1", 1)])
+        at_redis.flushall()
+        # Each has half of it, and neither takes the other's for lost.
+        for store in (two, one):
+            assert None not in await store.get("t", ids)
+        assert [each.id for each in await two.members("t", "conv_1")] == ["i1"]
+        assert await two.get("t", ["resp_x"]) == [None]
+
+
+async def test_nothing_is_lost_by_flushes_at_any_moment(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url, ids = redis_server.url, [f"resp_{n}" for n in range(150)]
+    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+        for number, id_ in enumerate(ids):
+            await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000)])
+            if number % 40 == 13:
+                at_redis.flushall()
+            if number % 10 == 5:  # the other, of what was written a moment ago
+                assert await (two, one)[number % 2].get("t", [id_]) == [Record(id_, b"x" * 1000)]
+        await one.delete("t", ids[:3])
+        at_redis.flushall()
+        for store in (one, two):
+            assert [each is None for each in await store.get("t", ids)] == [True] * 3 + [
+                False
+            ] * 147
+
+
+async def test_what_is_deleted_leaves_every_disk_and_does_not_return(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url = redis_server.url
+    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+        await one.put("t", [Record("resp_1", b"secret"), Record("resp_2", b"stays")])
+        assert None not in await two.get("t", ["resp_1", "resp_2"])
+        await two.delete("t", ["resp_1"])
+        await _until(lambda: _on_disk(tmp_path / "1")["resp_1"] == b"")
+        assert _on_disk(tmp_path / "2")["resp_1"] == b""
+        at_redis.flushall()
+        assert await one.get("t", ["resp_1", "resp_2"]) == [None, Record("resp_2", b"stays")]
+    # One that was away while it was deleted brings it, and learns.
+    async with _gateway(tmp_path / "2", url) as two:
+        await two.delete("t", ["resp_2"])
+        at_redis.flushall()
+        assert await two.get("t", ["resp_2"]) == [None]
+        async with _gateway(tmp_path / "1", url) as one:
+            await _until(lambda: _on_disk(tmp_path / "1")["resp_2"] == b"")
+            assert await one.get("t", ["resp_2"]) == [None]
+
+
+async def test_without_redis_a_put_goes_to_the_disk_and_is_brought_later(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    url = redis_server.url
+    async with _gateway(tmp_path / "1", url) as one:
+        redis_server.kill()
+        await one.put("t", [Record("resp_1", b"at once")])
+        assert await one.get("t", ["resp_1"]) == [Record("resp_1", b"at once")]
+        with pytest.raises(ConversationsUnavailable):
+            await one.get("t", ["resp_2"])
+        redis_server.start()
+        await _until(lambda: at_redis.exists("conversations:{.t}:r:resp_1"))
+        redis_server.kill()
+        await one.put("t", [Record("resp_3", b"after a restart")])
+    # It starts while Redis is away, and ends before it is back.
+    async with _gateway(tmp_path / "1", url) as one:
+        assert await one.get("t", ["resp_3"]) == [Record("resp_3", b"after a restart")]
+    redis_server.start()
+    async with _gateway(tmp_path / "2", url) as two, _gateway(tmp_path / "1", url):
+        assert None not in await two.get("t", ["resp_1", "resp_3"])
+
+
+async def test_a_redis_that_hangs_is_waited_for_once(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    async with _gateway(tmp_path / "1", redis_server.url) as one:
+        redis_server.signal(signal.SIGSTOP)
+        try:
+            for n in range(20):
+                await one.put("t", [Record(f"resp_{n}", b"x")])
+            assert one.stats.redis_failures < 10
+        finally:
+            redis_server.signal(signal.SIGCONT)
+
+
+async def test_a_full_redis_and_a_full_disk_stand_in_for_each_other(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url = redis_server.url
+    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+        await one.put("t", [Record("resp_0", b"x")])
+        at_redis.config_set("maxmemory", 1)
+        await one.put("t", [Record("resp_1", b"on disk")])
+        assert not at_redis.exists("conversations:{.t}:r:resp_1")
+        assert None not in await one.get("t", ["resp_0", "resp_1"])
+        assert await two.get("t", ["resp_0"]) == [Record("resp_0", b"x")]
+        with full_disk(1), pytest.raises(ConversationsUnavailable):
+            await one.put("t", [Record("resp_2", bytes(10**6))])
+        at_redis.config_set("maxmemory", 0)
+        with full_disk(1):
+            await one.put("t", [Record("resp_3", b"y" * 10**6)])
+        assert one.stats.disk_failures > 0
+        assert None not in await two.get("t", ["resp_0", "resp_1", "resp_3"])
+        assert None not in await one.get("t", ["resp_3"])
+        await one.put("t", [Record("resp_4", b"on both")])
+        assert _on_disk(tmp_path / "1")["resp_4"] == b"on both"
+
+
+async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _settle(at_redis)
+    async with _gateway(tmp_path / "1", redis_server.url) as one:
+        assert await one.get("t", ["resp_1"]) == [None]
+        await one.put("t", [Record("resp_2", b"x")])
+        at_redis.zadd("conversations:{all}:filling", {"another": 2**52})
+        monkeypatch.setattr(store_module, "_BROUGHT_S", 0.3)
+        with pytest.raises(ConversationsUnavailable, match="brought back"):
+            await one.get("t", ["resp_1"])
+        assert await one.get("t", ["resp_2"]) == [Record("resp_2", b"x")]
+        monkeypatch.setattr(store_module, "_BROUGHT_S", 60)
+        waiting = asyncio.create_task(one.get("t", ["resp_1"]))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        at_redis.zrem("conversations:{all}:filling", "another")
+        assert await waiting == [None]
+
+
+async def test_what_redis_dropped_is_there_again_when_it_is_read(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """As a Redis with a memory policy does."""
+    _settle(at_redis)
+    url = redis_server.url
+    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+        item = Record("m1", b"x", 0, "conv_1", 1)
+        await one.put("t", [Record("conv_1", b"head"), item])
+        for key in at_redis.scan_iter("conversations:{.t}:*"):
+            at_redis.delete(key)
+        assert await one.members("t", "conv_1") == [item]
+        assert await one.get("t", ["conv_1"]) == [Record("conv_1", b"head")]
+        assert await two.members("t", "conv_1") == [item]
+        assert await two.get("t", ["conv_1"]) == [Record("conv_1", b"head")]
+
+
+async def test_workers_share_a_disk_and_one_looks_after_it(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url, ids = redis_server.url, [f"resp_{n}" for n in range(100)]
+    async with contextlib.AsyncExitStack() as workers:
+        first = await workers.enter_async_context(_gateway(tmp_path, url))
+        second = await workers.enter_async_context(_gateway(tmp_path, url))
+        for number, id_ in enumerate(ids):
+            await (first, second)[number % 2].put("t", [Record(id_, b"x")])
+        at_redis.flushall()
+        assert None not in await second.get("t", ids)
+        await _until(
+            lambda: at_redis.get(_EPOCH) and not at_redis.zcard("conversations:{all}:filling")
+        )
+        await _until(lambda: first.stats.records == 100)
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file:
+            epochs = file.execute("SELECT DISTINCT shared FROM records").fetchall()
+        assert epochs == [(int(at_redis.get(_EPOCH) or 0),)], "it would be brought again"
+        assert second.stats.records == 0
+
+
+_OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 1), st.integers(0, 3), st.integers(0, 6)),
+        st.tuples(st.just("delete"), st.integers(0, 1), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("get"), st.integers(0, 1), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("flush"), st.just(0), st.just(0), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=25)
+@given(_OPERATIONS)
+def test_copies_agree_on_the_highest_version_whatever_happens(
+    shared_redis: RedisServer, operations: list[tuple[str, int, int, int]]
+) -> None:
+    """Two gateways without upkeep, so that all copies drift apart; a start of both joins them."""
+
+    async def run(url: str, at_redis: redis.Redis, folder: Path) -> None:
+        at_redis.flushall()
+        _settle(at_redis)
+        highest = [-1] * 4
+        async with contextlib.AsyncExitStack() as stack:
+            pair = [
+                await stack.enter_async_context(
+                    Conversations(folder / str(n), url, ttl_s=10**6, tenant_bytes=_BYTES)
+                )
+                for n in range(2)
+            ]
+            for operation, at, number, version in operations:
+                id_ = f"resp_{number}"
+                if operation == "put":
+                    await pair[at].put("t", [Record(id_, b"%d" % version, version)])
+                    highest[number] = max(highest[number], version)
+                elif operation == "delete":
+                    await pair[at].delete("t", [id_])
+                    highest[number] = 99
+                elif operation == "get":
+                    await pair[at].get("t", [id_])
+                else:
+                    at_redis.flushall()
+                    _settle(at_redis)
+        at_redis.set(_EPOCH, _LONG_AGO + 1)  # from now on, nothing counts as brought
+        async with _gateway(folder / "0", url) as one, _gateway(folder / "1", url) as two:
+            await _until(lambda: _all_brought(at_redis))
+            for store in (one, two):
+                found = await store.get("t", [f"resp_{n}" for n in range(4)])
+                assert [None if each is None else each.version for each in found] == [
+                    None if version in (-1, 99) else version for version in highest
+                ]
+
+    with shared_redis.client() as at_redis, tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(shared_redis.url, at_redis, Path(folder)))
+
+
+def _all_brought(at_redis: redis.Redis) -> bool:
+    return at_redis.exists(_EPOCH) == 1 and at_redis.zcard("conversations:{all}:filling") == 0

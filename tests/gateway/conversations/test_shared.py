@@ -1,0 +1,251 @@
+"""The copy in a real Redis: versions, tenants, bounds, times to live, what does not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD, Record
+from gateway.conversations.shared import SharedConversations
+from gateway.errors import ConversationTooLarge
+from tests.support.redis_server import RedisServer
+
+_BYTES = 1024 * 1024
+_TTL_MS = 1_000_000
+_EPOCH = "conversations:{all}:epoch"
+_SINCE = "conversations:{all}:since"
+
+
+@pytest.fixture
+def shared(
+    shared_redis: RedisServer, at_shared_redis: redis.Redis
+) -> Iterator[Callable[..., SharedConversations]]:
+    made: list[SharedConversations] = []
+
+    def make(
+        tenant_bytes: int = _BYTES, on_refused: Callable[[], object] = lambda: None
+    ) -> SharedConversations:
+        one = SharedConversations(
+            shared_redis.url,
+            timeout_s=30,
+            ttl_ms=_TTL_MS,
+            tenant_bytes=tenant_bytes,
+            renew_ms=_TTL_MS // 10,
+            on_refused=on_refused,
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def test_the_highest_version_stays(shared: Callable[..., SharedConversations]) -> None:
+    one, two = shared(), shared()
+    for version, data in [(1, b"one"), (2**62 + 1, b"two"), (2**62, b"late"), (2**62 + 1, b"2nd")]:
+        one.put("a", [Record("conv_1", data, version)])
+    assert two.get("a", ["conv_1", "x"]) == {"conv_1": Record("conv_1", b"two", 2**62 + 1)}
+    assert two.put("a", [Record("conv_1", b"late")]) == (True, 0, True, ["conv_1"])
+    two.put("a", [Record("conv_1", b"", DELETED)])
+    one.put("a", [Record("conv_1", b"back", 2**62 + 2)])
+    assert one.get("a", ["conv_1"]) == {"conv_1": Record("conv_1", b"", DELETED)}
+    assert one.deleted() == [("a", "conv_1")]
+    assert one.deleted() == []
+
+
+def test_tenants_are_apart(shared: Callable[..., SharedConversations]) -> None:
+    one = shared()
+    names = ["", "a", "a.b", "r", "-", "all"]
+    for name in names:
+        one.put(name, [Record("conv_1", name.encode() + b"'s"), Record("m", b"x", 0, "conv_1", 1)])
+    one.put("a", [Record("conv_1", b"", DELETED), Record("m", b"", DELETED)])
+    for name in names:
+        found = one.get(name, ["conv_1"])["conv_1"]
+        assert found.data == (b"" if name == "a" else name.encode() + b"'s")
+        ids, records = one.members(name, "conv_1", -1, 10)
+        assert (ids, list(records)) == (([], []) if name == "a" else (["m"], ["m"]))
+
+
+def test_members_come_by_order(shared: Callable[..., SharedConversations]) -> None:
+    one = shared()
+    first = 1_800_000_000_000_000_000  # a float could not tell it from the next
+    items = [Record(f"msg_{n}", b"x", 0, "conv_1", first + n) for n in range(20)]
+    one.put("", [Record("conv_1", b"head"), *items[10:], *items[:10]])
+    ids, records = one.members("", "conv_1", -1, 1000)
+    assert [records[id_] for id_ in ids] == items
+    assert one.members("", "conv_1", first + 4, 3)[0] == ["msg_5", "msg_6", "msg_7"]
+    # One moves to another group, and another place.
+    one.put("", [Record("msg_0", b"y", 1, "conv_2", 5), Record("msg_1", b"z", 1, "conv_1", 7)])
+    assert one.members("", "conv_1", -1, 2)[0] == ["msg_1", "msg_2"]
+    assert one.members("", "conv_2", -1, 2)[0] == ["msg_0"]
+
+
+def test_all_keys_of_a_tenant_expire_and_are_renewed_as_a_whole(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one, prefix = shared(), "conversations:{.t}:"
+    unit = [Record("conv_1", b"head"), Record("m", b"x", 0, "conv_1", 1)]
+    one.put("t", unit, _now() - _TTL_MS // 2)
+
+    def left() -> dict[str, int]:
+        keys = sorted(at_shared_redis.scan_iter(f"{prefix}*"))
+        return {key.decode().removeprefix(prefix): at_shared_redis.pttl(key) for key in keys}
+
+    before = left()
+    assert set(before) == {"r:conv_1", "r:m", "g:conv_1", "used", "sizes"}
+    assert 0 < max(before["r:conv_1"], before["r:m"]) <= _TTL_MS // 2
+    one.get("t", ["conv_1"])
+    renewed = left()
+    assert min(renewed["r:conv_1"], renewed["r:m"], renewed["g:conv_1"]) > _TTL_MS * 0.8
+    assert min(renewed["used"], renewed["sizes"]) > _TTL_MS
+    used = at_shared_redis.zscore(f"{prefix}used", "conv_1")
+    for _ in range(3):
+        one.get("t", ["conv_1", "m"])
+        one.members("t", "conv_1", -1, 10)
+    assert at_shared_redis.zscore(f"{prefix}used", "conv_1") == used, "each reading writes"
+    one.put("t", [Record("old", b"x")], _now() - _TTL_MS)
+    assert one.get("t", ["old"]) == {}
+
+
+def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    one.put("other", [Record("resp_o", b"keep")])
+    now = _now()
+    for n in range(40):
+        one.put("hostile", [Record(f"resp_{n}", bytes(100_000))], now - 1000 + n)
+    found = one.get("hostile", [f"resp_{n}" for n in range(40)])
+    assert list(found) == [f"resp_{n}" for n in range(30, 40)]
+    assert one.get("other", ["resp_o"]) == {"resp_o": Record("resp_o", b"keep")}
+    # What is brought again makes no room of what was used since.
+    one.put("hostile", [Record("older", bytes(100_000))], now - 5000)
+    assert len(one.get("hostile", ["older", *found])) == 10
+    sizes = at_shared_redis.hgetall("conversations:{.hostile}:sizes")
+    assert int(sizes.pop(b"@")) == sum(map(int, sizes.values())) == 10 * (100_000 + OVERHEAD)
+
+
+def test_no_bound_is_passed_by_many_small_ones(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    for n in range(_BYTES // OVERHEAD // 8):
+        one.put("", [Record(f"resp_{n}_{m}", b"") for m in range(8)])
+    calls, done = 0, False
+    while not done:
+        done, evicted, _, _ = one.put("", [Record("large", bytes(_BYTES - 2 * OVERHEAD))])
+        calls += 1
+        assert evicted <= 256
+        assert int(at_shared_redis.hget("conversations:{.}:sizes", "@") or 0) <= _BYTES
+    assert calls > 1
+
+
+def test_a_conversation_is_evicted_whole(shared: Callable[..., SharedConversations]) -> None:
+    one, now = shared(), _now()
+    one.put("", [Record("conv_1", b"head")], now - 1000)
+    for n in range(700):
+        one.put("", [Record(f"item_{n}", bytes(700), 0, "conv_1", n)], now - 1000)
+    one.put("", [Record("resp_1", bytes(100_000))])
+    done = False
+    while not done:
+        done, evicted, _, _ = one.put("", [Record("resp_2", bytes(100_000))])
+        assert 0 < evicted <= 256
+        assert one.get("", ["conv_1"]) == {}, "items are missing, and nobody is told"
+    assert one.members("", "conv_1", -1, 1000) == ([], {})
+
+
+def test_what_is_too_large_is_refused(shared: Callable[..., SharedConversations]) -> None:
+    one = shared()
+    one.put("", [Record("conv_1", b"head"), Record("a", bytes(_BYTES // 2), 0, "conv_1", 1)])
+    with pytest.raises(ConversationTooLarge):
+        one.put("", [Record("b", bytes(_BYTES // 2), 0, "conv_1", 2)])
+    assert one.members("", "conv_1", -1, 10)[0] == ["a"]
+    many = shared(tenant_bytes=2**30)
+    for start in range(0, MAX_MEMBERS, 2500):
+        some = range(start, start + 2500)
+        many.put("many", [Record(f"m{n}", b"x", 0, "conv_1", n) for n in some])
+    with pytest.raises(ConversationTooLarge):
+        many.put("many", [Record("m", b"x", 0, "conv_1", 0)])
+    for n in range(3):
+        many.put("many", [Record(f"resp_{n}", bytes(15_000_000))])
+    assert len(many.get("many", ["resp_0", "resp_1"])) == 2
+    with pytest.raises(ConversationTooLarge):
+        many.get("many", ["resp_0", "resp_1", "resp_2"])
+
+
+def test_what_somebody_else_put_there_is_left_alone(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    refused: list[int] = []
+    one = shared(on_refused=lambda: refused.append(1))
+    prefix = "conversations:{.t}:"
+    head = b"c1 %020d %020d " % (1, 1)
+    wrong = {
+        "garbage": b"\x80\x04pickle",
+        "empty": b"",
+        "newer": b"c2 what a newer release writes",
+        "name": head + b"not/ an id\nx",
+        "version": b"c1 %d %020d \nx" % (10**20 - 1, 0),
+        "long": head + b"g" * 400 + b"\nx",
+    }
+    for name, value in wrong.items():
+        at_shared_redis.set(f"{prefix}r:{name}", value)
+    for member in (b"garbage", b"\xff" * 50, b"%020d:nothing" % 1):
+        at_shared_redis.zadd(f"{prefix}g:conv_1", {member: 0})
+    assert one.get("t", list(wrong)) == {}
+    assert one.members("t", "conv_1", -1, 100)[1] == {}
+    for name in set(wrong) - {"empty", "version"}:
+        assert not one.put("t", [Record(name, b"x", 5)]).taken
+        assert at_shared_redis.get(f"{prefix}r:{name}") == wrong[name]
+    at_shared_redis.set(f"{prefix}used", "not a set")
+    assert not one.put("t", [Record("resp_1", b"x")]).taken
+    assert one.put("u", [Record("resp_1", b"x")]).taken
+    assert refused
+
+
+def test_the_epoch_changes_when_all_is_lost(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    first = one.look()
+    assert not first.settled, "others may have something to bring"
+    assert one.look().epoch == first.epoch
+    at_shared_redis.set(_SINCE, first.epoch - 10_000)
+    assert one.look() == (first.epoch, True)
+    assert not one.look("gateway", "filling").settled
+    assert one.look("gateway", "filled").settled
+    at_shared_redis.zadd("conversations:{all}:filling", {"died": _now() - 11_000})
+    assert one.look().settled
+    for lost in (b"", b"garbage", b"0", b"9" * 50):
+        at_shared_redis.set(_EPOCH, lost)
+        assert one.look().epoch >= first.epoch
+        at_shared_redis.set(_SINCE, lost)
+        assert not one.look().settled
+    at_shared_redis.flushall()
+    assert not one.look().settled
+
+
+def test_a_full_redis_is_not_settled_until_all_have_looked_again(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    epoch = one.look().epoch
+    at_shared_redis.set(_SINCE, epoch - 10_000)
+    at_shared_redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(redis.ResponseError, match="OOM"):
+            one.put("t", [Record("resp_1", b"x")])
+        assert one.look() == (epoch, False)
+    finally:
+        at_shared_redis.config_set("maxmemory", 0)
+    assert one.look() == (epoch, False)
+    at_shared_redis.set(_SINCE, epoch - 10_000)
+    assert one.look() == (epoch, True)
