@@ -368,14 +368,14 @@ class Settings(BaseSettings):
         30 * 24 * 3600,
         ge=0,
         le=10 * 365 * 24 * 3600,
-        description="Seconds after their last use that responses and conversations are kept on "
-        "this gateway's disk; 0 keeps none, and deletes what is there.",
+        description="Seconds after their last use that responses and conversations are kept, in "
+        "Redis and on this gateway's disk; 0 keeps none, and deletes what this disk has.",
     )
     conversations_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Bytes of them that each tenant may have on this gateway's disk; beyond "
-        "them the longest unused go.",
+        description="Bytes of them that each tenant may have, in Redis and on each gateway's disk; "
+        "beyond them the longest unused go.",
     )
     log_level: str = Field(
         "info", pattern="^(debug|info|warning|error)$", description="Least severe level logged."

@@ -1,4 +1,4 @@
-"""Responses and conversations of tenants, kept on this gateway's disk.
+"""Responses and conversations of tenants, kept in Redis and on this gateway's disk.
 
 Everything is keyed by its tenant: the id of another's record is simply not found. What either copy
 took is kept: a disk brings to Redis what that lacks (`upkeep`), and what is read from Redis is put
