@@ -44,6 +44,7 @@ _INTERNAL = {
     "gateway.config.marked_yaml.YamlProblem",
     "gateway.conversations.disk.ForeignFile",
     "gateway.conversations.disk_thread.DiskAway",
+    "gateway.conversations.redis_threads.RedisAway",
     "gateway.parsers.tools.parser.NotACall",
     "gateway.triton.http2.frames.ConnectionFault",
     "gateway.triton.pbtxt.PbtxtError",
