@@ -171,7 +171,8 @@ class Tool(Lenient):
     function: FunctionDefinition
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
+MOST_MESSAGES = 2048
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
 
 

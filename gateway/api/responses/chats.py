@@ -24,6 +24,7 @@ _SAID = MessageItem(role="user", content="")
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "reasoning.effort",
+    "logprobs": "top_logprobs",
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",

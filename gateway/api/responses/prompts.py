@@ -82,12 +82,13 @@ async def truncated(
         return chat
     items = [*before, *asked.items]
     longest = max(service.replicas.capabilities, key=longest_prompt)
-    room = longest.max_seq_len // _ROOM
-    if isinstance(asked, ResponseRequest) and asked.max_output_tokens is not None:
-        room = asked.max_output_tokens
-    most = min(longest_prompt(longest), max(longest.max_seq_len - room, 1))
+    rooms = [longest.max_seq_len // _ROOM]
+    if isinstance(asked, ResponseRequest) and (wished := asked.max_output_tokens) is not None:
+        # What has no room for all of that, whatever is left out, has it for an answer.
+        rooms = [wished, *rooms] if wished > rooms[0] else [wished]
 
-    async def fits(candidate: Chat) -> bool:
+    async def fits(candidate: Chat, room: int) -> bool:
+        most = min(longest_prompt(longest), longest.max_seq_len - room)
         try:
             return await count_of(service, intake, tenant, candidate) <= most
         except InvalidRequest as error:
@@ -96,23 +97,28 @@ async def truncated(
                 raise
             return False
 
-    if await fits(chat):
-        return chat
     lead = next((n for n, item in enumerate(items) if not _instructs(item)), len(items))
     cuts = _cuts(items, lead)
-    for found in ([n for n in cuts if _is_users(items[n])], cuts):
-        low, high = 0, len(found)
+    users = [n for n in cuts if _is_users(items[n])]
+
+    async def longest_of(places: Sequence[int], room: int) -> Chat | None:
+        low, high = 0, len(places)
         fitting: Chat | None = None
         while low < high:
             middle = (low + high) // 2
-            kept = [*items[:lead], *items[found[middle] :]]
+            kept = [*items[:lead], *items[places[middle] :]]
             candidate = await intake.work(partial(chat_of, asked, kept))
-            if await fits(candidate):
+            if await fits(candidate, room):
                 fitting, high = candidate, middle
             else:
                 low = middle + 1
-        if fitting is not None:
-            return fitting
+        return fitting
+
+    for room in rooms:
+        if await fits(chat, room):
+            return chat
+        if found := await longest_of(users, room) or await longest_of(cuts, room):
+            return found
     return chat
 
 

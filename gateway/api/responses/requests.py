@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from gateway.api.messages import Strict
+from gateway.api.messages import MOST_MESSAGES, Strict
 from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
 from gateway.api.responses.options import (
     CacheOptions,
@@ -82,6 +82,12 @@ class ResponsePrompt(Strict):
         if not items:
             raise InvalidRequest("input: must say something.", param="input")
         messages = chat_messages(self.instructions, items, len(items) - len(self.items))
+        if len(messages) > MOST_MESSAGES:
+            raise InvalidRequest(
+                f"input: with all that comes before it there are {len(messages)} messages; "
+                f"allowed: {MOST_MESSAGES}.",
+                param="input",
+            )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
         places = offered(self.tools or (), self.tool_choice)
         if self.tools and places:

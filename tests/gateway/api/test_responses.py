@@ -129,6 +129,13 @@ def test_a_custom_tool_is_a_function_of_one_string() -> None:
     assert wanted.forced.name == "apply_patch"
 
 
+def test_too_many_messages_are_counted_with_those_before() -> None:
+    said = [QUESTION, {"role": "assistant", "content": "x"}] * 1024
+    assert len(chat(input=said).messages) == 2048
+    with pytest.raises(InvalidRequest, match="2049 messages"):
+        chat(input=said, instructions="I")
+
+
 def test_allowed_tools_are_those_that_are_offered() -> None:
     allowed = {
         "type": "allowed_tools",
@@ -352,7 +359,7 @@ def read(raw: bytes) -> dict[str, Any]:
     last: dict[str, Any] = {}
     for number, event in enumerate(SSEDecoder().iter_bytes(iter([raw]))):
         data = event.json()
-        EVENT.validate_python(data)
+        EVENT.validate_json(event.data, strict=True)
         kind = data["type"]
         assert (event.event, data["sequence_number"]) == (kind, number)
         if number < 2:
@@ -429,8 +436,9 @@ def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
 
 
 def whole(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(answer(**fields).collected([deltas], keep=None))
-    Response.model_validate(found)
+    body = answer(**fields).collected([deltas], keep=None)
+    Response.model_validate_json(body, strict=True)
+    found: dict[str, Any] = json.loads(body)
     return found
 
 
@@ -530,7 +538,10 @@ def test_a_stream_that_fails_says_so_to_every_client(begun: bool) -> None:
     if begun:
         failing.stream(body, "last").accept(0, TextDelta("Hel", 1))
     body.data += failing.wire().failure(EngineUnavailable("gone"))
-    events = [event.json() for event in SSEDecoder().iter_bytes(iter([body.data]))]
+    told = [*SSEDecoder().iter_bytes(iter([body.data]))]
+    for one in told:
+        EVENT.validate_json(one.data, strict=True)
+    events = [one.json() for one in told]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[0]["type"] == "response.created"
     failed, error = events[-2:]
@@ -629,6 +640,20 @@ async def test_what_is_oldest_is_left_out_until_the_prompt_fits(folder: Path) ->
     ]
 
 
+async def test_an_answer_that_has_no_room_whatever_is_left_out_has_some(folder: Path) -> None:
+    """As without `truncation: auto`, where it is as long as it can be."""
+    talk: Any = [{"role": "user", "content": "long " * 9}, {"role": "assistant", "content": "a"}]
+    async with asked(folder, max_seq_len=128) as (api, servicer):
+        for said in ([*talk, *talk, *talk, QUESTION], [*talk, QUESTION]):
+            for most in (None, 127, 128, 4096):
+                await api.responses.create(
+                    model="m", input=said, truncation="auto", max_output_tokens=most
+                )
+        found = prompts(folder, servicer)
+    short, long = "<user>|Hi<assistant>", f"<user>|{'long ' * 9}<assistant>|a"
+    assert found == [long + short] * 8
+
+
 async def test_of_one_long_turn_the_oldest_calls_are_left_out(folder: Path) -> None:
     """Two calls whose outputs come later belong together, too."""
     said: Any = [QUESTION]
@@ -656,6 +681,13 @@ async def test_the_openai_package_raises_where_a_stream_fails(folder: Path) -> N
         with pytest.raises(openai.APIError, match="server"):
             async with api.responses.stream(model="m", input="Hi") as stream:
                 await stream.get_final_response()
+
+
+async def test_what_an_engine_lacks_is_named_as_it_is_asked_for(folder: Path) -> None:
+    async with asked(folder) as (api, _):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await api.responses.create(model="m", input="Hi", top_logprobs=2)
+    assert refused.value.param == "top_logprobs"
 
 
 async def test_a_stream_ends_without_done(folder: Path) -> None:
