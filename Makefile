@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all lint lock bench soak chaos disks audit
+.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks audit
 
 setup: $(INSTALLED)
 
@@ -37,6 +37,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m bench $(ARGS)
+
+instructions: setup
+	$(BIN)/python -m bench.bounds $(ARGS)
 
 soak: setup
 	$(BIN)/python -m bench.soak $(ARGS)

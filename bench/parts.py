@@ -16,6 +16,7 @@ import psutil
 
 from bench import direct, litellm, lora
 from bench.cancel import cancel
+from bench.instructions import instructions
 from bench.llmapi import llmapi
 from bench.load import NUMBER, Clients, Load, total
 from bench.machine import cores_for
@@ -289,6 +290,7 @@ PARTS: dict[str, Part] = {
     "llmapi": llmapi,
     "requests": requests,
     "protocols": protocols,
+    "instructions": instructions,
     "first_token": first_token,
     "levels": levels,
     "many": many,

@@ -17,6 +17,7 @@ TITLES = {
     "llmapi": "A token of the llmapi repository, by the answer's length",
     "requests": "A request of one token, 16 at a time",
     "protocols": "The same through each protocol, 16 at a time",
+    "instructions": "Instructions, a request of one token and a token",
     "first_token": "Time to the first token, one request at a time",
     "levels": "Throughput by concurrency",
     "many": "1,024 streams below saturation",

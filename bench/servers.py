@@ -137,8 +137,12 @@ class Bench:
         workers: int = 1,
         name: str = "gateway",
         settings: Mapping[str, str] | None = None,
+        under: Sequence[str] = (),
     ) -> Iterator[Server]:
-        """`gateway serve` without adapters and Redis, on its cores, with more `settings`."""
+        """`gateway serve` without adapters and Redis, on its cores, with more `settings`.
+
+        `under` is the command of a tool that runs it, as its own process.
+        """
         port = self.claims.take_free()
         env = {
             "GATEWAY_PORT": str(port),
@@ -148,7 +152,7 @@ class Bench:
             "GATEWAY_SHUTDOWN_GRACE": "1",
             **(settings or {}),
         }
-        command = [sys.executable, "-m", "gateway"]
+        command = [*under, sys.executable, "-m", "gateway"]
         ready = f"http://{LOCALHOST}:{port}/health/ready"
         with contextlib.ExitStack() as stack:
             if workers > 1:

@@ -1,0 +1,181 @@
+"""How many instructions a request and a token take, by what runs them: valgrind's callgrind.
+
+Instructions do not depend on the machine's mood: two runs differ by less than a percent, where CPU
+time differs by a third. They depend on the build of Python and of its libraries. The kernel's are
+not among them.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from bench.load import NUMBER
+from bench.measure import chat, prompt
+from bench.pace import BURST
+from bench.protocols import PROTOCOLS
+from bench.servers import Bench, Server, Unmeasured
+from ops.local_stack.ports import LOCALHOST
+
+_SIZES = 8, 750
+_BEAT_MS = 50
+_WARM, _COUNTED = 40, 60
+_STREAMS = 8
+_PACED, _BURSTING = 40, 1024
+_WITHIN_S = 120.0
+_CONTROL = "callgrind_control"
+_COMMAND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file={}.%p")
+
+_PARTS = {
+    "Python": ("libpython", "python"),
+    "tokenizers": ("tokenizers",),
+    "C library": ("libc.", "ld-linux", "libpthread"),
+    "protobuf": ("_message",),
+    "loop and HTTP parser": ("loop.", "parser."),
+    "pydantic, orjson": ("_pydantic_core", "orjson"),
+}
+"""Columns of the table, by how the files begin whose code it is. All else is `other`."""
+_OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
+
+
+def instructions(bench: Bench) -> list[dict[str, Any]]:
+    """Thousands of instructions: a request of one token through each protocol, and a token.
+
+    One request at a time, and tokens of few streams at once, as a gateway that is watched so is
+    forty times slower. Raises Unmeasured without valgrind.
+    """
+    if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
+        raise Unmeasured("valgrind is not installed")
+    files = bench.folder / "callgrind"
+    under = [part.format(files) for part in _COMMAND]
+    settings = {"PYTHONHASHSEED": "0"}
+    with (
+        bench.upstream() as triton,
+        bench.gateway(triton, under=under, settings=settings) as server,
+        ThreadPoolExecutor(_STREAMS) as pool,
+    ):
+        counter = _Counter(server, files, pool)
+        sizes = _SIZES[:1] if bench.quick else _SIZES
+        rows = [counter.request(name, size) for size in sizes for name in PROTOCOLS]
+        rows += [
+            counter.token("a token, paced", _BEAT_MS, _PACED),
+            counter.token("a token, in burst", BURST, _BURSTING),
+        ]
+    return rows
+
+
+@dataclass
+class _Counter:
+    """Asks a gateway that runs under callgrind, whose files begin with `files`."""
+
+    server: Server
+    files: Path
+    pool: ThreadPoolExecutor
+
+    def __post_init__(self) -> None:
+        self._lines = [
+            http.client.HTTPConnection(LOCALHOST, self.server.port, timeout=_WITHIN_S)
+            for _ in range(_STREAMS)
+        ]
+        self._numbers = count()
+        self._control("-i", "on")
+
+    def request(self, protocol: str, size: int) -> dict[str, Any]:
+        path, make = PROTOCOLS[protocol]
+        more = {"model": "demo", "stream": True, "temperature": 0}
+        body = orjson.dumps(make(prompt(size), 1) | more)
+        self._ask(self._lines[:1], path, body, _WARM)
+        found = self._counted(self._lines[:1], path, body, _COUNTED)
+        return _row(f"{protocol}, {size} tokens", found, _COUNTED)
+
+    def token(self, name: str, seed: int, tokens: int) -> dict[str, Any]:
+        """One of a chat's, of `tokens` more than one."""
+        short, long = (chat(seed=seed, tokens=n) for n in (1, tokens + 1))
+        self._ask(self._lines, self.server.path, long, 1)
+        once = self._counted(self._lines, self.server.path, short, 1)
+        found = self._counted(self._lines, self.server.path, long, 1)
+        found.subtract(once)
+        return _row(name, found, _STREAMS * tokens)
+
+    def _counted(
+        self, lines: Sequence[http.client.HTTPConnection], path: str, body: bytes, times: int
+    ) -> Counter[str]:
+        self._control("-z")
+        self._ask(lines, path, body, times)
+        before = set(self._dumps())
+        self._control("-d")
+        (dump,) = set(self._dumps()) - before
+        return _by_part(dump)
+
+    def _ask(
+        self, lines: Sequence[http.client.HTTPConnection], path: str, body: bytes, times: int
+    ) -> None:
+        """That often on each line."""
+
+        def one(line: http.client.HTTPConnection) -> None:
+            for _ in range(times):
+                number = b"%08d" % next(self._numbers)
+                headers = {"content-type": "application/json", "authorization": "Bearer unused"}
+                line.request("POST", path, body.replace(NUMBER, number), headers)
+                answer = line.getresponse()
+                told = answer.read()
+                if answer.status != 200:
+                    raise Unmeasured(f"{path}: {answer.status} {told[:200]!r}")
+
+        list(self.pool.map(one, lines))
+
+    def _dumps(self) -> Iterator[Path]:
+        return self.files.parent.glob(f"{self.files.name}.*.*")
+
+    def _control(self, *arguments: str) -> None:
+        command = [_CONTROL, *arguments, str(self.server.pid)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_WITHIN_S, check=False
+        )
+        if done.returncode:
+            raise Unmeasured(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+
+
+def _row(what: str, found: Counter[str], times: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"thousand instructions of": what, "all": found.total() / times / 1e3}
+    return row | {part: found[part] / times / 1e3 for part in (*_PARTS, "other")}
+
+
+def _by_part(dump: Path) -> Counter[str]:
+    """Instructions in one of callgrind's files, by column.
+
+    Reference: Valgrind manual, "Callgrind Format Specification": after `ob=` come lines of a
+    position and a cost, and after `calls=` one that is the callee's.
+    """
+    names: dict[str, str] = {}
+    found: Counter[str] = Counter()
+    part, callees = "other", False
+    for line in dump.read_text(encoding="utf-8", errors="replace").splitlines():
+        if (told := _OBJECT.match(line)) is not None:
+            of_callee, number, path = told.groups()
+            if path is not None:
+                names[number] = _part(Path(path).name)
+            if not of_callee:
+                part = names[number]
+        elif line.startswith("calls="):
+            callees = True
+        elif line[:1] in "0123456789+-*" and line[:1]:
+            if not callees:
+                found[part] += int(line.split()[1])
+            callees = False
+    return found
+
+
+def _part(file: str) -> str:
+    return next((part for part, heads in _PARTS.items() if file.startswith(heads)), "other")
