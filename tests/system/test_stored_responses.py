@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,30 @@ def test_a_conversation_has_what_was_said_in_it(client: openai.OpenAI) -> None:
     assert newest.has_more
     one = client.conversations.items.retrieve(found[1].id, conversation_id=made.id)
     assert one.to_dict() == found[1].to_dict()
+
+
+def test_items_that_are_sent_again_are_in_each_conversation(client: openai.OpenAI) -> None:
+    """With the ids that they have where they were, or that of one that was deleted there."""
+    one, other = client.conversations.create(), client.conversations.create()
+    first = answered(client, FRANCE, conversation=one.id)
+    items: list[Any] = client.conversations.items.list(one.id, order="asc").to_dict()["data"]
+    again = [*items, turn("user", ITALY)]
+    second = answered(client, again, conversation=other.id)
+    named = [{"type": "item_reference", "id": item["id"]} for item in items]
+    third = answered(client, [*named, turn("user", ITALY)])
+    assert second.usage.input_tokens == third.usage.input_tokens
+    client.conversations.items.delete(items[1]["id"], conversation_id=one.id)
+    answered(client, [*first.output, turn("user", ITALY)], conversation=one.id)
+    for made in (one, other):
+        found = client.conversations.items.list(made.id, order="asc").data
+        assert [item.role for item in found] == ["user", "assistant"] * 2
+    thanks = answered(client, "Thanks", conversation=other.id)
+    same = answered(client, "Thanks", previous_response_id=second.id)
+    assert thanks.usage.input_tokens == same.usage.input_tokens
+    # Twice in one response, these are two items, and pages of them have an end.
+    twice = answered(client, [*items, *items])
+    pages = client.responses.input_items.list(twice.id, limit=1)
+    assert len([*itertools.islice(pages, 9)]) == 4
 
 
 def test_conversations_are_made_changed_and_deleted(client: openai.OpenAI) -> None:

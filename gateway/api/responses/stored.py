@@ -136,16 +136,16 @@ def microseconds() -> int:
 
 
 def with_ids(given: Iterable[Item], owner: str) -> list[Item]:
-    """The items in their long form, each with an id: its own, or one that holds `owner`'s digits.
+    """The items in their long form, each with an id that holds the digits of `owner`, a response.
 
-    `owner` is the id of a response.
+    Whatever theirs were: one that is sent again may be in this conversation already or in another
+    one, where it is the record of its id, or may have been deleted.
     """
     digits = owner.partition("_")[2]
-    found = []
-    for n, item in enumerate(map(long_form, given)):
-        known = _ITEM.fullmatch(item.get("id", ""))
-        found.append(item if known else item | {"id": item_id(item, digits, f"i{n}")})
-    return found
+    return [
+        item | {"id": item_id(item, digits, f"i{n}")}
+        for n, item in enumerate(map(long_form, given))
+    ]
 
 
 def item_id(item: Item, digits: str, place: str) -> str:
