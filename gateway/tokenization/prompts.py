@@ -209,7 +209,10 @@ class Prompts:
         return [(turn, ids) for turn, ids in found if ids is not None]
 
     def learn(self, turns: Iterable[Turn]) -> None:
-        """Only what is new of a prompt with these turns is tokenized, if it is `encode`d next."""
+        """Only what is new of a prompt with these turns is tokenized, if it is `encode`d next.
+
+        Any thread may.
+        """
         self._turn_cache.learn(turns)
 
     def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:

@@ -7,6 +7,7 @@ are those of its turns, each up to a token that ends a turn, and can be kept for
 from __future__ import annotations
 
 import re
+import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ class TurnCache:
         self._end = re.compile("|".join(map(re.escape, self._ends)))
         self._room = room
         self._kept: OrderedDict[str, array[int]] = OrderedDict()
+        self._keeping = threading.Lock()
 
     async def encode(self, text: str, encode: Encode) -> list[int]:
         """As `encode` does, which is asked for the turns that are not kept."""
@@ -55,8 +57,9 @@ class TurnCache:
         joined = ids_of[first].tolist()
         for turn in others:
             joined += ids_of[turn][1:]
-        for turn, of_it in ids_of.items():
-            self._keep(turn, of_it)
+        with self._keeping:
+            for turn, of_it in ids_of.items():
+                self._keep(turn, of_it)
         return joined
 
     def kept(self, text: str) -> Iterator[tuple[str, array[int]]]:
@@ -66,9 +69,13 @@ class TurnCache:
                 yield turn, ids
 
     def learn(self, turns: Iterable[tuple[str, array[int]]]) -> None:
-        """Keeps ids that another cache has had for these turns, of the same tokenizer."""
+        """Keeps ids that another cache has had for these turns, of the same tokenizer.
+
+        In any thread: whoever encodes meanwhile waits for one turn at most.
+        """
         for turn, ids in turns:
-            self._keep(turn, ids)
+            with self._keeping:
+                self._keep(turn, ids)
 
     def turns(self, text: str) -> list[str]:
         """The turns that `encode` looks for; none where it takes the text whole."""

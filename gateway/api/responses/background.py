@@ -33,7 +33,7 @@ from gateway.api.responses.progress import (
     lost,
     read_beat,
 )
-from gateway.api.responses.stored import FINISHED, is_response_id
+from gateway.api.responses.stored import FINISHED, is_response_id, turns_id
 from gateway.api.serving import Prepared
 from gateway.api.sse import EventBody, told
 from gateway.conversations.record import Record
@@ -278,7 +278,7 @@ class Background:
         if record.version < FINISHED:
             await self._kept.put(tenant, [cancel_record(record.id)])
         self._stop(tenant, record.id)
-        await self._kept.delete(tenant, [record.id, beat_id(record.id)])
+        await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
         while chunks := await self._kept.members(
             tenant, record.id, after=0, limit=_DELETED_AT_ONCE
         ):

@@ -20,8 +20,10 @@ from gateway.api.responses.stored import (
     Earlier,
     Item,
     item_id,
+    known_turns,
     long_form,
     microseconds,
+    response_of,
 )
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
@@ -114,4 +116,6 @@ async def all_items(
         nbytes, last = nbytes + sum([len(record.data) for record in page]), page[-1].order
         await intake.make_room(nbytes)
     items: list[Item] = await intake.work(lambda: orjson.loads(b"[" + b",".join(data) + b"]"))
-    return Earlier(items, [], nbytes), last
+    responses = dict.fromkeys(one for item in items if (one := response_of(item["id"])))
+    turns = await known_turns(kept, tenant, responses, nbytes, intake)
+    return Earlier(items, [], nbytes, turns), last

@@ -17,15 +17,16 @@ from gateway.api.responses.background import Background
 from gateway.api.responses.chats import Chat, as_written, parse
 from gateway.api.responses.keeping import Keeper, Keeping, settled
 from gateway.api.responses.looks import asked_by
-from gateway.api.responses.prompts import count_of, prompt_of, truncated
+from gateway.api.responses.prompts import count_of, truncated
 from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.responses.retrieval import followed
 from gateway.api.routing import BODY, Router, needs, refusals
-from gateway.api.serving import Prepared, headers_of, prepared, respond
+from gateway.api.serving import Prepared, Prompts, headers_of, prepared, respond
 from gateway.config.tenants import Tenant
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
 from gateway.service import Service
+from gateway.tokenization.chat_format import ChatFormat
 
 router = Router()
 
@@ -51,15 +52,20 @@ async def create(request: Request) -> Response:
         chat, before, keeping = await settled(service, ask, chat)
         if keeping.background:
             request.app.state.background.check_room(ask.tenant)
-        return await truncated(service, intake, tenant, chat, before)
+        return await truncated(service, intake, tenant, chat, keeping.turns.prompt_of, before)
+
+    def written(chat: Chat, form: ChatFormat) -> Prompts:
+        assert keeping is not None
+        return keeping.turns.prompt_of(chat, form)
 
     def answer(service: Service, chat: Chat, _: Options, batch: Batch) -> ResponseAnswer:
         assert keeping is not None
+        keeping.turns.tokenized(keep=keeping.stored)
         return ResponseAnswer(
             service.prompts, chat, batch, stored=keeping.stored, held=keeping.keeps
         )
 
-    ready = await prepared(request, read, prompt_of, answer, settle, as_written)
+    ready = await prepared(request, read, written, answer, settle, as_written)
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
     if keeping.background:
@@ -84,9 +90,10 @@ async def input_tokens(request: Request) -> Response:
             chat, _ = await intake.read(read)
             try:
                 ask = asked_by(request, tenant, intake)
-                chat, before, _ = await settled(service, ask, chat)
-                chat = await truncated(service, intake, tenant, chat, before)
-                count = await count_of(service, intake, tenant, chat)
+                chat, before, keeping = await settled(service, ask, chat)
+                write = keeping.turns.prompt_of
+                chat = await truncated(service, intake, tenant, chat, write, before)
+                count = await count_of(service, intake, tenant, chat, write)
             except InvalidRequest as error:
                 raise as_written(error) from None
     told = {"object": "response.input_tokens", "input_tokens": count}

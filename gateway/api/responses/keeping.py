@@ -15,6 +15,7 @@ from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.conversation_items import all_items, head_of, item_records
 from gateway.api.responses.items import Item, ItemReference
+from gateway.api.responses.known_turns import KnownTurns
 from gateway.api.responses.looks import Asking
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.stored import (
@@ -26,6 +27,7 @@ from gateway.api.responses.stored import (
     encode,
     read,
     resolved,
+    turns_record,
     with_ids,
     written,
 )
@@ -47,6 +49,7 @@ class Keeping:
         chain: the ids of the responses that it follows, and `before` the bytes of their records.
         own: its new items as JSON, which is less than what was read of them.
         conversation: whose items these become, with those of the answer, behind the place `last`.
+        turns: of its prompt.
     """
 
     service: Service
@@ -58,6 +61,7 @@ class Keeping:
     own: bytes
     conversation: str | None
     last: int
+    turns: KnownTurns
 
     @property
     def keeps(self) -> bool:
@@ -80,6 +84,8 @@ class Keeping:
         if self.stored:
             data = encode(response, orjson.dumps(own), self.chain, self.before)
             records.append(Record(told["id"], data, version))
+            if self.turns.new and version == FINISHED:
+                records.append(turns_record(told["id"], self.turns.new))
         if self.conversation is not None and told["status"] in ("completed", "incomplete"):
             records += item_records(self.conversation, own + told["output"], self.last)
         return records
@@ -138,6 +144,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
         own=await intake.work(partial(written, own)) if keeps else b"[]",
         conversation=asked.conversation_id,
         last=place,
+        turns=KnownTurns(service.prompts, before.turns),
     )
     return Settled(chat, found, keeping)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.api.intake import Intake
@@ -26,6 +26,9 @@ from gateway.tokenization.chat_format import ChatFormat
 
 # Of the context, for an answer that does not say how long it may be.
 _ROOM = 8
+
+Write = Callable[[Chat, ChatFormat], Prompts]
+"""`prompt_of`, with or without more to it."""
 
 
 def prompt_of(chat: Chat, form: ChatFormat) -> Prompts:
@@ -51,13 +54,15 @@ def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
     return found
 
 
-async def count_of(service: Service, intake: Intake, tenant: Tenant | None, chat: Chat) -> int:
+async def count_of(
+    service: Service, intake: Intake, tenant: Tenant | None, chat: Chat, write: Write
+) -> int:
     """Tokens of a prompt. Raises ContextLengthExceeded for what is too long for sure."""
     form = service.prompts.chat_of(None)
     if chat.model:
         route = service.access.route(service.router, tenant, chat.model)
         form = service.prompts.chat_of(route.chat_template)
-    (prompt,), _ = await intake.work(partial(prompt_of, chat, form))
+    (prompt,), _ = await intake.work(partial(write, chat, form))
     assert not isinstance(prompt, list)  # a template writes text
     longest = max(service.replicas.capabilities, key=longest_prompt)
     check_text(service.prompts, longest, str(prompt), param="input")
@@ -70,6 +75,7 @@ async def truncated(
     intake: Intake,
     tenant: Tenant | None,
     chat: Chat,
+    write: Write,
     before: Sequence[Item] = (),
 ) -> Chat:
     """With `truncation: auto`, without the oldest items that leave an answer no room.
@@ -90,7 +96,7 @@ async def truncated(
     async def fits(candidate: Chat, room: int) -> bool:
         most = min(longest_prompt(longest), longest.max_seq_len - room)
         try:
-            return await count_of(service, intake, tenant, candidate) <= most
+            return await count_of(service, intake, tenant, candidate, write) <= most
         except InvalidRequest as error:
             # A template may want the user to begin: what else is left out is looked for then.
             if candidate is chat and not isinstance(error, ContextLengthExceeded):

@@ -20,11 +20,14 @@ from gateway.api.responses import items
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
+    ConversationTooLarge,
     InvalidRequest,
     NotFound,
     PreviousResponseNotFound,
     UnsupportedParameter,
 )
+from gateway.tokenization import turn_record
+from gateway.tokenization.turn_record import Known
 
 Item = dict[str, Any]
 """One of input or output, as JSON."""
@@ -75,14 +78,18 @@ class Kept(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What a request goes on from: items, oldest first, and what its own record needs of them."""
+    """What a request goes on from: items, oldest first, and what its own record needs of them.
+
+    `turns` are those whose token ids are known.
+    """
 
     items: list[Item]
     chain: list[str]
     nbytes: int
+    turns: Known
 
 
-NOTHING = Earlier([], [], 0)
+NOTHING = Earlier([], [], 0, {})
 
 
 def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> bytes:
@@ -99,7 +106,7 @@ def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> 
 
 def decode(record: Record) -> Kept:
     found = orjson.loads(record.data)
-    return Kept(found["response"], found["input"], found["chain"], found["before"], found["nbytes"])
+    return Kept(*[found[name] for name in Kept._fields])
 
 
 def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
@@ -128,6 +135,22 @@ def read(told: Sequence[Item]) -> list[items.Item]:
 
 def is_response_id(text: str) -> bool:
     return _RESPONSE.fullmatch(text) is not None
+
+
+def turns_id(response_id: str) -> str:
+    """Of the record that has token ids of turns that were new in its prompt."""
+    return f"{response_id}/turns"
+
+
+def turns_record(response_id: str, turns: bytes) -> Record:
+    """It goes with the response, whose group it is in."""
+    return Record(turns_id(response_id), turns, 1, response_id)
+
+
+def response_of(item: str) -> str | None:
+    """The id of the response that an item came with, if it came with one."""
+    digits = _ITEM.fullmatch(item)
+    return None if digits is None else f"resp_{digits[1]}"
 
 
 def microseconds() -> int:
@@ -197,7 +220,25 @@ async def earlier(kept: Conversations, tenant: str, response_id: str, intake: In
     def items() -> list[Item]:
         return [item for one in (*map(decode, records), found) for item in one.items]
 
-    return Earlier(await intake.work(items), [*found.chain, response_id], found.nbytes)
+    chain = [*found.chain, response_id]
+    turns = await known_turns(kept, tenant, chain, found.nbytes, intake)
+    return Earlier(await intake.work(items), chain, found.nbytes, turns)
+
+
+async def known_turns(
+    kept: Conversations, tenant: str, responses: Iterable[str], nbytes: int, intake: Intake
+) -> Known:
+    """Those of the prompts of these, beside `nbytes` of what else is here for the request.
+
+    To go without them costs time and nothing else.
+    """
+    try:
+        records = await kept.get(tenant, [turns_id(one) for one in responses])
+        packed = [record.data for record in records if record is not None]
+        await intake.make_room(nbytes + sum(map(len, packed)))
+        return await intake.work(lambda: turn_record.unpack(b"".join(packed)))
+    except (ConversationTooLarge, ValueError):
+        return {}
 
 
 def _check_continuable(found: Kept, response_id: str) -> None:
@@ -236,8 +277,8 @@ async def resolved(
     ids = dict.fromkeys(
         name
         for one in wanted
-        if (digits := _ITEM.fullmatch(one)) is not None
-        for name in (f"resp_{digits[1]}", one)
+        if (response := response_of(one)) is not None
+        for name in (response, one)
     )
     records = [record for record in await kept.get(tenant, [*ids]) if record is not None]
     await intake.make_room(sum([len(record.data) for record in records]))
