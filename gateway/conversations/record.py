@@ -28,7 +28,7 @@ class Record(NamedTuple):
     """One thing that an API keeps for a tenant.
 
     Attributes:
-        id: such as resp_… and conv_…, or a name below one, "resp_…/cancel".
+        id: such as resp_… and conv_…, or a name below one, "resp_…/beat".
         data: what the API keeps; b"" says that it was deleted.
         version: wherever two copies meet the higher one stays, of equal ones the first.
         group: the id of the conversation or response whose member it is.

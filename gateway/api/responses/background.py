@@ -26,8 +26,6 @@ from gateway.api.responses.progress import (
     after,
     beat_id,
     beat_record,
-    cancel_id,
-    cancel_record,
     cancelled,
     is_fresh,
     lost,
@@ -80,7 +78,7 @@ class Run:
         self.beaten = 0.0
 
     def cancel(self) -> None:
-        """Somebody wants it to end, and has kept that."""
+        """Somebody wants it to end, or has been told that it has."""
         if self.task is not None and not self.cancelled:
             self.cancelled = True
             self.task.cancel()
@@ -218,23 +216,27 @@ class Background:
             await asyncio.gather(*[self._look_after(name, own) for name, own in runs.items()])
 
     async def _look_after(self, tenant: str, runs: Sequence[Run]) -> None:
-        try:
-            now = time.monotonic()
-            due = [run for run in runs if now - run.beaten >= BEAT_S]
-            if due:
-                await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
-                for run in due:
-                    run.beaten = now
-            wishes = await self._kept.get(tenant, [cancel_id(run.id) for run in runs])
-            for run, wish in zip(runs, wishes, strict=True):
-                if wish is not None:
-                    run.cancel()
-            for run in runs:
-                await run.events.flush()
-        except GatewayError as error:
-            log.warning("responses in the background are not told of: %s", error.message)
-        except Exception:  # whatever is wrong, the others must be looked after
-            log.exception("responses in the background are not looked after")
+        for work in (self._tell, self._listen, _keep_events):
+            try:
+                await work(tenant, runs)
+            except GatewayError as error:
+                log.warning("responses in the background are not told of: %s", error.message)
+            except Exception:  # whatever is wrong, the others must be looked after
+                log.exception("responses in the background are not looked after")
+
+    async def _tell(self, tenant: str, runs: Sequence[Run]) -> None:
+        now = time.monotonic()
+        if due := [run for run in runs if now - run.beaten >= BEAT_S]:
+            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
+            for run in due:
+                run.beaten = now
+
+    async def _listen(self, tenant: str, runs: Sequence[Run]) -> None:
+        """Others end a response by what they keep in the place of its beat."""
+        beats = await self._kept.get(tenant, [beat_id(run.id) for run in runs])
+        for run, beat in zip(runs, beats, strict=True):
+            if beat is None or beat.version > FINISHED:
+                run.cancel()
 
     async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
         """A response's record and, while it is not finished, how it stands.
@@ -243,14 +245,20 @@ class Background:
         """
         doubted: Record | None = None
         while True:
-            record, beat = await self._kept.get(tenant, [response_id, beat_id(response_id)])
+            [record] = await self._kept.get(tenant, [response_id])
             if record is None or not is_response_id(response_id):
                 raise NotFound(f"Response with id '{response_id}' not found.")
             if record.version >= FINISHED:
                 return record, None
             if (run := self._runs.get(response_id)) is not None:
                 return record, run.status
-            if beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
+            # Of what was never in the background there is none, and to miss one may take time.
+            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            if beat is not None and beat.version >= FINISHED:
+                if beat != doubted:  # it has ended between
+                    doubted = beat
+                    continue
+            elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
                 return record, read_beat(beat).status
             doubtful = beat or record
             if doubtful == doubted:
@@ -275,8 +283,6 @@ class Background:
 
     async def delete(self, tenant: str, record: Record) -> None:
         """With its events; one that is still made is not made any further."""
-        if record.version < FINISHED:
-            await self._kept.put(tenant, [cancel_record(record.id)])
         self._stop(tenant, record.id)
         await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
         while chunks := await self._kept.members(
@@ -360,6 +366,11 @@ class Background:
                     async with look:
                         await self.find(tenant, response_id)
                 await asyncio.sleep(LOOK_S)
+
+
+async def _keep_events(_: str, runs: Sequence[Run]) -> None:
+    for run in runs:
+        await run.events.flush()
 
 
 def _why(run: Run) -> Exception:

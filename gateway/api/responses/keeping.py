@@ -82,9 +82,10 @@ class Keeping:
         own = with_ids(orjson.loads(self.own), told["id"])
         records = []
         if self.stored:
-            data = encode(response, orjson.dumps(own), self.chain, self.before)
+            turned = bool(self.turns.new) and version == FINISHED
+            data = encode(response, orjson.dumps(own), self.chain, self.before, turned=turned)
             records.append(Record(told["id"], data, version))
-            if self.turns.new and version == FINISHED:
+            if turned:
                 records.append(turns_record(told["id"], self.turns.new))
         if self.conversation is not None and told["status"] in ("completed", "incomplete"):
             records += item_records(self.conversation, own + told["output"], self.last)

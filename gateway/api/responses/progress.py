@@ -1,8 +1,8 @@
 """How far a response is that is made in the background, in records that any gateway can read.
 
 In the group of the response there are, beside its own record: one that says how it stands, renewed
-by whoever makes it (`…/beat`); one that says that somebody wants it to end (`…/cancel`); and, where
-it is streamed, its events in chunks (`…/N`), each at the place N: how many there are with them.
+by whoever makes it until somebody ends it (`…/beat`); and, where it is streamed, its events in
+chunks (`…/N`), each at the place N: how many there are with them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ def beat_id(response_id: str) -> str:
     return f"{response_id}/beat"
 
 
-def cancel_id(response_id: str) -> str:
-    return f"{response_id}/cancel"
-
-
 def beat_record(response_id: str, status: Status, version: int | None = None) -> Record:
     """`version` is that of a response that has come to its end."""
     data = orjson.dumps([status, time.time()])
@@ -72,10 +68,6 @@ def is_fresh(record: Record) -> bool:
     return abs(time.time() - read_beat(record).at) < LEASE_S
 
 
-def cancel_record(response_id: str) -> Record:
-    return Record(cancel_id(response_id), b"1", 1, response_id)
-
-
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
     """`count` events there are with these."""
     return Record(f"{response_id}/{count}", frames, 1, response_id, count)
@@ -90,7 +82,7 @@ def after(chunk: Record, place: int) -> bytes:
 
 def cancelled(record: Record) -> list[Record]:
     """What is kept of an unfinished response that somebody has ended."""
-    return [*_ended(record, CANCELLED, {"status": "cancelled"}), cancel_record(record.id)]
+    return _ended(record, CANCELLED, {"status": "cancelled"})
 
 
 def lost(record: Record, events: int) -> list[Record]:
@@ -107,7 +99,7 @@ def lost(record: Record, events: int) -> list[Record]:
 def _ended(record: Record, version: int, members: dict[str, Any]) -> list[Record]:
     kept = decode(record)
     response, own = orjson.dumps(kept.response | members), orjson.dumps(kept.input)
-    data = encode(response, own, kept.chain, kept.before)
+    data = encode(response, own, kept.chain, kept.before, turned=False)
     beat = beat_record(record.id, members["status"], version)
     return [record._replace(data=data, version=version), beat]
 

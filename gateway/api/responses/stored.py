@@ -20,6 +20,7 @@ from gateway.api.responses import items
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
+    ConversationsUnavailable,
     ConversationTooLarge,
     InvalidRequest,
     NotFound,
@@ -62,6 +63,7 @@ class Kept(NamedTuple):
         input: its own new items.
         chain: the ids of the responses before it, oldest first; `before` are their bytes.
         nbytes: those and its own.
+        turned: whether token ids are kept beside it.
     """
 
     response: dict[str, Any]
@@ -69,6 +71,7 @@ class Kept(NamedTuple):
     chain: list[str]
     before: int
     nbytes: int
+    turned: bool
 
     @property
     def items(self) -> list[Item]:
@@ -92,7 +95,9 @@ class Earlier(NamedTuple):
 NOTHING = Earlier([], [], 0, {})
 
 
-def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> bytes:
+def encode(
+    response: bytes, items: bytes, chain: Sequence[str], before: int, *, turned: bool
+) -> bytes:
     """A record of the response's JSON and that of its own items; `before` are the chain's bytes."""
     kept = {
         "response": orjson.Fragment(response),
@@ -100,6 +105,7 @@ def encode(response: bytes, items: bytes, chain: Sequence[str], before: int) -> 
         "chain": chain,
         "before": before,
         "nbytes": before + len(response) + len(items),
+        "turned": turned,
     }
     return orjson.dumps(kept)
 
@@ -217,12 +223,15 @@ async def earlier(kept: Conversations, tenant: str, response_id: str, intake: In
             raise PreviousResponseNotFound(link)
         records.append(record)
 
-    def items() -> list[Item]:
-        return [item for one in (*map(decode, records), found) for item in one.items]
+    def whole() -> tuple[list[Item], list[str]]:
+        every = [*map(decode, records), found]
+        turned = [link for link, one in zip(chain, every, strict=True) if one.turned]
+        return [item for one in every for item in one.items], turned
 
     chain = [*found.chain, response_id]
-    turns = await known_turns(kept, tenant, chain, found.nbytes, intake)
-    return Earlier(await intake.work(items), chain, found.nbytes, turns)
+    items, turned = await intake.work(whole)
+    turns = await known_turns(kept, tenant, turned, found.nbytes, intake)
+    return Earlier(items, chain, found.nbytes, turns)
 
 
 async def known_turns(
@@ -237,7 +246,7 @@ async def known_turns(
         packed = [record.data for record in records if record is not None]
         await intake.make_room(nbytes + sum(map(len, packed)))
         return await intake.work(lambda: turn_record.unpack(b"".join(packed)))
-    except (ConversationTooLarge, ValueError):
+    except (ConversationTooLarge, ConversationsUnavailable, ValueError):
         return {}
 
 
