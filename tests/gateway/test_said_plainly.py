@@ -47,6 +47,7 @@ async def test_a_redis_that_cannot_be_used(
         f"Redis is away, going on from disk: Redis cannot be used: {why}",
         f"KEYS MADE OVER THE API ARE NOT TAKEN YET: {why}",
         f"Redis is away ({why}); limits are counted as when_redis_is_away says",
+        f"conversations are not shared now: Redis fails: {why}",
     ]
     assert SECRET not in caplog.text
 
