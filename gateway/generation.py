@@ -24,7 +24,7 @@ MAX_CHOICES = 128
 PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_penalty"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sampling:
     """Sampling parameters with OpenAI's meaning; `temperature` 0 is greedy.
 
@@ -102,7 +102,7 @@ class TextPrompt:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GenerationParams:
     """What the client asks of every generation of its request.
 
@@ -113,7 +113,7 @@ class GenerationParams:
     must match.
     """
 
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
@@ -125,7 +125,7 @@ class GenerationParams:
     guide: Guide | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Caller:
     """Whose request it is: what decides about its turn and its time.
 
@@ -146,7 +146,7 @@ class Caller:
 ANYBODY = Caller()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Options:
     """A validated request but for its prompts; `max_tokens` None is no limit.
 
@@ -156,7 +156,7 @@ class Options:
     the answer shows the ids.
     """
 
-    params: GenerationParams = GenerationParams()
+    params: GenerationParams = field(default_factory=GenerationParams)
     seed: int
     n: int = 1
     max_tokens: int | None = None
@@ -178,10 +178,10 @@ class Options:
     """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
-    caller: Caller = ANYBODY
+    caller: Caller = field(default_factory=lambda: ANYBODY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Generation:
     """One engine request, ready to be sent: tokenized, within all limits, with an id of its own.
 
@@ -195,7 +195,7 @@ class Generation:
     prompt_ids: list[int]
     max_tokens: int
     seed: int
-    params: GenerationParams = GenerationParams()
+    params: GenerationParams = field(default_factory=GenerationParams)
     stop_ids: tuple[tuple[int, ...], ...] = ()
     bad_ids: tuple[tuple[int, ...], ...] = ()
     end_id: int | None = None
@@ -261,7 +261,7 @@ class Meter:
             self.finished.append(last.finish)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """The generations of one request, one per choice: all of the first prompt, then the next.
 

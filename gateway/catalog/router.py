@@ -11,7 +11,7 @@ from gateway.catalog.adapters import Adapters
 from gateway.generation import Lora
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Route:
     """`name` labels metrics (an adapter's without its version); `version` is exact, for headers.
 

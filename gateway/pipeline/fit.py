@@ -19,7 +19,7 @@ from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 Prompt = str | GuardedText | list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FittedPrompt:
     """What it leaves to each of its choices, and what of it is the text for each kind."""
 
@@ -29,7 +29,7 @@ class FittedPrompt:
     forms: dict[object, TextPrompt | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fit:
     kind: Kind
     ids: list[int]

@@ -67,6 +67,8 @@ class TokenStream(EngineCall):
             self._reader = text_tensors.TextReader(capabilities, capabilities.text, generation.text)
         # Of plain tokens only the first response is read tensor by tensor.
         self._plain = self._reader is None and generation.params.logprobs is None
+        # What the template is made of, once there is another response to read with it.
+        self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
         self._any_aside = aside
         self._aside = aside if generation.params.logprobs else None
@@ -112,6 +114,8 @@ class TokenStream(EngineCall):
 
         def read_tokens(messages: Sequence[bytes]) -> bool:
             self._engine.heard = True
+            if self._earlier is not None:
+                self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
             more, ids = True, []
             for data in messages:
                 token = None if self._template is None else self._template.token(data)
@@ -187,7 +191,7 @@ class TokenStream(EngineCall):
     def _parsed(self, data: bytes) -> pb.ModelStreamInferResponse:
         response = parse_response(data)
         if self._plain and self._template is None and not response.error_message:
-            self._template = ResponseTemplate.of(data, response.infer_response)
+            self._earlier = data, response.infer_response
         if isinstance(self._reader, LlmapiReader):
             self._reader.learn(data, response.infer_response)
         return response

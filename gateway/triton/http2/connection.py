@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from gateway.triton.failures import Status
@@ -63,7 +62,7 @@ class Connection(Wire):
 
     def __init__(self, on_change: Callable[[Connection], None]) -> None:
         super().__init__(on_change)
-        self._decoder = Decoder(_MAX_HEADER_BYTES)
+        self._decoder = headers.BlockDecoder(_MAX_HEADER_BYTES)
         self._calls: dict[int, Call[Any]] = {}
         # Those whose response headers have come, so that DATA is in order.
         self._receiving: dict[int, Call[Any]] = {}
@@ -304,7 +303,7 @@ class Connection(Wire):
         stream_id, flags, block = self._block
         self._block = None
         try:
-            fields = [(bytes(n), bytes(v)) for n, v in self._decoder.decode(bytes(block), raw=True)]
+            fields = self._decoder.decode(bytes(block))
         except (HPACKError, IndexError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"header block: {error}") from error
         call = self._call(stream_id)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
+from hpack import Decoder
+
 from gateway.triton.failures import Status
 from gateway.triton.transport import Metadata
 
@@ -35,6 +37,40 @@ _OF_HTTP = {
 }
 
 Fields = list[tuple[bytes, bytes]]
+
+_MOST_KNOWN, _LONGEST_KNOWN = 64, 512
+
+
+class BlockDecoder:
+    """The blocks that a server sends on one connection.
+
+    It sends the same ones with every answer, and to decode those two takes a twentieth of all that
+    a request costs here: they are remembered, until one changes what the next ones refer to.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._decoder = Decoder(max_bytes)
+        self._known: dict[bytes, Fields] = {}
+
+    def decode(self, block: bytes) -> Fields:
+        """Raises HPACKError, and IndexError or ValueError, of which none leaves it usable."""
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        before = self._state()
+        fields = [
+            (bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)
+        ]
+        if self._state() != before:
+            self._known.clear()
+        elif len(block) <= _LONGEST_KNOWN and len(self._known) < _MOST_KNOWN:
+            self._known[block] = fields
+        return fields
+
+    def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Of the dynamic table, which is all that a block can mean more or less by."""
+        table = self._decoder.header_table
+        return table.maxsize, list(table.dynamic_entries)
 
 
 def request_block(path: str, authority: str, *, tls: bool) -> bytes:

@@ -1,0 +1,32 @@
+"""Blocks of headers that were met before mean what they meant, for as long as they do."""
+
+from __future__ import annotations
+
+from hpack import Decoder, Encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.triton.http2.headers import BlockDecoder
+
+_NAMES = st.sampled_from(["grpc-status", "grpc-message", "content-type", ":status", "x-any"])
+_FIELDS = st.lists(
+    st.tuples(_NAMES, st.sampled_from(["0", "200", "application/grpc", "a" * 700])), max_size=2
+)
+
+
+@settings(max_examples=100)
+@given(
+    blocks=st.lists(st.tuples(_FIELDS, st.booleans()), min_size=16, max_size=32),
+    table=st.sampled_from([0, 64, 256, 4096]),
+)
+def test_what_a_server_says_again_is_read_as_the_first_time(
+    blocks: list[tuple[list[tuple[str, str]], bool]], table: int
+) -> None:
+    """A server may add to its table with any block, and then refers to what it added."""
+    server = Encoder()
+    server.header_table_size = table
+    ours, plain = BlockDecoder(2**16), Decoder(2**16)
+    for fields, huffman in blocks:
+        block = server.encode(fields, huffman=huffman)
+        expected = [(bytes(n), bytes(v)) for n, v in plain.decode(block, raw=True)]
+        assert ours.decode(block) == expected
