@@ -134,6 +134,7 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
+            tasks.create_task(self._warn_of_hidden())
             tasks.create_task(self.accounting.keep_books())
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.disks))
@@ -156,6 +157,19 @@ class Service:
             for capabilities in self.replicas.capabilities:
                 if (warning := guessed(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
+
+    async def _warn_of_hidden(self) -> None:
+        """Tells of adapters whose names the configuration file gives to other models.
+
+        Another gateway may have registered them, or this one before the file said so.
+        """
+        told: set[str] = set()
+        while True:
+            hidden = {model.name for model in self.mapped.all if self.adapters.has(model.name)}
+            for name in sorted(hidden - told):
+                log.warning("adapter %r is hidden: the configuration has a model of its name", name)
+            told = hidden
+            await asyncio.sleep(_TICK_S)
 
     def ended(self, work: asyncio.Task[None]) -> None:
         """To be told of the end of `run`."""

@@ -103,7 +103,7 @@ async def _inputs(
             f"dimensions: the embeddings of `{model.name}` are not to be cut.", param="dimensions"
         )
     if (texts := wanted.texts) is None:
-        return of_ids(model, wanted.ids)
+        return await of_ids(service, model, wanted.ids, tenant=tenant)
     pairs = [(text,) for text in texts]
     return await of_texts(service, model, pairs, tenant=tenant, param="input")
 

@@ -153,6 +153,11 @@ class Adapters:
     def _is_own(self, version: Version) -> bool:
         return version.base == self._settings.model_name
 
+    def has(self, name: str) -> bool:
+        """Whether there is an adapter of this name, served or not."""
+        known = self._registry.snapshot.records.get(name)
+        return known is not None and self._is_own(known.version)
+
     def record(self, name: str) -> Record:
         return self._registry.snapshot.record(name)
 

@@ -83,31 +83,38 @@ async def of_texts(
                     raise _too_long(param, number, most)
         chars = sum(len(text) for each in some for text in each)
         encode = partial(tokenizer.encode, some)
-        found += await service.prompts.turns.run(tenant, chars, encode)
-        _check(found, most, param, len(found) - len(some))
+        new = await service.prompts.turns.run(tenant, chars, encode)
+        _check([len(each.ids) for each in new], most, param, len(found))
+        found += new
     tokens = [len(each.ids) for each in found]
     if model.mapping.texts:
         return Inputs([Row(texts=each) for each in texts], tokens)
     return Inputs([Row(ids=each.ids, types=each.types) for each in found], tokens)
 
 
-def of_ids(model: AnyModel, given: Sequence[Sequence[int]]) -> Inputs:
+async def of_ids(
+    service: Service, model: AnyModel, given: Sequence[Sequence[int]], *, tenant: str
+) -> Inputs:
     """As they are. Raises InvalidRequest where the model takes text, or does not know an id."""
     tokenizer = model.tokenizer
     if model.mapping.texts or tokenizer is None:
         raise InvalidRequest(
             f"input: found token ids; the model `{model.name}` takes texts.", param="input"
         )
+    counts = [len(ids) for ids in given]
+    _check(counts, model.entry.max_tokens, "input")
+    known = range(tokenizer.vocab_size)
+    rows = await service.prompts.turns.run(tenant, sum(counts), partial(_rows, given, known))
+    return Inputs(rows, counts)
+
+
+def _rows(given: Sequence[Sequence[int]], known: range) -> list[Row]:
     for number, ids in enumerate(given):
-        if max(ids) >= tokenizer.vocab_size:
+        if max(ids) not in known:
             raise InvalidRequest(
-                f"input[{number}]: token ids of `{model.name}` are 0 to "
-                f"{tokenizer.vocab_size - 1}.",
-                param="input",
+                f"input[{number}]: token ids of this model are 0 to {known[-1]}.", param="input"
             )
-    found = [InputIds(array("i", ids)) for ids in given]
-    _check(found, model.entry.max_tokens, "input", 0)
-    return Inputs([Row(ids=each.ids) for each in found], [len(each.ids) for each in found])
+    return [Row(ids=array("i", ids)) for ids in given]
 
 
 def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...]]]:
@@ -121,9 +128,9 @@ def _turns(texts: Sequence[tuple[str, ...]]) -> Iterator[Sequence[tuple[str, ...
         yield texts[start:]
 
 
-def _check(found: Sequence[InputIds], most: int | None, param: str, start: int) -> None:
-    for number in range(start, len(found)):
-        count = len(found[number].ids)
+def _check(counts: Sequence[int], most: int | None, param: str, start: int = 0) -> None:
+    """Tokens of each input, of which the first is the request's `start`th."""
+    for number, count in enumerate(counts, start):
         if most is not None and count > most:
             raise _too_long(param, number, most, count)
         if not count:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
+from tests.support.lora_files import content
 from tests.support.otlp_collector import collecting
 
-MODELS = {"embedding_models": {"e": {"input": "TEXT", "output": "OUT"}}}
+MODELS: dict[str, Any] = {"e": {"input": "TEXT", "output": "OUT"}}
 SERVER, CLIENT = 2, 3  # SpanKind in OTLP
 ASKED = {"model": "e", "input": ["a", "b"]}
 
@@ -36,11 +39,19 @@ class Replica(FakeTriton):
         self.says = "at /secret/place"
         self.batch = 8
         self.sizes: list[int] = []
+        self.firsts: list[str] = []
+        """The first text of each call."""
         self.hold = asyncio.Event()
         self.hold.set()
+        self.one_by_one: asyncio.Semaphore | None = None
         self.cancelled = 0
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        if request.name == "ids":
+            config = model_config_pb2.ModelConfig(max_batch_size=self.batch)
+            config.input.add(name="IDS", data_type="TYPE_INT32", dims=[-1])
+            config.output.add(name="OUT", data_type="TYPE_FP32", dims=[2])
+            return pb.ModelConfigResponse(config=config)
         if request.name != "e":
             return await super().ModelConfig(request, context)
         if self.lacks:
@@ -54,9 +65,12 @@ class Replica(FakeTriton):
     async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:
         rows = request.inputs[0].shape[0]
         self.sizes.append(rows)
+        self.firsts.append(request.raw_input_contents[0][4:].decode(errors="replace"))
         self.metadata.append(dict(context.invocation_metadata()))
         try:
             await self.hold.wait()
+            if self.one_by_one is not None:
+                await self.one_by_one.acquire()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -69,18 +83,20 @@ class Replica(FakeTriton):
         return response
 
 
-def configured(folder: Path) -> Path:
+def configured(folder: Path, more: Mapping[str, Any] = MODELS) -> Path:
     save_tokenizer(folder)
     config = folder / "c.yaml"
-    config.write_text(json.dumps({"anonymous": True, **MODELS}))
+    models = {**MODELS, **more}
+    config.write_text(json.dumps({"anonymous": True, "embedding_models": models}))
     return config
 
 
 @asynccontextmanager
 async def gateway(
-    folder: Path, *replicas: Replica, **settings: Any
+    folder: Path, *replicas: Replica, more: Mapping[str, Any] = MODELS, **settings: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    config = configured(folder)
+    """`more` are other embedding models than `e`."""
+    config = configured(folder, more)
     async with AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(serving(replica)) for replica in replicas]
         fields = {"config": config, "allow_anonymous": True} | settings
@@ -230,13 +246,52 @@ async def test_many_requests_share_the_calls_of_a_replica(tmp_path: Path) -> Non
         assert await asyncio.gather(*tasks) == [(200, 1)] * 12
 
 
+async def test_what_has_begun_goes_on_before_what_waits(tmp_path: Path) -> None:
+    one = Replica(1)
+    one.batch = 1
+    one.one_by_one = asyncio.Semaphore(0)
+    async with gateway(tmp_path, one) as (client, service):
+        waiting = service.mapped_pool.admission("e")
+        tasks = []
+        for name in "ab":  # all of the replica's places
+            texts = [f"{name}{n}" for n in range(6)]
+            tasks.append(asyncio.create_task(ask(client, input=texts)))
+            await until(lambda: len(one.firsts) == 4 * len(tasks))
+        for name in "cd":
+            tasks.append(asyncio.create_task(ask(client, input=[name])))
+            await until(lambda: waiting.waiting == len(tasks) - 2)
+        for calls in (9, 10):
+            one.one_by_one.release()
+            await until(partial(lambda calls: len(one.firsts) == calls, calls))
+        # The first place is free before its own request can ask for it again.
+        assert one.firsts[8:] == ["c", "a4"]
+        for _ in tasks * 6:
+            one.one_by_one.release()
+        assert await asyncio.gather(*tasks) == [(200, 1)] * 4
+
+
+async def test_many_token_ids_take_their_turn(tmp_path: Path) -> None:
+    """Those of 8 MB are looked at for 0.1 s: not while others' tokens come."""
+    ids = {"input_ids": "IDS", "output": "OUT", "tokenizer": str(tmp_path)}
+    others = threading.Event()
+    async with gateway(tmp_path, Replica(1), more={"ids": ids}) as (client, service):
+        turns = service.prompts.turns
+        busy = asyncio.create_task(turns.run("", 2**16, partial(others.wait, 60)))
+        many = asyncio.create_task(ask(client, model="ids", input=[[1] * 2000] * 5))
+        await until(lambda: turns.short.waiting == 10_000)
+        assert await ask(client, model="ids", input=[[1], [1]]) == (200, 1)
+        assert not many.done()
+        others.set()
+        assert await many == (200, 1)
+        await busy
+
+
 async def test_a_reload_changes_the_models(tmp_path: Path) -> None:
     one = Replica(1)
     async with gateway(tmp_path, one) as (client, service):
         assert await ask(client) == (200, 1)
         config = tmp_path / "c.yaml"
-        new = {"anonymous": True, "embedding_models": {"n": MODELS["embedding_models"]["e"]}}
-        new["embedding_models"]["n"] |= {"triton_model": "e"}  # type: ignore[index]
+        new = {"anonymous": True, "embedding_models": {"n": MODELS["e"] | {"triton_model": "e"}}}
         config.write_text(json.dumps(new))
         service.configuration.reload_now()
         await until(lambda: "n" in service.mapped)
@@ -275,3 +330,15 @@ async def test_no_adapter_gets_the_name_of_another_model(tmp_path: Path) -> None
         )
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "adapter_name_invalid"), error
+
+
+async def test_an_adapter_that_a_model_hides_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway(tmp_path, Replica(1)) as (client, service):
+        # As another gateway's would come from Redis.
+        await service.adapters._registry.add("e", "m", content(1), "test")
+        await until(lambda: "adapter 'e' is hidden" in caplog.text)
+        assert await ask(client) == (200, 1)
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["m", "e"]
