@@ -227,6 +227,20 @@ def test_a_tenants_places_hold_in_the_background(shared: GatewayProcess) -> None
         until(has_room)
 
 
+def test_nothing_comes_back_to_a_conversation_that_was_deleted(shared: GatewayProcess) -> None:
+    with of_tenant(shared, "two") as client:
+        made = client.conversations.create()
+        wanted = LONG | {"max_output_tokens": 2000, "conversation": made.id, "store": False}
+        with client.responses.create(**wanted, stream=True) as live:
+            next(live)
+            client.conversations.delete(made.id)
+            *_, last = live
+        [item] = last.response.output
+        reference = {"type": "item_reference", "id": item.id}
+        with pytest.raises(openai.NotFoundError):
+            client.responses.create(**asked("x") | {"input": [reference]})
+
+
 def test_a_live_stream_goes_on_at_any_worker(shared: GatewayProcess) -> None:
     with of_tenant(shared, "one") as client:
         wanted = asked(COUNT, max_output_tokens=600)

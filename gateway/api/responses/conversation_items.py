@@ -27,7 +27,7 @@ from gateway.api.responses.stored import (
 )
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
-from gateway.errors import InvalidRequest, NotFound
+from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
 _CONVERSATION = re.compile(r"conv_[0-9a-f]{32}")
 # As many are read at a time while it is not known how large they are, and at most.
@@ -63,19 +63,24 @@ def item_records(conversation: str, items: Sequence[Item], last: int) -> list[Re
 
 
 async def add_items(
-    kept: Conversations, tenant: str, conversation: str, items: Sequence[Item]
+    kept: Conversations, tenant: str, conversation: str, items: Sequence[Item], intake: Intake
 ) -> list[Item]:
     """As they are then there: in their long form, with ids that are new, whatever theirs were."""
     digits, now = conversation.partition("_")[2], microseconds()
     # Of one microsecond there may be several at other gateways.
     place = now * 10_000 + secrets.randbelow(5_000)
-    added = [
-        long_form(item) | {"id": item_id(item, digits, str(place + n))}
-        for n, item in enumerate(items)
-    ]
     later = await kept.members(tenant, conversation, after=now)
     last = later[-1].order if later else -1
-    await kept.put(tenant, item_records(conversation, added, last))
+
+    def made() -> tuple[list[Item], list[Record]]:
+        added = [
+            long_form(item) | {"id": item_id(item, digits, str(place + n))}
+            for n, item in enumerate(items)
+        ]
+        return added, item_records(conversation, added, last)
+
+    added, records = await intake.work(made)
+    await kept.put(tenant, records)
     return added
 
 
@@ -85,6 +90,35 @@ async def item_of(kept: Conversations, tenant: str, conversation: str, item: str
     if record is None or record.group != conversation:
         raise NotFound(f"Item with id '{item}' not found.")
     return record.data
+
+
+async def delete_all(kept: Conversations, tenant: str, conversation: str) -> None:
+    """The conversation and its items, however many and large they are.
+
+    What a deletion that ended midway has left can be deleted again. Raises NotFound.
+    """
+    try:
+        await head_of(kept, tenant, conversation)
+    except NotFound:
+        if not is_conversation(conversation) or not await kept.members(
+            tenant, conversation, limit=1
+        ):
+            raise
+    else:
+        # First, so that nobody adds to what is being taken away.
+        await kept.delete(tenant, [conversation])
+    limit = _MANY
+    while True:
+        try:
+            found = await kept.members(tenant, conversation, limit=limit)
+        except ConversationTooLarge:
+            if limit == 1:
+                raise
+            limit = max(1, limit // _FEW)
+            continue
+        if not found:
+            return
+        await kept.delete(tenant, [record.id for record in found])
 
 
 async def pages(kept: Conversations, tenant: str, conversation: str) -> AsyncIterator[list[Record]]:

@@ -19,6 +19,7 @@ from gateway.api.responses import items
 from gateway.api.responses.chats import validated
 from gateway.api.responses.conversation_items import (
     add_items,
+    delete_all,
     head_of,
     head_record,
     item_of,
@@ -121,13 +122,8 @@ async def update(request: Request, conversation_id: Name) -> Response:
     **_described(ConversationDeleted),
 )
 async def delete(request: Request, conversation_id: Name) -> Response:
-    async with asking(request) as ask:
-        await head_of(ask.kept, ask.tenant, conversation_id)
-        # First, so that nobody adds to what is being taken away.
-        await ask.kept.delete(ask.tenant, [conversation_id])
-        async with ask.look:
-            async for page in pages(ask.kept, ask.tenant, conversation_id):
-                await ask.kept.delete(ask.tenant, [record.id for record in page])
+    async with asking(request) as ask, ask.look:
+        await delete_all(ask.kept, ask.tenant, conversation_id)
         return _json(ConversationDeleted(id=conversation_id))
 
 
@@ -140,7 +136,8 @@ async def add(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
         wanted = await ask.intake.read(partial(validated, AddedItems))
         await head_of(ask.kept, ask.tenant, conversation_id)
-        return _bytes(listed(await _add(ask, conversation_id, wanted.items)))
+        added = await _add(ask, conversation_id, wanted.items)
+        return _bytes(await ask.intake.work(partial(listed, added)))
 
 
 @router.get(
@@ -184,8 +181,9 @@ async def delete_item(request: Request, conversation_id: Name, item_id: Name) ->
 
 async def _add(ask: Asking, conversation: str, new: Sequence[items.Item]) -> list[Item]:
     async with ask.look:
-        found = await resolved(ask.kept, ask.tenant, dumped(new, "items"), ask.intake, "items")
-        return await add_items(ask.kept, ask.tenant, conversation, found)
+        given = await ask.intake.work(partial(dumped, new, "items"))
+        found = await resolved(ask.kept, ask.tenant, given, ask.intake, "items")
+        return await add_items(ask.kept, ask.tenant, conversation, found, ask.intake)
 
 
 def _page(page: Page, data: Sequence[bytes]) -> bytes:

@@ -69,7 +69,12 @@ class Keeping:
 
     async def put(self, response: bytes, version: int = FINISHED, *more: Record) -> None:
         """Returns once it is kept, and `more` with it. Raises what `Conversations.put` raises."""
-        make = partial(self._records, response, version)
+        conversation = self.conversation
+        if conversation is not None:
+            [head] = await self.service.conversations.get(self.tenant, [conversation])
+            # It was deleted meanwhile: nothing may come back to it.
+            conversation = None if head is None else conversation
+        make = partial(self._records, response, version, conversation)
         size = len(response) + len(self.own)
         if size <= LARGE_BODY:
             records = make()
@@ -77,7 +82,7 @@ class Keeping:
             records = await self.service.prompts.turns.run(self.tenant, size, make)
         await self.service.conversations.put(self.tenant, [*records, *more])
 
-    def _records(self, response: bytes, version: int) -> list[Record]:
+    def _records(self, response: bytes, version: int, conversation: str | None) -> list[Record]:
         told = orjson.loads(response)
         own = with_ids(orjson.loads(self.own), told["id"])
         records = []
@@ -87,8 +92,8 @@ class Keeping:
             records.append(Record(told["id"], data, version))
             if turned:
                 records.append(turns_record(told["id"], self.turns.new))
-        if self.conversation is not None and told["status"] in ("completed", "incomplete"):
-            records += item_records(self.conversation, own + told["output"], self.last)
+        if conversation is not None and told["status"] in ("completed", "incomplete"):
+            records += item_records(conversation, own + told["output"], self.last)
         return records
 
 

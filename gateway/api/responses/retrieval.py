@@ -63,7 +63,8 @@ async def retrieve(request: Request, response_id: Name) -> Response:
             async with ask.look:
                 record, status = await _found(request, ask, response_id)
                 return _json(await ask.intake.work(partial(_response, record, status)))
-        await _found(request, ask, response_id)
+        async with ask.look:
+            await _found(request, ask, response_id)
     return followed(request, ask.tenant, response_id, number + 1, {})
 
 
