@@ -98,6 +98,7 @@ def offered(tools: Sequence[Tool], choice: ToolChoice | None) -> list[int]:
                 "custom, tools that the client runs.",
                 param=where,
             )
+    _check_names(tools)
     if not isinstance(choice, AllowedTools):
         return [*range(len(tools))]
     names = {tool.name for tool in tools if not isinstance(tool, OtherObject)}
@@ -111,6 +112,22 @@ def offered(tools: Sequence[Tool], choice: ToolChoice | None) -> list[int]:
         for n, tool in enumerate(tools)
         if not isinstance(tool, OtherObject) and tool.name in wanted
     ]
+
+
+def _check_names(tools: Sequence[Tool]) -> None:
+    """Raises InvalidRequest where a name does not say what its calls are."""
+    kinds: dict[str, str] = {}
+    for number, tool in enumerate(tools):
+        if (
+            not isinstance(tool, OtherObject)
+            and kinds.setdefault(tool.name, tool.type) != tool.type
+        ):
+            where = f"tools[{number}].name"
+            raise InvalidRequest(
+                f"{where}: found {tool.name!r}, also the name of a tool of type "
+                f"{kinds[tool.name]}.",
+                param=where,
+            )
 
 
 def function(tool: Tool) -> dict[str, Any]:

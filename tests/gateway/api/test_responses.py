@@ -242,6 +242,7 @@ def test_hosted_tools_are_refused_by_name(kind: str) -> None:
         ({"truncation": "middle"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"unheard_of": 1}, "unheard_of"),
+        ({"tools": [FUNCTION, FUNCTION, PATCH | {"name": "f"}]}, "tools[2].name"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         (
             {"tools": [FUNCTION | {"allowed_callers": ["programmatic"]}]},
