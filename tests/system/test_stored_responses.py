@@ -104,6 +104,28 @@ def test_a_tool_is_called_and_its_output_sent_alone(client: openai.OpenAI) -> No
     assert "21" in answer.output_text
     items = client.responses.input_items.list(answer.id, order="asc").data
     assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+    said = [turn("user", "Here it is:"), output | {"call_id": "call_of_nobody"}]
+    with pytest.raises(openai.BadRequestError, match="call_of_nobody") as refused:
+        answered(client, said, tools=[TOOL], previous_response_id=called.id)
+    assert refused.value.param == "input[1].call_id"
+
+
+def test_what_was_taken_out_of_a_conversation_leaves_no_output_alone(
+    client: openai.OpenAI,
+) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "Sunny"}
+    made = client.conversations.create(items=[turn("user", WEATHER), call])
+    for endpoint in (client.responses.create, client.responses.input_tokens.count):
+        with pytest.raises(openai.BadRequestError, match="c2") as refused:
+            endpoint(model="demo", input=[output | {"call_id": "c2"}], conversation=made.id)
+        assert refused.value.param == "input[0].call_id"
+    assert answered(client, [output], tools=[TOOL], conversation=made.id).output_text
+    items = client.conversations.items.list(made.id, order="asc").data
+    client.conversations.items.delete(items[1].id, conversation_id=made.id)
+    with pytest.raises(openai.BadRequestError, match="c1") as refused:
+        answered(client, "Thanks", conversation=made.id)
+    assert refused.value.param == "conversation"
 
 
 def test_input_items_come_in_pages(client: openai.OpenAI) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed
-from gateway.api.responses.items import Item, ItemReference, MessageItem
+from gateway.api.responses.items import Item, ItemReference, MessageItem, check_outputs
 from gateway.api.responses.requests import ResponsePrompt
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
@@ -59,6 +59,8 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
         # What comes before these, and what references are to, is not known yet.
         own = [_SAID if isinstance(item, ItemReference) else item for item in own] or [_SAID]
     chat = chat_of(asked, own)
+    if not asked.continues:
+        check_outputs(own)
     hints = [*asked.hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from gateway.api.messages import Lenient
 from gateway.api.turns import BETWEEN, Turn, turn_of
-from gateway.errors import UnsupportedParameter
+from gateway.errors import InvalidRequest, UnsupportedParameter
 
 CUSTOM_INPUT = "input"
 """The one argument of the function that a custom tool is to the model."""
@@ -197,6 +197,22 @@ def _read(turns: list[Turn], item: Item, where: str) -> None:
         raise UnsupportedParameter(
             f"{where}: an item of type {item.type!r} is not supported by this server.", param=where
         )
+
+
+def check_outputs(items: Sequence[Item], before: int = 0) -> None:
+    """Raises InvalidRequest for the output of a call that does not come before it.
+
+    `before` as in `chat_messages`; what is wrong with those is wrong with their conversation.
+    """
+    calls = set()
+    for number, item in enumerate(items, -before):
+        if isinstance(item, FunctionCallItem | CustomCallItem):
+            calls.add(item.call_id)
+        elif isinstance(item, CallOutputItem) and item.call_id not in calls:
+            where = f"input[{number}].call_id" if number >= 0 else "conversation"
+            raise InvalidRequest(
+                f"{where}: no call {item.call_id!r} comes before this output.", param=where
+            )
 
 
 def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:

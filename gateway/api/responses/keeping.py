@@ -14,7 +14,7 @@ from gateway.api.body import LARGE_BODY
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.conversation_items import all_items, head_of, item_records
-from gateway.api.responses.items import Item, ItemReference
+from gateway.api.responses.items import Item, ItemReference, check_outputs
 from gateway.api.responses.known_turns import KnownTurns
 from gateway.api.responses.looks import Asking
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
@@ -139,6 +139,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
                 asked = asked.model_copy(update={"input": own})
         found = await intake.work(partial(read, before.items))
         chat = await intake.work(partial(chat_of, asked, [*found, *own]))
+        await intake.work(partial(check_outputs, [*found, *own], len(found)))
     keeps = stored or asked.conversation is not None
     keeping = Keeping(
         service=service,

@@ -156,6 +156,15 @@ def test_formats_are_those_of_a_chat() -> None:
     assert (wanted.json_schema.name, wanted.json_schema.schema_) == ("n", {"enum": [1]})
 
 
+@pytest.mark.parametrize(
+    "said", [[QUESTION, RESULT], [CALL, RESULT | {"call_id": "c2"}], [QUESTION, RESULT, CALL]]
+)
+def test_an_output_without_its_call_is_refused_by_its_place(said: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"no call 'c\d' comes before") as refused:
+        chat(input=said)
+    assert refused.value.param == "input[1].call_id"
+
+
 @pytest.mark.parametrize("kind", ["input_image", "input_file", "input_audio"])
 @pytest.mark.parametrize("place", ["content", "output"])
 def test_parts_that_are_no_text_are_refused_by_their_place(kind: str, place: str) -> None:
