@@ -24,6 +24,8 @@ from tests.support.full_disk import full_disk
 from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer
 
+pytestmark = pytest.mark.slow
+
 POLL_S = 0.02
 SMALLER_THAN_ANY_RECORD = 64
 

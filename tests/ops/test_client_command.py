@@ -62,6 +62,7 @@ def test_token_ids_streamed_or_not_are_the_same(run: Client) -> None:
     assert _ids(run.core("--text", FRANCE, "-o", "8", "--exclude-input-in-output")) == _ids(whole)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_decoupled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     engine.build(MODEL, tmp_path / "engine")
     ask = ["--tokenizer-dir", str(MODEL), "--text", FRANCE, "-o", "8"]
@@ -133,6 +134,7 @@ async def test_what_came_before_the_stop_is_shown(
     assert _ids(capsys.readouterr().out) == [5, 6, 7]
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_stopped_through_its_core_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

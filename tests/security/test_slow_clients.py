@@ -22,6 +22,8 @@ from tests.support.in_process import metric_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.raw_http import HOST, answers, connected, next_answer, post, received
 
+pytestmark = pytest.mark.slow
+
 HEAD_S, BODY_S = 3, 3
 CLIENTS_IDLE_S = 5  # after which httpx gives a connection up
 HANGS_AFTER_S = 60

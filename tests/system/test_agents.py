@@ -18,6 +18,8 @@ from tests.support.gateway_process import GatewayProcess
 from tests.support.triton_server import MODEL
 from triton_repo.cpu_executor import synthetic
 
+pytestmark = pytest.mark.slow
+
 _TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 ARGUMENTS = {"command": "ls -la src"}
 SAID = '<tool_call>\n{"name": "tool_7", "arguments": ' + json.dumps(ARGUMENTS) + "}\n</tool_call>"

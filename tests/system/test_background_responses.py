@@ -263,6 +263,7 @@ def _more(told: list[dict[str, Any]]) -> bool:
     return told[-1]["type"] not in ("response.completed", "response.incomplete")
 
 
+@pytest.mark.slow
 def test_one_whose_gateway_was_killed_has_failed(long_stack: Stack, tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "g", long_stack) as gateway:
         with of_tenant(gateway, "any") as client:

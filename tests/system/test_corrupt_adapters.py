@@ -89,6 +89,7 @@ def test_weights_changed_in_their_file_are_never_sent(
     assert Disk(root).get(path.stem), "mended from what was in memory"
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_while_it_is_served_ends_nobody(
     gateway: GatewayProcess, store: Path, tmp_path: Path
 ) -> None:

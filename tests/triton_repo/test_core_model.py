@@ -419,6 +419,7 @@ def test_a_cancelled_call_stops_the_engine(
     assert median(tokens) < SOON, tokens
 
 
+@pytest.mark.slow
 def test_polling_for_cancelled_calls_meets_their_end(triton: Server, prompt: list[int]) -> None:
     # Triton 2.51 crashes when a sender is asked while its final response is on its way.
     for count in range(1, 100):

@@ -350,6 +350,7 @@ def text_query(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.slow
 def test_a_tokenizers_own_code_runs_only_where_it_is_trusted(tmp_path: Path, trusted: bool) -> None:
     """Both models load a tokenizer whose class is in its folder, and which leaves a file."""
     folder = tmp_path / "tokenizer"

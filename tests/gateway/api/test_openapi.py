@@ -176,6 +176,7 @@ def _check(case: schemathesis.Case, response: httpx.Response) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_operation_succeeds_as_documented(
     admin: httpx.Client, up: Up, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ class _Asking:
         await becomes(lambda: self._done >= least)
 
 
+@pytest.mark.slow
 async def test_replicas_with_disks_of_their_own_agents_that_end_and_a_flushed_redis(
     tmp_path: Path, redis_server: RedisServer, at_redis: Redis
 ) -> None:

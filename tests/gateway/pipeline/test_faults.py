@@ -316,6 +316,7 @@ async def test_cors_is_off_unless_set(tokenizer_dir: Path, origins: list[str]) -
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.slow
 async def test_an_answered_request_waits_for_no_collector(
     tokenizer_dir: Path, stream: bool
 ) -> None:

@@ -235,6 +235,7 @@ def _counted(redis_server: RedisServer, name: str) -> set[int]:
     return {int(value) for field, value in fields.items() if field.startswith(b"t:")}
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_booked_as_it_runs_and_ends_where_its_minute_or_day_is_full(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:

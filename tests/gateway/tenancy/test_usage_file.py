@@ -194,6 +194,7 @@ def _write_cut_lines(path: Path, lost: Any) -> None:
         log.write(_usage(number))
 
 
+@pytest.mark.slow
 def test_lines_that_come_between_a_cut_and_its_mending_are_whole(tmp_path: Path) -> None:
     """Two processes, and the one with room writes as often as it can."""
     path = tmp_path / "usage.jsonl"

@@ -72,6 +72,7 @@ def render(*arguments: str | Path) -> Answer:
     return gateway("repo", "render", *arguments)
 
 
+@pytest.mark.slow
 def test_a_rendered_repository_is_served(tmp_path: Path) -> None:
     built = engine.build(
         MODEL,
