@@ -70,6 +70,9 @@ class Service:
     admission: Admission
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
+    histories: Admission
+    """Likewise, a large one of what was kept. Who waits for it may keep those waiting who have a
+    body here, so it is no room of theirs."""
     adapter_wait: AdapterWait
     """Where requests wait for a replica that has their adapter on its disk."""
     cold_sends: Admission
@@ -257,6 +260,9 @@ async def running_service(
                 replicas=replicas,
                 admission=admission,
                 bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
+                histories=_bytes(
+                    _LARGEST_BODIES * settings.max_body_bytes, settings, configuration
+                ),
                 adapter_wait=AdapterWait(replicas, settings.adapter_wait),
                 cold_sends=_cold_sends(settings, configuration),
                 guides=guides,

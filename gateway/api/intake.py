@@ -35,7 +35,8 @@ class Intake:
         self._client = cancel_on_disconnect(request.scope)
         self._tenant = tenant.name if tenant else ""
         self._priority = tenant.priority if tenant else 0
-        self._permit: AbstractAsyncContextManager[object] | None = None
+        self._body: AbstractAsyncContextManager[object] | None = None
+        self._history: AbstractAsyncContextManager[object] | None = None
         self._size = 0
         self._room = 0
 
@@ -49,8 +50,9 @@ class Intake:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._permit is not None:
-            await self._permit.__aexit__(None, None, None)
+        for permit in (self._body, self._history):
+            if permit is not None:
+                await permit.__aexit__(None, None, None)
         await self._client.__aexit__(error_type, error, traceback)
 
     async def read(self, parse: Callable[[bytes], T]) -> T:
@@ -69,8 +71,8 @@ class Intake:
     async def make_room(self, size: int) -> None:
         """For a turn to have `size` bytes here that did not come with the request.
 
-        A smaller turn is given up for it: nobody waits for a second one while holding a first.
-        Raises ConversationTooLarge for more than a body may have, and Overloaded.
+        A smaller turn of that kind is given up for it: nobody waits for a second one while holding
+        a first. Raises ConversationTooLarge for more than a body may have, and Overloaded.
         """
         most = self._service.settings.max_body_bytes
         if size > most:
@@ -79,13 +81,15 @@ class Intake:
             )
         self._size = max(self._size, size)
         if size > max(LARGE_BODY, self._room):
-            if self._permit is not None:
-                permit, self._permit = self._permit, None
+            if self._history is not None:
+                permit, self._history = self._history, None
                 await permit.__aexit__(None, None, None)
-            await self._wait(size)
+            turn = self._service.histories.permit(self._tenant, self._priority, cost=size)
+            await turn.__aenter__()
+            self._history, self._room = turn, size
 
     async def _wait(self, size: int) -> None:
-        """For a turn to have `size` bytes here."""
-        permit = self._service.bodies.permit(self._tenant, self._priority, cost=size)
-        await permit.__aenter__()
-        self._permit, self._room = permit, size
+        """For a turn to have a body of `size` bytes here."""
+        turn = self._service.bodies.permit(self._tenant, self._priority, cost=size)
+        await turn.__aenter__()
+        self._body = turn

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -16,26 +20,41 @@ _ID = "resp_" + "0" * 32
 _NOWHERE = "127.0.0.1:1"
 
 
+@contextlib.asynccontextmanager
+async def _keeping_one(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    """A gateway that keeps one large response."""
+    save_tokenizer(folder)
+    response = orjson.dumps({"id": _ID, "output": "x" * 1_000_000})
+    data = encode(response, b"[]", [], 0, turned=False)
+    async with running(folder, _NOWHERE, ready=False) as (client, service, _):
+        await service.conversations.put("", [Record(_ID, data, FINISHED)])
+        yield client, service
+
+
 @pytest.mark.parametrize("query", ["", "?stream=true"])
 async def test_few_hold_a_response_while_there_is_no_room_for_it(
     tmp_path: Path, query: str
 ) -> None:
-    save_tokenizer(tmp_path)
-    response = orjson.dumps({"id": _ID, "output": "x" * 1_000_000})
-    async with running(tmp_path, _NOWHERE, ready=False) as (client, service, _):
-        data = encode(response, b"[]", [], 0, turned=False)
-        await service.conversations.put("", [Record(_ID, data, FINISHED)])
+    async with _keeping_one(tmp_path) as (client, service):
         async with asyncio.TaskGroup() as asking:
-            async with service.bodies.permit("", cost=service.bodies.largest()):
+            async with service.histories.permit("", cost=service.histories.largest()):
                 answers = [
                     asking.create_task(client.get(f"/v1/responses/{_ID}{query}")) for _ in range(12)
                 ]
                 async with asyncio.timeout(60):
-                    while service.bodies.waiting < 4:
+                    while service.histories.waiting < 4:
                         await asyncio.sleep(0.01)
                 for _ in range(12):
                     await client.get("/health/live")
                     await service.conversations.get("", [_ID])
-                assert service.bodies.waiting == 4
+                assert service.histories.waiting == 4
         # It was not made in the background, so it has no events.
         assert {answer.result().status_code for answer in answers} == {400 if query else 200}
+
+
+async def test_large_bodies_that_wait_for_a_look_let_those_end_who_look(tmp_path: Path) -> None:
+    async with _keeping_one(tmp_path) as (client, service):
+        # As when all that have a turn for their bodies go on from something.
+        async with service.bodies.permit("", cost=service.bodies.largest()):
+            answer = await client.get(f"/v1/responses/{_ID}")
+            assert answer.status_code == 200
