@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,21 +27,21 @@ class DiskAway(Exception):
 
 class DiskThread:
     """`open` comes first. A file that is damaged, or not ours to change, is left alone until the
-    next start; what fails otherwise, such as a disk that is full, is tried again each time."""
+    next start; what fails otherwise, such as a disk that is full, is tried again each time, to open
+    it, too."""
 
     def __init__(self, folder: Path, make: Callable[[], ConversationDisk], stats: Stats) -> None:
         self._folder = folder
         self._make = make
         self._stats = stats
         self._disk: ConversationDisk | None = None
+        self._left_alone = False
         self._fails = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
 
     async def open(self) -> None:
-        try:
-            self._disk = await self._in_thread(self._make)
-        except DISK_ERRORS as error:
-            self._failed(error)
+        with suppress(DiskAway):
+            await self.run(lambda _: None)
 
     async def close(self) -> None:
         if self._disk is not None:
@@ -49,21 +50,25 @@ class DiskThread:
 
     async def run(self, work: Callable[[ConversationDisk], T]) -> T:
         """Raises DiskAway."""
-        disk = self._disk
-        if disk is None:
+        if self._left_alone:
             raise DiskAway
         try:
-            result = await self._in_thread(lambda: work(disk))
+            result = await self._in_thread(lambda: work(self._opened()))
         except DISK_ERRORS as error:
             # An OperationalError is of the moment: a full disk, or another process that is busy.
-            if type(error) is sqlite3.DatabaseError:
-                self._disk = None
+            self._left_alone |= type(error) in (sqlite3.DatabaseError, ForeignFile)
             self._failed(error)
             raise DiskAway from error
         if self._fails:
             self._fails = False
             log.info("conversations are kept in %s again", self._folder)
         return result
+
+    def _opened(self) -> ConversationDisk:
+        """In the thread."""
+        if self._disk is None:
+            self._disk = self._make()
+        return self._disk
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -208,22 +208,19 @@ async def test_others_cannot_read_the_files(tmp_path: Path, clock: Clock) -> Non
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("damage", ["garbage", "newer", "no folder"])
+@pytest.mark.parametrize("damage", ["garbage", "newer"])
 async def test_a_file_that_cannot_be_used_is_left_alone_and_the_gateway_lives(
     tmp_path: Path, clock: Clock, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "@conversations"
-    if damage == "no folder":
-        folder.write_text("a file")
+    folder.mkdir()
+    if damage == "garbage":
+        (folder / FILE).write_bytes(b"no database" * 1000)
     else:
-        folder.mkdir()
-        if damage == "garbage":
-            (folder / FILE).write_bytes(b"no database" * 1000)
-        else:
-            with sqlite3.connect(folder / FILE) as made:
-                made.execute("PRAGMA user_version = 7")
-            made.close()
-    before = (folder / FILE).read_bytes() if folder.is_dir() else b""
+        with sqlite3.connect(folder / FILE) as made:
+            made.execute("PRAGMA user_version = 7")
+        made.close()
+    before = (folder / FILE).read_bytes()
     async with _store(folder, clock) as store:
         with pytest.raises(ConversationsUnavailable):
             await store.put("", [Record("resp_1", b"x")])
@@ -231,8 +228,22 @@ async def test_a_file_that_cannot_be_used_is_left_alone_and_the_gateway_lives(
             await store.get("", ["resp_1"])
         assert store.stats.disk_failures == 1
     assert "conversations are not kept" in caplog.text
-    if folder.is_dir() and damage == "garbage":
+    if damage == "garbage":
         assert (folder / FILE).read_bytes() == before
+
+
+async def test_a_disk_that_is_not_there_at_the_start_is_used_once_it_is(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "@conversations"
+    folder.write_text("a file")
+    async with _store(folder, clock) as store:
+        with pytest.raises(ConversationsUnavailable):
+            await store.put("", [Record("resp_1", b"x")])
+        assert caplog.text.count("conversations are not kept") == 1
+        folder.unlink()
+        await store.put("", [Record("resp_1", b"x")])
+        assert await store.get("", ["resp_1"]) == [Record("resp_1", b"x")]
 
 
 async def test_a_file_that_is_damaged_meanwhile_is_not_used_any_more(
