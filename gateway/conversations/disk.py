@@ -124,6 +124,7 @@ class ConversationDisk:
                     run(statement)
             elif version != _VERSION:
                 raise ForeignFile(f"its layout is number {version}, not {_VERSION}")
+            run("CREATE TABLE IF NOT EXISTS gateways(name TEXT NOT NULL, epoch INTEGER NOT NULL)")
 
     def close(self) -> None:
         self._at.close()
@@ -204,12 +205,30 @@ class ConversationDisk:
         with self._changing():
             self._at.execute("UPDATE records SET shared = 0 WHERE key > ?", (after,))
 
-    def forget(self, deleted: Sequence[tuple[str, str]], epoch: int) -> None:
-        """Of these tenants and ids, what there is, as it was deleted elsewhere."""
-        for tenant, id_ in deleted:
-            query = "SELECT 1 FROM records WHERE tenant = ? AND id = ?"
-            if self._at.execute(query, (tenant, id_)).fetchone() is not None:
-                self.put(tenant, [Record(id_, b"", DELETED)], epoch)
+    def forget(self, tenant: str, id_: str, epoch: int) -> None:
+        """The record, if there is one: it was deleted elsewhere."""
+        query = "SELECT 1 FROM records WHERE tenant = ? AND id = ?"
+        if self._at.execute(query, (tenant, id_)).fetchone() is not None:
+            self.put(tenant, [Record(id_, b"", DELETED)], epoch)
+
+    def forget_unit(self, tenant: str, name: str) -> None:
+        """All of it, as Redis had no room for it: the others have not all of it any more."""
+        with self._changing():
+            query = "SELECT key FROM units WHERE tenant = ? AND name = ?"
+            for (unit,) in self._at.execute(query, (tenant, name)).fetchall():
+                self._drop(unit, 2**31)
+
+    def gateways(self) -> tuple[int, list[str]]:
+        """What `set_gateways` was given last."""
+        found = self._at.execute("SELECT epoch, name FROM gateways").fetchall()
+        return max((epoch for epoch, _ in found), default=0), [name for _, name in found]
+
+    def set_gateways(self, epoch: int, names: Sequence[str]) -> None:
+        """Those that share Redis, as they are to be known after a restart too."""
+        with self._changing():
+            self._at.execute("DELETE FROM gateways")
+            rows = [(name, epoch) for name in names]
+            self._at.executemany("INSERT INTO gateways(name, epoch) VALUES (?, ?)", rows)
 
     def set_shared(self, keys: Sequence[int], epoch: int) -> None:
         with self._changing():

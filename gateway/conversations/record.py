@@ -9,6 +9,10 @@ from gateway.errors import ConversationTooLarge
 
 DELETED = 2**63 - 1
 """The version of what `Conversations.delete` leaves: nothing follows."""
+FINAL = 2**52
+"""The least version of what changes no more until it is deleted: any copy of it is as good."""
+GROWING = "conv_"
+"""What the ids of groups begin with to which any gateway may add: an old copy is not all of it."""
 MAX_READ = 32 * 1024 * 1024
 """Bytes of data in one answer of the store, and so of one record."""
 MAX_MEMBERS = 10_000
@@ -45,6 +49,11 @@ class Record(NamedTuple):
     def unit(self) -> str:
         """What lives and goes together: a group with the record that it is called by."""
         return self.group or self.id
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is of what no old copy is all of."""
+        return self.unit.startswith(GROWING)
 
     @property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from gateway.conversations.shared import Look, SharedConversations
+from gateway.conversations.shared import Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
 from lora_store.connect import AWAY, FAILURES, reason
 
@@ -27,8 +27,7 @@ class RedisThreads:
     """While Redis is away nobody waits for it: `look` alone asks whether it is back."""
 
     def __init__(self, shared: SharedConversations, stats: Stats) -> None:
-        self.epoch = 0
-        """As last seen; 0 before."""
+        self.known = Known()
         self.up = False
         self._shared = shared
         self._stats = stats
@@ -45,10 +44,16 @@ class RedisThreads:
             raise RedisAway
         return await self._run(work)
 
-    async def look(self, gateway: str = "", state: str = "") -> Look:
+    @property
+    def epoch(self) -> int:
+        """As last seen; 0 before."""
+        return self.known.epoch
+
+    async def look(self, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)) -> Look:
         """See `SharedConversations.look`. Raises RedisAway."""
-        look = await self._run(lambda shared: shared.look(gateway, state))
-        self.epoch = look.epoch
+        look = await self._run(lambda shared: shared.look(self.known, gateway, says, of))
+        if look.known.seen > self.known.seen:  # else a later one was faster
+            self.known = look.known
         self.up = True
         return look
 

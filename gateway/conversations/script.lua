@@ -1,28 +1,29 @@
 -- One tenant's records; the keys have one hash tag. KEYS[1] is what they begin with, and behind it:
---   r:ID     string: a record, HEAD and its data; expires
+--   r:ID     string: a record, HEAD and its data; HEAD begins with the epoch that it was put in, 0
+--            for what a disk has brought; expires
 --   g:GROUP  sorted set: ORDER:ID of the group's members, all of score 0; expires
 --   used     sorted set: when each unit (a group with its head, or a single record) was used last
 --   sizes    hash: bytes by unit, and of all under @
 -- A unit's times are renewed as a whole, and only where `renew` has passed since.
 -- put ttl renew bytes members when {id version group order value}: as many as there are records.
---   -> -1: a unit would be too large. 0, removed: not done yet, there was too much to remove.
---      1, removed, and of each record 1: taken, 0: there was the same, 2: a higher version, 3: there
---      is something else, which stays.
+--   -> -1: a unit would be too large. 0, removed, {unit}: not done yet, there was too much to remove;
+--      of these units all, or the first. 1, removed, {unit}, and of each record 1: taken, 0: there
+--      was the same, 2: a higher version, 3: there is something else, which stays.
 -- get ttl renew bytes {id} -> -1: more than that. 1, {}, {value or nil}
--- members ttl renew bytes group first limit -> the same with the ids, by order
+-- members ttl renew bytes group first limit -> the same with the group's own HEAD and the ids by order
 -- Times are in ms; versions and orders have 20 digits, so they compare as strings.
 local prefix, operation = KEYS[1], ARGV[1]
 local ttl, renew, bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local used, sizes = prefix .. 'used', prefix .. 'sizes'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local HEAD = '^c1 (%d+) (%d+) ([%w_/-]*)\n'
+local HEAD = '^c1 %d+ (%d+) (%d+) ([%w_/-]*)\n'
 local OVERHEAD, STEP = 512, 256
 
 local function record(id) return prefix .. 'r:' .. id end
 local function members(unit) return prefix .. 'g:' .. unit end
 local function unit_of(id, group) if group == '' then return id end return group end
-local function head_length(group) return 46 + #group end
+local function head_length(group) return 67 + #group end
 
 -- Where Redis takes no writes now, it still can be read.
 local write = operation == 'put' and redis.call or redis.pcall
@@ -47,8 +48,9 @@ local function count(unit, change)
   end
 end
 
-local removed = 0
+local removed, dropped = 0, {}
 local function drop(unit)
+  dropped[#dropped + 1] = unit
   -- The head first: what has lost its head is not found, however much of the rest is there.
   removed = removed + math.max(1, redis.call('UNLINK', record(unit)))
   while removed < STEP do
@@ -94,7 +96,7 @@ if operation == 'put' then
   for group, more in pairs(added) do
     if redis.call('ZCARD', members(group)) + more > most then return {-1} end
   end
-  local states = {1, 0}
+  local states = {1, 0, dropped}
   while (tonumber(redis.call('HGET', sizes, '@')) or 0) + need > bytes do
     local oldest, at
     local found = redis.call('ZRANGE', used, 0, of_units, 'WITHSCORES')
@@ -107,7 +109,7 @@ if operation == 'put' then
     end
     -- Nothing makes room for what was used before it.
     if at > when then when = now - ttl break end
-    if removed >= STEP then return {0, removed} end
+    if removed >= STEP then return {0, removed, dropped} end
     drop(oldest)
   end
   states[2] = removed
@@ -138,8 +140,8 @@ local ids, told = {}, {}
 if operation == 'members' then
   local first, limit = '[' .. ARGV[6], ARGV[7]
   local found = redis.call('ZRANGEBYLEX', members(ARGV[5]), first, '+', 'LIMIT', 0, limit)
-  for i, member in ipairs(found) do ids[i] = member:sub(22) end
-  told = ids
+  told[1] = redis.call('GETRANGE', record(ARGV[5]), 0, 255)
+  for i, member in ipairs(found) do ids[i], told[i + 1] = member:sub(22), member:sub(22) end
 else
   for i = 5, #ARGV do ids[#ids + 1] = ARGV[i] end
 end

@@ -1,10 +1,9 @@
 """The copy in Redis, for all gateways that share it.
 
 ``conversations:{.TENANT}:``  what the keys of one tenant begin with: see ``script.lua``
-``conversations:{all}:epoch``  when Redis was last found empty, its own ms of 1970
-``conversations:{all}:since``  since when it has taken all writes, likewise
-``conversations:{all}:filling``  sorted set: gateways that have yet to bring what their disks keep
-``conversations:{all}:deleted``  stream: TENANT and ID of what was deleted, for the others' disks
+``conversations:{all}:NAME``  what the gateways know of each other: see ``look.lua``
+``conversations:{all}:deleted``  stream: TENANT and ID of what was deleted, or GROUP of what had no
+                             more room, for the others' disks
 
 What is there was perhaps written by somebody else: what does not fit is counted and left alone.
 """
@@ -18,54 +17,92 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from gateway.conversations.record import DELETED, MAX_MEMBERS, MAX_READ, TOO_LARGE, Record, is_id
+from gateway.conversations.record import (
+    DELETED,
+    GROWING,
+    MAX_MEMBERS,
+    MAX_READ,
+    TOO_LARGE,
+    Record,
+    is_id,
+)
 from gateway.errors import ConversationTooLarge
 from lora_store import redis_url
 from lora_store.connect import LazyClient
 from lora_store.refusals import Refusals
 
 _SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
-_LOOK = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local function number(key)
-  local found = redis.call('GET', key)
-  if found and #found <= 15 and found:match('^[1-9]%d*$') then return found end
-  local made = string.format('%.0f', now)
-  redis.call('SET', key, made)
-  return made
-end
-local epoch = number(KEYS[1])
--- A Redis that is full takes no SET, but a DEL: what it refuses meanwhile is on disks alone.
-local taken = redis.pcall('SET', KEYS[3], string.format('%.0f', now), 'NX')
-if taken and taken.err then
-  redis.call('DEL', KEYS[3])
-  return {epoch, 0, 1}
-end
-local since = number(KEYS[3])
-if ARGV[2] == 'filling' then redis.call('ZADD', KEYS[2], now, ARGV[1]) end
-if ARGV[2] == 'filled' then redis.call('ZREM', KEYS[2], ARGV[1]) end
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[3]))
-return {epoch, now - since, redis.call('ZCARD', KEYS[2])}
-"""
+_LOOK = files(__package__).joinpath("look.lua").read_text(encoding="utf-8")
 _ALL = "conversations:{all}:"
-_HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
+_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty")
+_HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
 _SLACK = 300  # bytes of HEAD, with the longest of names
 _TOLD = 100_000  # deletions that a gateway which was away can still be told of
-_SILENT_MS = 10_000  # after which a gateway that was filling is given up
+GONE_MS = 3600 * 1000
+"""After which a gateway that does not look any more, and what its disk has, is given up."""
+_BEHIND_MS = 30_000  # which each gateway still knows to bring again
 # All gateways look each second: by then whoever has something to bring has said so.
 _SETTLED_MS = 3000
+
+
+class Known(NamedTuple):
+    """What a process knows of Redis from its last look.
+
+    Attributes:
+        epoch: changes when Redis has lost everything, or much; 0 before the first look.
+        since: changes when it may have lost something.
+        seen: the time of Redis.
+        gateways: those that share it.
+    """
+
+    epoch: int = 0
+    since: int = 0
+    seen: int = 0
+    gateways: tuple[str, ...] = ()
 
 
 class Look(NamedTuple):
     """
     Attributes:
-        epoch: changes when Redis has lost everything; never 0.
+        known: as it is now.
         settled: whether what Redis lacks is nowhere else, as far as is known.
+        whole: whether it has all that the disk of the gateway that looks has.
+        dirty: how often that one has said that there is more.
     """
 
-    epoch: int
+    known: Known
     settled: bool
+    whole: bool
+    dirty: int
+
+
+class Copy(NamedTuple):
+    """A record as Redis has it, and the epoch in which it was put: 0 if it was brought."""
+
+    record: Record
+    epoch: int
+
+
+class Members(NamedTuple):
+    """Some members of a group.
+
+    Attributes:
+        ids: by order.
+        copies: those of them that there are.
+        epoch: that of the record that the group is called by; -1 where there is none.
+    """
+
+    ids: list[str]
+    copies: dict[str, Copy]
+    epoch: int
+
+
+class Gone(NamedTuple):
+    """What a disk is to forget: a record that was deleted, or a group that there is no room for."""
+
+    tenant: str
+    id: str
+    is_group: bool
 
 
 class SharedPut(NamedTuple):
@@ -107,15 +144,18 @@ class SharedConversations:
     def close(self) -> None:
         self._lazy.close()
 
-    def put(self, tenant: str, records: Sequence[Record], used_ms: int = -1) -> SharedPut:
-        """`used_ms`: when they were used last, for those that are brought again; else now.
+    def put(
+        self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
+    ) -> SharedPut:
+        """`epoch`: the last that was seen, 0 for those that are brought; `used_ms`: when these were
+        used last, else now.
 
         Raises ConversationTooLarge.
         """
         arguments: list[object] = [self._tenant_bytes, MAX_MEMBERS, used_ms]
         for record in records:
             version, order = b"%020d" % record.version, b"%020d" % record.order
-            head = b"c1 %b %b %b\n" % (version, order, record.group.encode())
+            head = b"c1 %020d %b %b %b\n" % (epoch, version, order, record.group.encode())
             arguments += (record.id, version, record.group, order, head + record.data)
         answer = self._run(tenant, "put", arguments)
         if answer is None:
@@ -123,55 +163,67 @@ class SharedConversations:
         if answer[0] < 0:
             raise ConversationTooLarge(TOO_LARGE.format(self._tenant_bytes))
         # There are none where it is not done.
-        states = [(each.id, state) for each, state in zip(records, answer[2:], strict=False)]
+        states = [(each.id, state) for each, state in zip(records, answer[3:], strict=False)]
         unfit = [id_ for id_, state in states if state == 3]
         for id_ in unfit:
             self._refusals.add(self._key(tenant, f"r:{id_}"), "no record")
         done = answer[0] == 1
+        dropped = [raw.decode(errors="replace") for raw in answer[2]]
+        self._tell(tenant, "u", [unit for unit in dropped if unit.startswith(GROWING)])
         if done:
-            self._tell_deleted(tenant, [each.id for each in records if each.version == DELETED])
+            self._tell(tenant, "i", [each.id for each in records if each.version == DELETED])
         higher = [id_ for id_, state in states if state == 2]
         return SharedPut(done, answer[1], not unfit, higher)
 
-    def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Record]:
+    def get(self, tenant: str, ids: Sequence[str]) -> dict[str, Copy]:
         """What there is of these, tombstones too. Raises ConversationTooLarge."""
         answer = self._run(tenant, "get", [MAX_READ + _SLACK * len(ids), *ids])
         return self._records(tenant, ids, answer)
 
-    def members(
-        self, tenant: str, group: str, after: int, limit: int
-    ) -> tuple[list[str], dict[str, Record]]:
-        """The ids by order, and what there is of them. Raises ConversationTooLarge."""
+    def members(self, tenant: str, group: str, after: int, limit: int) -> Members:
+        """Raises ConversationTooLarge."""
         bound = MAX_READ + _SLACK * limit
         answer = self._run(tenant, "members", [bound, group, b"%020d" % (after + 1), limit])
-        told = answer[1] if answer is not None and answer[0] > 0 else ()
+        head, *told = answer[1] if answer is not None and answer[0] > 0 else (b"",)
         ids = [raw.decode(errors="replace") for raw in told]
-        records = self._records(tenant, ids, answer)
-        return ids, {id_: each for id_, each in records.items() if each.group == group}
+        copies = self._records(tenant, ids, answer)
+        epoch = int(found[1]) if (found := _HEAD.match(head)) else -1
+        own = {id_: copy for id_, copy in copies.items() if copy.record.group == group}
+        return Members(ids, own, epoch)
 
-    def look(self, gateway: str = "", state: str = "") -> Look:
-        """`gateway` says of itself that it is "filling" or "filled"."""
-        keys = (f"{_ALL}epoch", f"{_ALL}filling", f"{_ALL}since")
-        raw, age_ms, filling = self._lazy.client.eval(_LOOK, 3, *keys, gateway, state, _SILENT_MS)
-        return Look(int(raw), age_ms >= _SETTLED_MS and filling == 0)
+    def look(
+        self, known: Known, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)
+    ) -> Look:
+        """`gateway` says of itself that its disk has more, "dirty", or is not all brought yet,
+        "open", or is: "whole", `of` the epoch and number that it was told before."""
+        keys = [f"{_ALL}{name}" for name in _NAMES]
+        heard = (known.epoch, known.since, known.seen, _BEHIND_MS, GONE_MS)
+        told = (gateway, says, *of, *known.gateways)
+        answer = self._lazy.client.eval(_LOOK, len(keys), *keys, *heard, *told)
+        epoch, since, age_ms, seen, others, dirty, whole = map(int, answer[:-1])
+        names = tuple(sorted(raw.decode(errors="replace") for raw in answer[-1]))
+        settled = age_ms >= _SETTLED_MS and others == 0
+        return Look(Known(epoch, since, seen, names), settled, whole == 1, dirty)
 
-    def deleted(self, limit: int = 1000) -> list[tuple[str, str]]:
-        """Tenants and ids of some that were deleted since the last call."""
+    def deleted(self, limit: int = 1000) -> list[Gone]:
+        """Some of what went since the last call."""
         entries = self._lazy.client.xrange(
             f"{_ALL}deleted", min=f"({self._deleted_after}", count=limit
         )
-        found: list[tuple[str, str]] = []
+        found: list[Gone] = []
         for position, fields in entries:
             self._deleted_after = position.decode()
-            tenant, id_ = (fields.get(name, b"").decode(errors="replace") for name in (b"t", b"i"))
-            if is_id(id_):
-                found.append((tenant, id_))
+            tenant, id_, unit = (
+                fields.get(name, b"").decode(errors="replace") for name in (b"t", b"i", b"u")
+            )
+            if is_id(unit or id_):
+                found.append(Gone(tenant, unit or id_, bool(unit)))
         return found
 
-    def _tell_deleted(self, tenant: str, ids: Sequence[str]) -> None:
-        for id_ in ids:
+    def _tell(self, tenant: str, kind: str, names: Sequence[str]) -> None:
+        for name in names:
             self._lazy.client.xadd(
-                f"{_ALL}deleted", {"t": tenant, "i": id_}, maxlen=_TOLD, approximate=True
+                f"{_ALL}deleted", {"t": tenant, kind: name}, maxlen=_TOLD, approximate=True
             )
 
     def _key(self, tenant: str, name: str) -> str:
@@ -194,19 +246,20 @@ class SharedConversations:
 
     def _records(
         self, tenant: str, ids: Sequence[str], answer: list[Any] | None
-    ) -> dict[str, Record]:
+    ) -> dict[str, Copy]:
         if answer is None:
             return {}
         if answer[0] < 0:
             raise ConversationTooLarge("It is too large to be read at once.")
-        found: dict[str, Record] = {}
+        found: dict[str, Copy] = {}
         for id_, raw in zip(ids, answer[2], strict=False):
             if raw is None:
                 continue
             head = _HEAD.match(raw)
-            version, order = map(int, head.groups()[:2]) if head else (2**63, 0)
+            epoch, version, order = map(int, head.groups()[:3]) if head else (0, 2**63, 0)
             if head is None or not is_id(id_) or max(version, order) >= 2**63:
                 self._refusals.add(self._key(tenant, f"r:{id_}"), "no record")
                 continue
-            found[id_] = Record(id_, raw[head.end() :], version, head[3].decode(), order)
+            record = Record(id_, raw[head.end() :], version, head[4].decode(), order)
+            found[id_] = Copy(record, epoch)
         return found

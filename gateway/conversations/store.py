@@ -2,8 +2,12 @@
 
 Everything is keyed by its tenant: the id of another's record is simply not found. What either copy
 took is kept: a disk brings to Redis what that lacks (`upkeep`), and what is read from Redis is put
-on this disk, so that it outlives the gateway that wrote it. While something is still to be brought,
-by whichever gateway, what is not found is not called lost: it is waited for.
+on this disk, so that it outlives the gateway that wrote it.
+
+What changes no more any copy is good for. All else is as Redis has it, and what grows has to be in
+Redis to be kept: a disk may have less of it than another. While something is still to be brought,
+by whichever gateway, that counts of it alone which was put since Redis was empty; the rest, and
+what is not found, is waited for.
 """
 
 from __future__ import annotations
@@ -12,16 +16,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.disk_thread import DiskAway, DiskThread
-from gateway.conversations.record import DELETED, MAX_READ, Record, checked, is_id
+from gateway.conversations.record import DELETED, FINAL, GROWING, MAX_READ, Record, checked, is_id
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import SharedConversations
+from gateway.conversations.shared import Copy, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.conversations.upkeep import Upkeep
 from gateway.errors import ConversationsOff, ConversationsUnavailable, ConversationTooLarge
@@ -104,24 +109,42 @@ class Conversations:
             raise ConversationTooLarge(f"{size} bytes are too much to be kept at once.")
         if records:
             epoch, taken = await self._put_shared(tenant, records)
+            if not taken and self._redis is not None and any(record.grows for record in records):
+                raise _unavailable()
             if not await self._put_disk(tenant, records, epoch, certain=not taken) and not taken:
                 raise _unavailable()
+            if not taken:
+                await self._upkeep.refused()
 
-    async def get(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+    async def get(
+        self, tenant: str, ids: Sequence[str], *, patient: bool = True
+    ) -> list[Record | None]:
         """What is kept under these ids, in their order. Its time to live begins anew.
 
-        Raises ConversationsUnavailable, and ConversationTooLarge for more than `MAX_READ` bytes.
+        Who is not `patient` gets what there is now. Raises ConversationsUnavailable, and
+        ConversationTooLarge for more than `MAX_READ` bytes.
         """
         wanted = [id_ for id_ in dict.fromkeys(ids) if is_id(id_)]
         found: dict[str, Record] = {}
 
-        async def look() -> bool:
-            missing = [id_ for id_ in wanted if id_ not in found]
-            found.update(await self._get_once(tenant, missing))
-            return len(found) == len(wanted)
+        async def look(epoch: int) -> _Sure:
+            left = [id_ for id_ in wanted if id_ not in found or found[id_].version < FINAL]
+            copies, answered = await self._get_once(tenant, left)
+            for id_ in left:
+                found.pop(id_, None)
+            found.update({id_: copy.record for id_, copy in copies.items()})
+            if all(id_ in found and found[id_].version >= FINAL for id_ in wanted):
+                return _Sure.ALWAYS
+            if not answered:
+                return _Sure.NEVER
+            if not patient:
+                return _Sure.ALWAYS
+            epochs = [copy.epoch for copy in copies.values() if copy.record.version < FINAL]
+            is_fresh = len(found) == len(wanted) and all(each == epoch for each in epochs)
+            return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
 
         if self.enabled and wanted:
-            await self._until_settled(look)
+            await self._until(look)
         return [_live(found.get(id_)) for id_ in ids]
 
     async def members(
@@ -129,17 +152,26 @@ class Conversations:
     ) -> list[Record]:
         """The first `limit` records of a group behind the place `after`, by order.
 
-        Raises as `get`.
+        Raises as `get`, and ConversationsUnavailable for what grows and is just being removed.
         """
-        found: dict[str, Record] = {}
+        found: list[Record] = []
+        is_there = True
 
-        async def look() -> bool:
-            found.update(await self._members_once(tenant, group, after, limit))
-            return False  # there may always be one more elsewhere
+        async def look(epoch: int) -> _Sure:
+            nonlocal is_there
+            try:
+                found[:], epochs = await self._members_once(tenant, group, after, limit)
+            except RedisAway:
+                return _Sure.NEVER
+            is_there = -1 not in epochs
+            is_fresh = all(each == epoch for each in epochs)
+            return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
 
         if self.enabled and is_id(group):
-            await self._until_settled(look)
-        members = [each for each in found.values() if each.data and each.group == group]
+            await self._until(look)
+        if group.startswith(GROWING) and not is_there:
+            raise _unavailable()
+        members = [each for each in found if each.data and each.group == group]
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
     async def delete(self, tenant: str, ids: Sequence[str]) -> None:
@@ -158,12 +190,11 @@ class Conversations:
         epoch = redis.epoch  # as before: if Redis is emptied now, they are brought again
         try:
             for _ in range(_STEPS):
-                put = await redis.run(lambda shared: shared.put(tenant, records))
+                put = await redis.run(lambda shared: shared.put(tenant, records, epoch))
                 self.stats.evicted += put.evicted
                 if put.done:
                     return epoch, put.taken
         except RedisAway:
-            await self._upkeep.refused()
             return 0, False
         raise _no_room()
 
@@ -187,18 +218,22 @@ class Conversations:
             raise _no_room()
         return False
 
-    async def _until_settled(self, look: Callable[[], Awaitable[bool]]) -> None:
-        """Looks again and again until all is found, or what is not is nowhere."""
+    async def _until(self, look: Callable[[int], Awaitable[_Sure]]) -> None:
+        """Looks again and again, in the epoch that `look` is told, until it is sure."""
         redis = self._redis
         loop = asyncio.get_running_loop()
         until = loop.time() + _BROUGHT_S
         while True:
             epoch = 0 if redis is None else redis.epoch
-            if await look() or redis is None:
+            sure = await look(epoch)
+            if sure is _Sure.ALWAYS or redis is None:
                 return
             with contextlib.suppress(RedisAway):
-                if redis.up and await redis.look() == (epoch, True):
-                    return
+                if redis.up and sure is not _Sure.NEVER:
+                    now = await redis.look()
+                    lost_nothing = sure is _Sure.UNLESS_LOST and now.known.since == epoch
+                    if now.known.epoch == epoch and (now.settled or lost_nothing):
+                        return
             if not redis.up:
                 raise _unavailable()
             if loop.time() >= until:
@@ -207,47 +242,61 @@ class Conversations:
                 )
             await asyncio.sleep(_AGAIN_S)
 
-    async def _get_once(self, tenant: str, ids: Sequence[str]) -> dict[str, Record]:
-        """From Redis, then from the disk; each gets what it lacks."""
-        shared: dict[str, Record] = {}
+    async def _get_once(self, tenant: str, ids: Sequence[str]) -> tuple[dict[str, Copy], bool]:
+        """From Redis, then from the disk, each of which gets what it lacks; whether Redis answered,
+        if there is one."""
+        redis = self._redis
+        if redis is None:
+            return {each.id: Copy(each, 0) for each in await self._from_disk(tenant, ids)}, True
+        copies: dict[str, Copy] = {}
+        answered = False
         with contextlib.suppress(RedisAway):
-            if self._redis is not None:
-                epoch = self._redis.epoch
-                shared = await self._redis.run(lambda redis: redis.get(tenant, ids))
-                if shared:
-                    await self._put_disk(tenant, list(shared.values()), epoch)
-        missing = [id_ for id_ in ids if id_ not in shared]
-        return shared | (await self._from_disk(tenant, missing) if missing else {})
+            epoch = redis.epoch
+            copies = await redis.run(lambda shared: shared.get(tenant, ids))
+            answered = True
+            await self._keep_read(tenant, copies, epoch)
+        missing = [id_ for id_ in ids if id_ not in copies]
+        # What may have changed since, or was let go by Redis, is nothing to go by.
+        found = [each for each in await self._from_disk(tenant, missing) if each.version >= FINAL]
+        alone = [each for each in found if not each.group]
+        with contextlib.suppress(RedisAway, ConversationTooLarge):
+            if alone:
+                await redis.run(lambda shared: shared.put(tenant, alone))
+        return copies | {each.id: Copy(each, 0) for each in found}, answered
 
     async def _members_once(
         self, tenant: str, group: str, after: int, limit: int
-    ) -> dict[str, Record]:
-        ids: list[str] = []
-        shared: dict[str, Record] = {}
-        with contextlib.suppress(RedisAway):
-            if self._redis is not None:
-                epoch = self._redis.epoch
-                ids, shared = await self._redis.run(
-                    lambda redis: redis.members(tenant, group, after, limit)
-                )
-                if shared:
-                    await self._put_disk(tenant, list(shared.values()), epoch)
-        with self._disk_may_be_away():
-            ids += await self._disk.run(lambda disk: disk.members(tenant, group, after, limit))
-        # Those that only the disk has may have been deleted elsewhere.
-        rest = [id_ for id_ in dict.fromkeys(ids) if id_ not in shared]
-        return shared | (await self._get_once(tenant, rest) if rest else {})
+    ) -> tuple[list[Record], list[int]]:
+        """And the epochs that they, and what the group is called by, were put in: -1 where some are
+        missing. Raises RedisAway."""
+        redis = self._redis
+        if redis is None:
+            ids: list[str] = []
+            with self._disk_may_be_away():
+                ids = await self._disk.run(lambda disk: disk.members(tenant, group, after, limit))
+            records = await self._from_disk(tenant, [group, *ids])
+            return records, [0 if len(records) == len(ids) + 1 else -1]
+        epoch = redis.epoch
+        found = await redis.run(lambda shared: shared.members(tenant, group, after, limit))
+        await self._keep_read(tenant, found.copies, epoch)
+        records = [copy.record for copy in found.copies.values()]
+        lost = [id_ for id_ in found.ids if id_ not in found.copies]
+        epochs = [found.epoch, *[copy.epoch for copy in found.copies.values()]]
+        if lost:  # it has a policy for its memory that lets keys go
+            records += (back := await self._from_disk(tenant, lost))
+            epochs.append(0 if len(back) == len(lost) else -1)
+        return records, epochs
 
-    async def _from_disk(self, tenant: str, ids: Sequence[str]) -> dict[str, Record]:
-        """What Redis lacks; from now on it has it, whatever had become of its copy."""
-        found: list[Record] = []
+    async def _keep_read(self, tenant: str, copies: Mapping[str, Copy], epoch: int) -> None:
+        if copies:
+            await self._put_disk(tenant, [copy.record for copy in copies.values()], epoch)
+
+    async def _from_disk(self, tenant: str, ids: Sequence[str]) -> list[Record]:
         with self._disk_may_be_away():
-            kept = await self._disk.run(lambda disk: disk.get(tenant, ids))
-            found = [each.record for each in kept]
-        with contextlib.suppress(RedisAway, ConversationTooLarge):
-            if found and self._redis is not None:
-                await self._redis.run(lambda redis: redis.put(tenant, found))
-        return {record.id: record for record in found}
+            if ids:
+                kept = await self._disk.run(lambda disk: disk.get(tenant, ids))
+                return [each.record for each in kept]
+        return []
 
     @contextlib.contextmanager
     def _disk_may_be_away(self) -> Iterator[None]:
@@ -257,6 +306,15 @@ class Conversations:
         except DiskAway:
             if self._redis is None:
                 raise _unavailable() from None
+
+
+class _Sure(Enum):
+    """When what was found is all there is."""
+
+    ALWAYS = auto()
+    UNLESS_LOST = auto()  # if Redis has lost nothing of this epoch
+    IF_SETTLED = auto()
+    NEVER = auto()
 
 
 def _live(record: Record | None) -> Record | None:

@@ -1,8 +1,9 @@
 """What one worker of a gateway does for all: brings to Redis what only this disk keeps, takes what
 was deleted elsewhere, and removes what has expired.
 
-A Redis that has lost everything has another epoch, in which nothing was brought yet. While a disk
-is copied into it, its gateway says so there, and what others do not find they do not call lost.
+A Redis that has lost everything has another epoch, in which nothing was brought yet. The gateways
+know each other, over restarts too, and until each has said that all of its disk is there, what is
+not found is not called lost.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gateway.conversations.disk import ConversationDisk
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import SharedConversations
+from gateway.conversations.shared import Gone, Known, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
 
@@ -52,7 +53,8 @@ class Upkeep:
         # That of all its workers: whichever says that something is to be brought, one brings it.
         self._gateway = f"{socket.gethostname()}:{folder.absolute()}"
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
-        self._was_up = True
+        self._since = -1
+        self._remembered: tuple[int, tuple[str, ...]] | None = None
 
     def close(self) -> None:
         if self._file >= 0:
@@ -61,14 +63,17 @@ class Upkeep:
     async def first_look(self) -> None:
         """Before anybody asks: whether there is something to bring is known to all at once."""
         if self._redis is not None:
+            with contextlib.suppress(DiskAway):
+                epoch, gateways = await self._disk.run(ConversationDisk.gateways)
+                self._redis.known = Known(epoch, gateways=tuple(gateways))
             with contextlib.suppress(DiskAway, RedisAway):
-                await self._announce(self._redis, certain=False)
+                await self._tell(self._redis)
 
     async def refused(self) -> None:
-        """Redis has not taken something, which only this disk will have."""
+        """Redis has not taken something, which this disk alone has by now."""
         if self._redis is not None and self._redis.up:
             with contextlib.suppress(RedisAway):
-                await self._redis.look(self._gateway, "filling")
+                await self._redis.look(self._gateway, "dirty")
 
     async def follow(self) -> None:
         """Until cancelled."""
@@ -91,29 +96,39 @@ class Upkeep:
         return more
 
     async def _keep_shared(self, redis: RedisThreads) -> None:
-        was_up, self._was_up = self._was_up, False
-        # What a put left to the disk meanwhile, others may ask for as soon as Redis is back.
-        filling = await self._announce(redis, certain=not was_up)
+        while await self._tell(redis):
+            await self._bring(redis)
         if self._holds_lock():
-            if not was_up and self._keys:
-                after = self._keys[0]
-                await self._disk.run(lambda disk: disk.unshare(after))
-            if filling:
-                await self._bring(redis)
             await self._take_deleted(redis)
             self._keys.append(await self._disk.run(ConversationDisk.last_key))
-        self._was_up = True
 
-    async def _announce(self, redis: RedisThreads, *, certain: bool) -> bool:
-        """Looks, and says whether this gateway has something to bring, as it `certain`ly has."""
+    async def _tell(self, redis: RedisThreads) -> bool:
+        """Looks, and says whether Redis has all that this disk has: if not, it is to be brought.
+
+        Of a disk that cannot be read nothing is said.
+        """
         if not self._holds_lock():
             await redis.look()
             return False
-        look = await redis.look(self._gateway, "filling" if certain else "")
-        filling = certain or await self._disk.run(lambda disk: disk.has_unshared(look.epoch))
-        if filling and not certain:
-            await redis.look(self._gateway, "filling")
-        return filling
+        look = await redis.look(self._gateway)
+        if self._since not in (-1, look.known.since) and self._keys:
+            after = self._keys[0]
+            await self._disk.run(lambda disk: disk.unshare(after))
+        self._since = look.known.since
+        epoch = look.known.epoch
+        unshared = await self._disk.run(lambda disk: disk.has_unshared(epoch))
+        says = "open" if unshared else "whole"
+        # What another worker has refused since then, this does not take back.
+        look = await redis.look(self._gateway, says, (epoch, look.dirty))
+        await self._remember(look.known)
+        return unshared
+
+    async def _remember(self, known: Known) -> None:
+        now = (known.epoch, known.gateways)
+        if now != self._remembered:
+            with contextlib.suppress(DiskAway):
+                await self._disk.run(lambda disk: disk.set_gateways(*now))
+                self._remembered = now
 
     async def _bring(self, redis: RedisThreads) -> None:
         """In batches, resting as long as each takes."""
@@ -127,15 +142,14 @@ class Upkeep:
             await self._disk.run(partial(_brought, batch=batch, newer=newer, epoch=epoch))
             if began - told >= LOOK_S:
                 told = began
-                if (await redis.look(self._gateway, "filling")).epoch != epoch:
+                if (await redis.look(self._gateway, "open")).known.epoch != epoch:
                     return  # it was lost again
             await asyncio.sleep(time.monotonic() - began)
-        await redis.look(self._gateway, "filled")
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
         epoch = redis.epoch
-        while deleted := await redis.run(SharedConversations.deleted):
-            await self._disk.run(partial(ConversationDisk.forget, deleted=deleted, epoch=epoch))
+        while gone := await redis.run(SharedConversations.deleted):
+            await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
 
     def _holds_lock(self) -> bool:
         if self._file < 0:
@@ -159,6 +173,14 @@ def _next(disk: ConversationDisk, epoch: int, before: int | None) -> list[Kept]:
     return disk.unshared(epoch, before, _BATCH, _BATCH_BYTES)
 
 
+def _forget(disk: ConversationDisk, gone: Sequence[Gone], epoch: int) -> None:
+    for each in gone:
+        if each.is_group:
+            disk.forget_unit(each.tenant, each.id)
+        else:
+            disk.forget(each.tenant, each.id, epoch)
+
+
 def _put(shared: SharedConversations, batch: Sequence[Kept]) -> _Newer:
     """Gives what Redis has in higher versions, by tenant: some was deleted elsewhere, say."""
     newer: _Newer = []
@@ -167,11 +189,12 @@ def _put(shared: SharedConversations, batch: Sequence[Kept]) -> _Newer:
     ):
         records = [kept.record for kept in some]
         try:
-            put = shared.put(tenant, records, used_ms)
+            put = shared.put(tenant, records, used_ms=used_ms)
             while not put.done:
-                put = shared.put(tenant, records, used_ms)
+                put = shared.put(tenant, records, used_ms=used_ms)
             if put.higher:
-                newer.append((tenant, list(shared.get(tenant, put.higher).values())))
+                copies = shared.get(tenant, put.higher).values()
+                newer.append((tenant, [copy.record for copy in copies]))
         except ConversationTooLarge as error:
             log.warning("what tenant %r keeps here has no room in Redis: %s", tenant, error)
     return newer

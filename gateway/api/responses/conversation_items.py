@@ -25,11 +25,11 @@ from gateway.api.responses.stored import (
     microseconds,
     response_of,
 )
-from gateway.conversations.record import Record
+from gateway.conversations.record import FINAL, GROWING, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge, InvalidRequest, NotFound
 
-_CONVERSATION = re.compile(r"conv_[0-9a-f]{32}")
+_CONVERSATION = re.compile(GROWING + r"[0-9a-f]{32}")
 # As many are read at a time while it is not known how large they are, and at most.
 _FEW, _MANY = 16, 1000
 
@@ -57,7 +57,7 @@ def item_records(conversation: str, items: Sequence[Item], last: int) -> list[Re
     """To be put: the items, which have ids, behind the place `last`."""
     place = max(microseconds(), last + 1)
     return [
-        Record(item["id"], orjson.dumps(item), version=1, group=conversation, order=place + n)
+        Record(item["id"], orjson.dumps(item), version=FINAL, group=conversation, order=place + n)
         for n, item in enumerate(items)
     ]
 

@@ -70,7 +70,7 @@ def is_fresh(record: Record) -> bool:
 
 def chunk_record(response_id: str, frames: bytes, count: int) -> Record:
     """`count` events there are with these."""
-    return Record(f"{response_id}/{count}", frames, 1, response_id, count)
+    return Record(f"{response_id}/{count}", frames, FINISHED, response_id, count)
 
 
 def after(chunk: Record, place: int) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 
 from gateway.api.intake import Intake
 from gateway.api.responses import items
-from gateway.conversations.record import Record
+from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
     ConversationsUnavailable,
@@ -35,7 +36,7 @@ Item = dict[str, Any]
 _ITEMS = TypeAdapter(list[items.Item])
 _SOMETHING = items.MessageItem(role="user", content="")
 
-FINISHED = 2**52
+FINISHED = FINAL
 """The least version of what changes no more. Any before it is a time in microseconds, or 1."""
 LONGEST_CHAIN = 1024
 MOST_ITEMS = 8192
@@ -150,7 +151,7 @@ def turns_id(response_id: str) -> str:
 
 def turns_record(response_id: str, turns: bytes) -> Record:
     """It goes with the response, whose group it is in."""
-    return Record(turns_id(response_id), turns, 1, response_id)
+    return Record(turns_id(response_id), turns, FINISHED, response_id)
 
 
 def response_of(item: str) -> str | None:
@@ -242,7 +243,7 @@ async def known_turns(
     To go without them costs time and nothing else.
     """
     try:
-        records = await kept.get(tenant, [turns_id(one) for one in responses])
+        records = await kept.get(tenant, [turns_id(one) for one in responses], patient=False)
         packed = [record.data for record in records if record is not None]
         await intake.make_room(nbytes + sum(map(len, packed)))
         return await intake.work(lambda: turn_record.unpack(b"".join(packed)))
@@ -289,10 +290,9 @@ async def resolved(
         if (response := response_of(one)) is not None
         for name in (response, one)
     )
-    records = [record for record in await kept.get(tenant, [*ids]) if record is not None]
-    await intake.make_room(sum([len(record.data) for record in records]))
 
-    def replaced() -> list[Item]:
+    def replaced(records: Sequence[Record]) -> list[Item] | str:
+        """Or the id of one that there is not."""
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -300,9 +300,17 @@ async def resolved(
             else:
                 item = orjson.loads(record.data)
                 found[item["id"]] = item
-        missing = next((one for one in wanted if one not in found), None)
+        missing: str | None = next((one for one in wanted if one not in found), None)
         if missing is not None:
-            raise NotFound(f"Item with id '{missing}' not found.", param=param)
+            return missing
         return [item if item["type"] != "item_reference" else found[item["id"]] for item in given]
 
-    return await intake.work(replaced)
+    # Of each two names there is one: only where there is neither is there something to wait for.
+    for patient in (False, True):
+        records = await kept.get(tenant, [*ids], patient=patient)
+        there = [record for record in records if record is not None]
+        await intake.make_room(sum([len(record.data) for record in there]))
+        items = await intake.work(partial(replaced, there))
+        if not isinstance(items, str):
+            return items
+    raise NotFound(f"Item with id '{items}' not found.", param=param)

@@ -102,7 +102,9 @@ async def test_what_is_used_lives_on_as_a_whole(tmp_path: Path, clock: Clock) ->
         assert len(await store.members("", "conv_1")) == 1
         assert await store.get("", ["resp_1"]) == [None]
         clock.now += _TTL_S
-        assert await store.members("", "conv_1") == []
+        assert await store.get("", ["conv_1"]) == [None]
+        with pytest.raises(ConversationsUnavailable):  # not: that it is empty
+            await store.members("", "conv_1")
 
 
 async def test_expired_rows_leave_the_file(tmp_path: Path, clock: Clock) -> None:

@@ -9,14 +9,21 @@ import pytest
 import redis
 
 from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD, Record
-from gateway.conversations.shared import SharedConversations
+from gateway.conversations.shared import (
+    GONE_MS,
+    Copy,
+    Known,
+    Look,
+    Members,
+    SharedConversations,
+)
 from gateway.errors import ConversationTooLarge
 from tests.support.redis_server import RedisServer
 
 _BYTES = 1024 * 1024
 _TTL_MS = 1_000_000
-_EPOCH = "conversations:{all}:epoch"
-_SINCE = "conversations:{all}:since"
+_ALL = "conversations:{all}:"
+_EPOCH, _SINCE = f"{_ALL}epoch", f"{_ALL}since"
 
 
 @pytest.fixture
@@ -52,12 +59,12 @@ def test_the_highest_version_stays(shared: Callable[..., SharedConversations]) -
     one, two = shared(), shared()
     for version, data in [(1, b"one"), (2**62 + 1, b"two"), (2**62, b"late"), (2**62 + 1, b"2nd")]:
         one.put("a", [Record("conv_1", data, version)])
-    assert two.get("a", ["conv_1", "x"]) == {"conv_1": Record("conv_1", b"two", 2**62 + 1)}
+    assert two.get("a", ["conv_1", "x"]) == {"conv_1": Copy(Record("conv_1", b"two", 2**62 + 1), 0)}
     assert two.put("a", [Record("conv_1", b"late")]) == (True, 0, True, ["conv_1"])
     two.put("a", [Record("conv_1", b"", DELETED)])
     one.put("a", [Record("conv_1", b"back", 2**62 + 2)])
-    assert one.get("a", ["conv_1"]) == {"conv_1": Record("conv_1", b"", DELETED)}
-    assert one.deleted() == [("a", "conv_1")]
+    assert one.get("a", ["conv_1"])["conv_1"].record == Record("conv_1", b"", DELETED)
+    assert one.deleted() == [("a", "conv_1", False)]
     assert one.deleted() == []
 
 
@@ -68,9 +75,9 @@ def test_tenants_are_apart(shared: Callable[..., SharedConversations]) -> None:
         one.put(name, [Record("conv_1", name.encode() + b"'s"), Record("m", b"x", 0, "conv_1", 1)])
     one.put("a", [Record("conv_1", b"", DELETED), Record("m", b"", DELETED)])
     for name in names:
-        found = one.get(name, ["conv_1"])["conv_1"]
+        found = one.get(name, ["conv_1"])["conv_1"].record
         assert found.data == (b"" if name == "a" else name.encode() + b"'s")
-        ids, records = one.members(name, "conv_1", -1, 10)
+        ids, records, _ = one.members(name, "conv_1", -1, 10)
         assert (ids, list(records)) == (([], []) if name == "a" else (["m"], ["m"]))
 
 
@@ -79,8 +86,8 @@ def test_members_come_by_order(shared: Callable[..., SharedConversations]) -> No
     first = 1_800_000_000_000_000_000  # a float could not tell it from the next
     items = [Record(f"msg_{n}", b"x", 0, "conv_1", first + n) for n in range(20)]
     one.put("", [Record("conv_1", b"head"), *items[10:], *items[:10]])
-    ids, records = one.members("", "conv_1", -1, 1000)
-    assert [records[id_] for id_ in ids] == items
+    ids, copies, _ = one.members("", "conv_1", -1, 1000)
+    assert [copies[id_].record for id_ in ids] == items
     assert one.members("", "conv_1", first + 4, 3)[0] == ["msg_5", "msg_6", "msg_7"]
     # One moves to another group, and another place.
     one.put("", [Record("msg_0", b"y", 1, "conv_2", 5), Record("msg_1", b"z", 1, "conv_1", 7)])
@@ -93,7 +100,7 @@ def test_all_keys_of_a_tenant_expire_and_are_renewed_as_a_whole(
 ) -> None:
     one, prefix = shared(), "conversations:{.t}:"
     unit = [Record("conv_1", b"head"), Record("m", b"x", 0, "conv_1", 1)]
-    one.put("t", unit, _now() - _TTL_MS // 2)
+    one.put("t", unit, used_ms=_now() - _TTL_MS // 2)
 
     def left() -> dict[str, int]:
         keys = sorted(at_shared_redis.scan_iter(f"{prefix}*"))
@@ -111,7 +118,7 @@ def test_all_keys_of_a_tenant_expire_and_are_renewed_as_a_whole(
         one.get("t", ["conv_1", "m"])
         one.members("t", "conv_1", -1, 10)
     assert at_shared_redis.zscore(f"{prefix}used", "conv_1") == used, "each reading writes"
-    one.put("t", [Record("old", b"x")], _now() - _TTL_MS)
+    one.put("t", [Record("old", b"x")], used_ms=_now() - _TTL_MS)
     assert one.get("t", ["old"]) == {}
 
 
@@ -122,12 +129,12 @@ def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
     one.put("other", [Record("resp_o", b"keep")])
     now = _now()
     for n in range(40):
-        one.put("hostile", [Record(f"resp_{n}", bytes(100_000))], now - 1000 + n)
+        one.put("hostile", [Record(f"resp_{n}", bytes(100_000))], used_ms=now - 1000 + n)
     found = one.get("hostile", [f"resp_{n}" for n in range(40)])
     assert list(found) == [f"resp_{n}" for n in range(30, 40)]
-    assert one.get("other", ["resp_o"]) == {"resp_o": Record("resp_o", b"keep")}
+    assert one.get("other", ["resp_o"]) == {"resp_o": Copy(Record("resp_o", b"keep"), 0)}
     # What is brought again makes no room of what was used since.
-    one.put("hostile", [Record("older", bytes(100_000))], now - 5000)
+    one.put("hostile", [Record("older", bytes(100_000))], used_ms=now - 5000)
     assert len(one.get("hostile", ["older", *found])) == 10
     sizes = at_shared_redis.hgetall("conversations:{.hostile}:sizes")
     assert int(sizes.pop(b"@")) == sum(map(int, sizes.values())) == 10 * (100_000 + OVERHEAD)
@@ -150,16 +157,18 @@ def test_no_bound_is_passed_by_many_small_ones(
 
 def test_a_conversation_is_evicted_whole(shared: Callable[..., SharedConversations]) -> None:
     one, now = shared(), _now()
-    one.put("", [Record("conv_1", b"head")], now - 1000)
+    one.put("", [Record("conv_1", b"head")], used_ms=now - 1000)
     for n in range(700):
-        one.put("", [Record(f"item_{n}", bytes(700), 0, "conv_1", n)], now - 1000)
+        one.put("", [Record(f"item_{n}", bytes(700), 0, "conv_1", n)], used_ms=now - 1000)
     one.put("", [Record("resp_1", bytes(100_000))])
     done = False
     while not done:
         done, evicted, _, _ = one.put("", [Record("resp_2", bytes(100_000))])
         assert 0 < evicted <= 256
         assert one.get("", ["conv_1"]) == {}, "items are missing, and nobody is told"
-    assert one.members("", "conv_1", -1, 1000) == ([], {})
+        assert one.members("", "conv_1", -1, 1000).epoch == -1
+    assert one.members("", "conv_1", -1, 1000) == Members([], {}, -1)
+    assert set(one.deleted()) == {("", "conv_1", True)}
 
 
 def test_what_is_too_large_is_refused(shared: Callable[..., SharedConversations]) -> None:
@@ -187,13 +196,13 @@ def test_what_somebody_else_put_there_is_left_alone(
     refused: list[int] = []
     one = shared(on_refused=lambda: refused.append(1))
     prefix = "conversations:{.t}:"
-    head = b"c1 %020d %020d " % (1, 1)
+    head = b"c1 %020d %020d %020d " % (0, 1, 1)
     wrong = {
         "garbage": b"\x80\x04pickle",
         "empty": b"",
         "newer": b"c2 what a newer release writes",
         "name": head + b"not/ an id\nx",
-        "version": b"c1 %d %020d \nx" % (10**20 - 1, 0),
+        "version": b"c1 %020d %d %020d \nx" % (0, 10**20 - 1, 0),
         "long": head + b"g" * 400 + b"\nx",
     }
     for name, value in wrong.items():
@@ -211,41 +220,96 @@ def test_what_somebody_else_put_there_is_left_alone(
     assert refused
 
 
+def _settle(at_redis: redis.Redis, look: Look) -> None:
+    """As if nothing had happened for long."""
+    at_redis.mset({_SINCE: look.known.epoch - 10_000, f"{_ALL}kept": look.known.seen + 10**6})
+
+
 def test_the_epoch_changes_when_all_is_lost(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    first = one.look()
+    first = one.look(Known())
     assert not first.settled, "others may have something to bring"
-    assert one.look().epoch == first.epoch
-    at_shared_redis.set(_SINCE, first.epoch - 10_000)
-    assert one.look() == (first.epoch, True)
-    assert not one.look("gateway", "filling").settled
-    assert one.look("gateway", "filled").settled
-    at_shared_redis.zadd("conversations:{all}:filling", {"died": _now() - 11_000})
-    assert one.look().settled
+    assert one.look(first.known).known.epoch == first.known.epoch
+    _settle(at_shared_redis, first)
+    assert one.look(first.known).settled
     for lost in (b"", b"garbage", b"0", b"9" * 50):
         at_shared_redis.set(_EPOCH, lost)
-        assert one.look().epoch >= first.epoch
+        assert one.look(Known()).known.epoch >= first.known.epoch
         at_shared_redis.set(_SINCE, lost)
-        assert not one.look().settled
+        assert not one.look(Known()).settled
     at_shared_redis.flushall()
-    assert not one.look().settled
+    assert not one.look(Known()).settled
+
+
+def test_another_server_that_is_behind_is_told_by_any_who_has_seen_more(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    first = one.look(Known())
+    for behind, epochs in ((500, 1), (60_000, 2)):
+        _settle(at_shared_redis, first)
+        known = one.look(first.known).known
+        assert one.look(known).settled
+        at_shared_redis.mset({f"{_ALL}seen": known.seen - behind, f"{_ALL}run": "another"})
+        # Whoever has seen nothing of it comes first.
+        assert not one.look(Known()).settled
+        now = one.look(known)
+        assert not now.settled
+        assert len({known.epoch, now.known.epoch}) == epochs
+        assert now.known.since > known.since
+
+
+def test_all_gateways_that_anybody_knows_have_to_bring_what_they_have(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    known = Known()
+    for name in ("a", "b"):
+        look = one.look(known, name)
+        assert not look.whole
+        look = one.look(look.known, name, "whole", (look.known.epoch, look.dirty))
+        assert look.whole
+        known = look.known
+    assert known.gateways == ("a", "b")
+    _settle(at_shared_redis, look)
+    assert one.look(known).settled
+    assert not one.look(known, "a", "open").settled
+    # What was refused meanwhile is not taken for brought, nor what was brought in another epoch.
+    before = one.look(known, "a")
+    said = one.look(known, "a", "dirty")
+    assert not one.look(known, "a", "whole", (known.epoch, before.dirty)).settled
+    assert not one.look(known, "a", "whole", (known.epoch - 1, said.dirty)).settled
+    assert one.look(known, "a", "whole", (known.epoch, said.dirty)).settled
+    at_shared_redis.flushall()
+    assert not one.look(known).settled
+    empty = one.look(known)
+    _settle(at_shared_redis, empty)
+    for name, is_settled in (("a", False), ("b", True)):
+        told = (empty.known.epoch, 0)
+        assert one.look(empty.known, name, "whole", told).settled == is_settled
+    # One that has not been heard of for long is given up, and not remembered for ever.
+    gone = b"1 %d" % (_now() - GONE_MS - 1000)
+    at_shared_redis.hset("conversations:{all}:gateways", mapping={"c": gone, "d": b"garbage"})
+    assert one.look(empty.known).settled
+    assert one.look(empty.known).known.gateways == ("a", "b")
 
 
 def test_a_full_redis_is_not_settled_until_all_have_looked_again(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
     one = shared()
-    epoch = one.look().epoch
-    at_shared_redis.set(_SINCE, epoch - 10_000)
+    first = one.look(Known())
+    _settle(at_shared_redis, first)
     at_shared_redis.config_set("maxmemory", 1)
     try:
         with pytest.raises(redis.ResponseError, match="OOM"):
             one.put("t", [Record("resp_1", b"x")])
-        assert one.look() == (epoch, False)
+        full = one.look(first.known)
+        assert (full.known.epoch, full.settled) == (first.known.epoch, False)
     finally:
         at_shared_redis.config_set("maxmemory", 0)
-    assert one.look() == (epoch, False)
-    at_shared_redis.set(_SINCE, epoch - 10_000)
-    assert one.look() == (epoch, True)
+    assert not one.look(first.known).settled
+    _settle(at_shared_redis, first)
+    assert one.look(first.known).settled
