@@ -148,11 +148,12 @@ class Conversations:
         return [_live(found.get(id_)) for id_ in ids]
 
     async def members(
-        self, tenant: str, group: str, *, after: int = -1, limit: int = 1000
+        self, tenant: str, group: str, *, after: int = -1, limit: int = 1000, whole: bool = True
     ) -> list[Record]:
         """The first `limit` records of a group behind the place `after`, by order.
 
-        Raises as `get`, and ConversationsUnavailable for what grows and is just being removed.
+        Raises as `get`, and ConversationsUnavailable for what grows and is just being removed; not
+        `whole`, what is left of it is told.
         """
         found: list[Record] = []
         is_there = True
@@ -169,7 +170,7 @@ class Conversations:
 
         if self.enabled and is_id(group):
             await self._until(look)
-        if group.startswith(GROWING) and not is_there:
+        if whole and group.startswith(GROWING) and not is_there:
             raise _unavailable()
         members = [each for each in found if each.data and each.group == group]
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]

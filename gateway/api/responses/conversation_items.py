@@ -101,7 +101,7 @@ async def delete_all(kept: Conversations, tenant: str, conversation: str) -> Non
         await head_of(kept, tenant, conversation)
     except NotFound:
         if not is_conversation(conversation) or not await kept.members(
-            tenant, conversation, limit=1
+            tenant, conversation, limit=1, whole=False
         ):
             raise
     else:
@@ -110,7 +110,7 @@ async def delete_all(kept: Conversations, tenant: str, conversation: str) -> Non
     limit = _MANY
     while True:
         try:
-            found = await kept.members(tenant, conversation, limit=limit)
+            found = await kept.members(tenant, conversation, limit=limit, whole=False)
         except ConversationTooLarge:
             if limit == 1:
                 raise
