@@ -114,6 +114,6 @@ def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:
     )
     # Scripts for Redis, templates and whatever else lies beside the code, and nothing besides.
     assert names == set(tracked.stdout.splitlines())
-    assert {"gateway/tenancy/limits/script.lua", "gateway/conversations/script.lua"} <= names
+    assert {"gateway/tenancy/limits/script.lua", "gateway/conversations/look.lua"} <= names
     # An extra cannot bring files, so the stand-in is in every wheel: under a name that says so.
     assert "triton_repo/cpu_executor/__init__.py" in names
