@@ -61,6 +61,12 @@ class Metrics:
             "Generations between request and last token.",
             registry=self.registry,
         )
+        self.keeps_words = Gauge(
+            "gateway_tokenizer_keeps_words",
+            "1 where the ids of short prompts come from those of their words, 0 where the "
+            "tokenizer is of another kind, or was found to differ.",
+            registry=self.registry,
+        )
         self.prompt_tokens = Counter(
             "gateway_prompt_tokens_total", "Prompt tokens.", ["model"], registry=self.registry
         )

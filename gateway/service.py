@@ -254,6 +254,7 @@ async def running_service(
             metrics.export_conversations(conversations.stats)
             admission = _admission(settings, configuration, replicas)
             metrics.export_load(admission, replicas)
+            metrics.keeps_words.set(prompts.keeps_words)
             service = Service(
                 settings=settings,
                 prompts=prompts,

@@ -31,9 +31,12 @@ from gateway.tokenization.turn_cache import TurnCache
 from gateway.tokenization.turn_record import Known
 from gateway.tokenization.turns import Turns
 from gateway.tokenization.vocabulary import Vocabulary
+from gateway.tokenization.word_ids import WordIds
 
 # Tokens.
 _RUN_UP = 64
+# Characters. Python's `re` holds the GIL, as the library does not.
+_SHORT = 4096
 _KEPT_FORMATS = 256
 
 Turn = tuple[str, "array[int]"]
@@ -64,6 +67,7 @@ class Prompts:
         self._fingerprint = fingerprint
         self.eos_ids = eos_ids
         self.vocabulary = Vocabulary(tokenizer)
+        self._words = WordIds.of(tokenizer, self.vocabulary.form)
         self._turn_cache = TurnCache(tokenizer, eos_ids)
         self._vocab_size = tokenizer.get_vocab_size()
         self._special = {
@@ -122,6 +126,11 @@ class Prompts:
     def vocab_size(self) -> int:
         """Number of token ids, added tokens included."""
         return self._vocab_size
+
+    @property
+    def keeps_words(self) -> bool:
+        """Whether short texts are encoded by their words; see `word_ids`."""
+        return self._words is not None
 
     def chat_of(self, template: ChatTemplate | None) -> ChatFormat:
         """How chats are written with an adapter: by its own template, if it has one."""
@@ -220,6 +229,11 @@ class Prompts:
         # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
         found = []
         for text in texts:
+            if self._words is not None and len(text) <= _SHORT:
+                ids = self._words.encode(text, add_special_tokens=add_special_tokens)
+                if ids is not None:
+                    found.append(ids)
+                    continue
             [encoding] = self.tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )

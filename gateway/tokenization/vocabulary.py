@@ -54,6 +54,8 @@ class Vocabulary:
         definition = json.loads(tokenizer.to_str())
         self.reach = token_reach(tokenizer, definition)
         """None where a token may stand for any number of characters."""
+        self.form = _without_tokens(definition)
+        """The tokenizer's JSON without the tokens of its model."""
         self._byte_level = _is_byte_level(definition)
         special = {t["id"] for t in definition["added_tokens"] if t["special"]}
         # Filled as tokens are seen: most of a large vocabulary never is.
@@ -195,6 +197,11 @@ class StreamDecoder:
 
     def _restart(self) -> None:
         self._stream = DecodeStream(self._context, skip_special_tokens=self._skip_special)
+
+
+def _without_tokens(definition: dict[str, Any]) -> dict[str, Any]:
+    model = {k: v for k, v in definition["model"].items() if k not in ("vocab", "merges")}
+    return definition | {"model": model}
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:

@@ -49,6 +49,7 @@ async def fresh(
         _,
     ):
         service.prompts.tokenizer = watched = Watched(service.prompts.tokenizer)
+        service.prompts._words = None  # it is not asked for words that are kept
         yield client, watched
 
 

@@ -1,0 +1,190 @@
+"""Ids of words give the ids of texts, for each tokenizer that is taken, or it is not taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from gateway.tokenization import word_ids
+from gateway.tokenization.prompts import Prompts
+from gateway.tokenization.word_ids import WordIds
+from ops.commands.up import DEMO_MODEL
+from tests.support.fake_llmapi import FakeLlmapi, told
+from tests.support.fake_triton import serving
+from tests.support.in_process import running, save_tokenizer
+from tests.support.small_tokenizers import BYTES, SPACES
+
+WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA_3 = rf"{SHORT_FORMS}|{WORD}|\p{{N}}{{1,3}}{ENDS}"
+QWEN = rf"{SHORT_FORMS}|{WORD}|\p{{N}}{ENDS}"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SHORT_FORMS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SHORT_FORMS}?|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PIECES = ["the", " cat", "'s", "'S", "'LL", "  ", "\r\n", "<eos>", "<eos", "é", "ª", "²", "’", "—"]
+TEXTS = st.lists(
+    st.sampled_from(PIECES)
+    | st.sampled_from("aS1 \n\t!/'\x0b\x1c\xa0\xad")
+    | st.characters(codec="utf-8")
+).map("".join)
+
+
+def of(tokenizer: Tokenizer) -> WordIds | None:
+    return WordIds.of(tokenizer, json.loads(tokenizer.to_str()))
+
+
+def _copy() -> Tokenizer:
+    return Tokenizer.from_str(BYTES.to_str())
+
+
+def _split(pattern: str, **changed: object) -> Tokenizer:
+    tokenizer = _copy()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    for name, value in changed.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+def _beginning(with_end: bool = False) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single="<eos> $A <eos>" if with_end else "<eos> $A", special_tokens=[("<eos>", 0)]
+    )
+
+
+TAKEN = {
+    "GPT-2": BYTES,
+    "Llama 3": _split(LLAMA_3, post_processor=_beginning()),
+    "Qwen": _split(QWEN, normalizer=normalizers.NFC()),
+    "GPT-4o": _split(GPT_4O),
+    "demo": Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_words_give_the_ids_of_their_text(name: str) -> None:
+    tokenizer = TAKEN[name]
+    words = of(tokenizer)
+    assert words is not None
+
+    @settings(max_examples=1000, deadline=None)
+    @given(TEXTS, st.booleans())
+    def compare(text: str, special: bool) -> None:
+        assert words is not None
+        ids = words.encode(text, add_special_tokens=special)
+        if ids is None:
+            assert not text.isascii()
+        else:
+            assert ids == tokenizer.encode(text, add_special_tokens=special).ids
+
+    compare()
+
+
+def _stripping() -> Tokenizer:
+    tokenizer = _copy()
+    tokenizer.add_tokens([AddedToken("<x>", lstrip=True, normalized=False)])
+    return tokenizer
+
+
+def _lowercase() -> Tokenizer:
+    return _split(QWEN, normalizer=normalizers.Lowercase())
+
+
+def _spaced() -> Tokenizer:
+    tokenizer = _copy()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def _truncating() -> Tokenizer:
+    tokenizer = _copy()
+    tokenizer.enable_truncation(4)
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _stripping,
+        _lowercase,
+        _spaced,
+        _truncating,
+        lambda: SPACES,
+        lambda: Tokenizer(models.Unigram([("a", 0.0)])),
+        lambda: _split(rf"{QWEN}|[a-z&&[b-d]]"),
+        lambda: _split(rf"^ |{QWEN}"),
+    ],
+)
+def test_other_kinds_are_left_to_the_library(make: Callable[[], Tokenizer]) -> None:
+    assert of(make()) is None
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        # A token behind the text, which is not looked for.
+        _split(QWEN, post_processor=_beginning(with_end=True)),
+        # Python's `re` gives back what a possessive `?` of Oniguruma's `{n}+` does not.
+        _split(r"\p{L}{2}+| ?[^\p{L}]+"),
+    ],
+)
+def test_a_difference_is_found_and_told(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert of(tokenizer) is None
+    [record] = [r for r in caplog.records if r.name == word_ids.__name__]
+    assert "not kept" in record.getMessage()
+
+
+@pytest.mark.parametrize(("tokenizer", "shown"), [(BYTES, 1), (_stripping(), 0)])
+async def test_a_metric_tells_whether_words_are_kept(
+    tmp_path: Path, tokenizer: Tokenizer, shown: int
+) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    async with (
+        serving(FakeLlmapi(told("hello", "stop"))) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=100) as (client, _, _),
+    ):
+        metrics = (await client.get("/metrics")).text
+    assert f"\ngateway_tokenizer_keeps_words {shown}.0\n" in metrics
+
+
+def test_the_room_for_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_ids, "_ROOM", 50)
+    words = of(BYTES)
+    assert words is not None
+    for number in range(510):
+        text = f"w{number} {'the' * number} {'!' * (number % 80)} the cat"
+        assert words.encode(text, add_special_tokens=False) == BYTES.encode(text).ids
+    assert len(words._known) < 60
+    assert max(map(len, words._known)) <= 64
+    assert max(map(len, words._known.values())) <= 8
+
+
+def test_prompts_ask_the_library_for_new_words_alone() -> None:
+    prompts = Prompts.load(DEMO_MODEL)
+    assert prompts.keeps_words
+    asked = []
+    words = prompts._words
+    assert words is not None
+    learned = words._learned
+    words._learned = lambda new: asked.append(new) or learned(new)  # type: ignore[method-assign]
+    for _ in range(2):
+        found = prompts._encode(["The capital of Zanzibarland"], add_special_tokens=False)
+        assert found == [prompts.tokenizer.encode("The capital of Zanzibarland").ids]
+    assert len(asked) == 1
