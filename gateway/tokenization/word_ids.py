@@ -25,11 +25,16 @@ log = logging.getLogger(__name__)
 _ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
 # That of `ByteLevel` itself: GPT-2's encoder.py.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# What means the same in both languages.
+# What means the same in both languages. Not so: flags, `{2}+`, which is possessive in one of them
+# alone, and "ss" where case does not matter, which is "ß" in the other.
 _SYNTAX = re.compile(
-    r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?)|(?P<close>\])"
-    r"|(?P<other>\\[rntfv\\.?*+|/()\[\]{}^$-]|\(\?(?:i:|!|=|:)|\{\d+(?:,\d*)?\}|[^\\\[\]&~#^$])"
+    r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
+    r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
+    r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
+    r"|(?P<literal>[({])"
 )
+# Is in no text that is cut here: stands where a class has no character of the alphabet.
+_NONE = "\ue000"
 # Words: each takes 500 bytes at most, as longer ones and those of more ids are not kept.
 _ROOM = 16_384
 _LONGEST = 64
@@ -159,18 +164,23 @@ def _translated(pattern: str) -> re.Pattern[str] | None:
     found, at, within = "", 0, False
     while at < len(pattern):
         step = _SYNTAX.match(pattern, at)
-        if step is None or (step["open"] and within):
+        if step is None or step["open" if within else "literal"]:
             return None
         at = step.end()
         if step["chars"]:
-            chars = _class(_members(step["chars"]))
+            chars = _class(_members(step["chars"]) or _NONE)
             found += chars if within else f"[{chars}]"
         else:
             found += step[0]
             within = (within and not step["close"]) or bool(step["open"])
+    # The two go on differently after a word of no characters.
+    with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
     try:
-        return re.compile(found)
-    except re.error:  # an empty class, say
+        if re.compile(with_all_lookaheads).fullmatch(""):
+            return None
+        # What lies between words is one, too.
+        return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
+    except re.error:
         return None
 
 
