@@ -44,7 +44,8 @@ CREATE TABLE units(
 CREATE INDEX units_of_tenant ON units(tenant, used);
 CREATE INDEX units_by_use ON units(used);
 CREATE TABLE records(
-  key INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, unit INTEGER NOT NULL,
+  key INTEGER PRIMARY KEY AUTOINCREMENT,
+  tenant TEXT NOT NULL, id TEXT NOT NULL, unit INTEGER NOT NULL,
   version INTEGER NOT NULL, grouped TEXT NOT NULL, place INTEGER NOT NULL,
   shared INTEGER NOT NULL, data BLOB NOT NULL, UNIQUE(tenant, id)
 );
@@ -76,6 +77,21 @@ class Put(NamedTuple):
 
     done: bool
     evicted: int
+
+
+class Looked(NamedTuple):
+    """What is to be known of Redis after a restart, too.
+
+    Attributes:
+        epoch: as are `since`, `seen` and `gateways` those of `shared.Known`; 0 where nothing is.
+        key: of a record that was there some time before.
+    """
+
+    epoch: int
+    since: int
+    seen: int
+    key: int
+    gateways: tuple[str, ...]
 
 
 class ForeignFile(Exception):
@@ -125,6 +141,7 @@ class ConversationDisk:
             elif version != _VERSION:
                 raise ForeignFile(f"its layout is number {version}, not {_VERSION}")
             run("CREATE TABLE IF NOT EXISTS gateways(name TEXT NOT NULL, epoch INTEGER NOT NULL)")
+            run("CREATE TABLE IF NOT EXISTS looked(since INTEGER, seen INTEGER, key INTEGER)")
 
     def close(self) -> None:
         self._at.close()
@@ -207,8 +224,8 @@ class ConversationDisk:
 
     def forget(self, tenant: str, id_: str, epoch: int) -> None:
         """The record, if there is one: it was deleted elsewhere."""
-        query = "SELECT 1 FROM records WHERE tenant = ? AND id = ?"
-        if self._at.execute(query, (tenant, id_)).fetchone() is not None:
+        query = "SELECT 1 FROM records WHERE tenant = ? AND id = ? AND version < ?"
+        if self._at.execute(query, (tenant, id_, DELETED)).fetchone() is not None:
             self.put(tenant, [Record(id_, b"", DELETED)], epoch)
 
     def forget_unit(self, tenant: str, name: str) -> None:
@@ -218,14 +235,19 @@ class ConversationDisk:
             for (unit,) in self._at.execute(query, (tenant, name)).fetchall():
                 self._drop(unit, 2**31)
 
-    def gateways(self) -> tuple[int, list[str]]:
-        """What `set_gateways` was given last."""
+    def looked(self) -> Looked:
+        """What `set_looked` was given last."""
         found = self._at.execute("SELECT epoch, name FROM gateways").fetchall()
-        return max((epoch for epoch, _ in found), default=0), [name for _, name in found]
+        epoch = max((epoch for epoch, _ in found), default=0)
+        last = self._at.execute("SELECT since, seen, key FROM looked").fetchone()
+        since, seen, key = last or (0, 0, 0)
+        return Looked(epoch, since, seen, key, tuple(name for _, name in found))
 
-    def set_gateways(self, epoch: int, names: Sequence[str]) -> None:
-        """Those that share Redis, as they are to be known after a restart too."""
+    def set_looked(self, looked: Looked) -> None:
+        epoch, since, seen, key, names = looked
         with self._changing():
+            self._at.execute("DELETE FROM looked")
+            self._at.execute("INSERT INTO looked VALUES (?, ?, ?)", (since, seen, key))
             self._at.execute("DELETE FROM gateways")
             rows = [(name, epoch) for name in names]
             self._at.executemany("INSERT INTO gateways(name, epoch) VALUES (?, ?)", rows)

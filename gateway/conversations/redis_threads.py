@@ -42,7 +42,14 @@ class RedisThreads:
         """Raises RedisAway."""
         if not self.up:
             raise RedisAway
-        return await self._run(work)
+
+        def unless_away(shared: SharedConversations) -> T:
+            # It may have been found away while this waited for a thread.
+            if not self.up:
+                raise RedisAway
+            return work(shared)
+
+        return await self._run(unless_away)
 
     @property
     def epoch(self) -> int:
@@ -52,7 +59,8 @@ class RedisThreads:
     async def look(self, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)) -> Look:
         """See `SharedConversations.look`. Raises RedisAway."""
         look = await self._run(lambda shared: shared.look(self.known, gateway, says, of))
-        if look.known.seen > self.known.seen:  # else a later one was faster
+        # Else a later one was faster, or Redis is full and tells nothing.
+        if look.known.since and look.known.seen > self.known.seen:
             self.known = look.known
         self.up = True
         return look

@@ -27,9 +27,10 @@ local function head_length(group) return 67 + #group end
 
 -- Where Redis takes no writes now, it still can be read.
 local write = operation == 'put' and redis.call or redis.pcall
+-- Returns the time by which all of it expires.
 local function touch(unit, when)
-  local last = redis.call('ZSCORE', used, unit)
-  if last and when - last <= renew then return end
+  local last = tonumber(redis.call('ZSCORE', used, unit) or nil)
+  if last and when - last <= renew and last + ttl > now then return last end
   write('ZADD', used, when, unit)
   write('PEXPIREAT', used, now + ttl + renew)
   write('PEXPIREAT', sizes, now + ttl + renew)
@@ -38,6 +39,7 @@ local function touch(unit, when)
   for _, member in ipairs(redis.call('ZRANGE', members(unit), 0, -1)) do
     write('PEXPIREAT', record(member:sub(22)), when + ttl)
   end
+  return when
 end
 
 local function count(unit, change)
@@ -124,11 +126,11 @@ if operation == 'put' then
         count(unit_of(id, old_group), -length - OVERHEAD)
       end
       local unit = unit_of(id, group)
-      touch(unit, when)
-      redis.call('SET', record(id), value, 'PX', when + ttl - now)
+      local expires = touch(unit, when) + ttl
+      redis.call('SET', record(id), value, 'PX', expires - now)
       if group ~= '' then
         redis.call('ZADD', members(group), 0, order .. ':' .. id)
-        redis.call('PEXPIREAT', members(group), now + ttl)
+        redis.call('PEXPIREAT', members(group), expires)
       end
       count(unit, #value - head_length(group) + OVERHEAD)
     end

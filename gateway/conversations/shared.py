@@ -221,10 +221,12 @@ class SharedConversations:
         return found
 
     def _tell(self, tenant: str, kind: str, names: Sequence[str]) -> None:
-        for name in names:
-            self._lazy.client.xadd(
-                f"{_ALL}deleted", {"t": tenant, kind: name}, maxlen=_TOLD, approximate=True
-            )
+        if names:
+            at_once = self._lazy.client.pipeline(transaction=False)
+            for name in names:
+                told = {"t": tenant, kind: name}
+                at_once.xadd(f"{_ALL}deleted", told, maxlen=_TOLD, approximate=True)
+            at_once.execute()
 
     def _key(self, tenant: str, name: str) -> str:
         # No tenant's name begins with a dot, and an empty one would be no hash tag.

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from gateway.conversations.disk import ConversationDisk
+from gateway.conversations.disk import ConversationDisk, Looked
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
@@ -37,6 +37,7 @@ _BATCH = 64
 _BATCH_BYTES = 4 * 1024 * 1024
 # What a Redis that was away may have lost of the last that it took; it writes each second, at most.
 _DOUBTFUL_LOOKS = 60
+_REMEMBERED_MS = 60_000
 
 
 class Upkeep:
@@ -54,7 +55,7 @@ class Upkeep:
         self._gateway = f"{socket.gethostname()}:{folder.absolute()}"
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
         self._since = -1
-        self._remembered: tuple[int, tuple[str, ...]] | None = None
+        self._remembered = Known()
 
     def close(self) -> None:
         if self._file >= 0:
@@ -64,8 +65,8 @@ class Upkeep:
         """Before anybody asks: whether there is something to bring is known to all at once."""
         if self._redis is not None:
             with contextlib.suppress(DiskAway):
-                epoch, gateways = await self._disk.run(ConversationDisk.gateways)
-                self._redis.known = Known(epoch, gateways=tuple(gateways))
+                last = await self._disk.run(ConversationDisk.looked)
+                self._redis.known = Known(last.epoch, last.since, last.seen, last.gateways)
             with contextlib.suppress(DiskAway, RedisAway):
                 await self._tell(self._redis)
 
@@ -78,17 +79,20 @@ class Upkeep:
     async def follow(self) -> None:
         """Until cancelled."""
         while True:
-            more = False
+            next_look = time.monotonic() + LOOK_S
             try:
                 if self._redis is not None:
                     await self._keep_shared(self._redis)
                 if self._holds_lock():
-                    more = await self._tidy()
+                    while await self._tidy():
+                        if time.monotonic() >= next_look:
+                            break
+                        await asyncio.sleep(_STEP_S)
             except (DiskAway, RedisAway):
                 pass
             except Exception:  # a mistake of ours; the gateway goes on without this
                 log.exception("conversations are not looked after")
-            await asyncio.sleep(_STEP_S if more else LOOK_S)
+            await asyncio.sleep(max(_STEP_S, next_look - time.monotonic()))
 
     async def _tidy(self) -> bool:
         more = await self._disk.run(ConversationDisk.tidy)
@@ -110,8 +114,13 @@ class Upkeep:
         if not self._holds_lock():
             await redis.look()
             return False
+        if self._since < 0:
+            # Redis may have lost something while nobody here looked.
+            last = await self._disk.run(ConversationDisk.looked)
+            self._since = last.since
+            self._keys.append(last.key)
         look = await redis.look(self._gateway)
-        if self._since not in (-1, look.known.since) and self._keys:
+        if self._since != look.known.since:
             after = self._keys[0]
             await self._disk.run(lambda disk: disk.unshare(after))
         self._since = look.known.since
@@ -120,15 +129,17 @@ class Upkeep:
         says = "open" if unshared else "whole"
         # What another worker has refused since then, this does not take back.
         look = await redis.look(self._gateway, says, (epoch, look.dirty))
-        await self._remember(look.known)
+        await self._remember(redis.known._replace(since=self._since))
         return unshared
 
     async def _remember(self, known: Known) -> None:
-        now = (known.epoch, known.gateways)
-        if now != self._remembered:
+        last = self._remembered
+        if known._replace(seen=last.seen) != last or known.seen >= last.seen + _REMEMBERED_MS:
+            epoch, since, seen, gateways = known
+            looked = Looked(epoch, since, seen, self._keys[0], gateways)
             with contextlib.suppress(DiskAway):
-                await self._disk.run(lambda disk: disk.set_gateways(*now))
-                self._remembered = now
+                await self._disk.run(lambda disk: disk.set_looked(looked))
+                self._remembered = known
 
     async def _bring(self, redis: RedisThreads) -> None:
         """In batches, resting as long as each takes."""

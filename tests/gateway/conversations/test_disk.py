@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.conversations.disk import FILE, ConversationDisk
-from gateway.conversations.record import MAX_MEMBERS, OVERHEAD, Record
+from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
     ConversationsOff,
@@ -105,6 +105,29 @@ async def test_what_is_used_lives_on_as_a_whole(tmp_path: Path, clock: Clock) ->
         assert await store.get("", ["conv_1"]) == [None]
         with pytest.raises(ConversationsUnavailable):  # not: that it is empty
             await store.members("", "conv_1")
+
+
+def test_what_was_written_since_is_brought_again_whatever_it_replaced(
+    tmp_path: Path, clock: Clock
+) -> None:
+    disk = _disk(tmp_path, clock)
+    disk.put("t", [Record("a", b"x"), Record("b", b"x")], 7)
+    after = disk.last_key()
+    disk.put("t", [Record("b", b"", DELETED)], 7)
+    disk.unshare(after)
+    assert [kept.record.id for kept in disk.unshared(7, None, 9, 9)] == ["b"]
+    disk.close()
+
+
+def test_who_is_told_of_a_deletion_again_changes_nothing(tmp_path: Path, clock: Clock) -> None:
+    disk = _disk(tmp_path, clock)
+    disk.put("t", [Record("a", b"x")])
+    disk.forget("t", "a", 7)
+    [before] = disk.get("t", ["a"])
+    clock.now += _TTL_S / 2
+    disk.forget("t", "a", 7)
+    assert disk.get("t", ["a"]) == [before]
+    disk.close()
 
 
 async def test_expired_rows_leave_the_file(tmp_path: Path, clock: Clock) -> None:

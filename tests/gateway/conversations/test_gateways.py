@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.conversations import store as store_module
-from gateway.conversations.disk import FILE
+from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsUnavailable
@@ -68,6 +68,11 @@ def _known(folder: Path) -> set[str]:
     """The gateways that this one will remember."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as file:
         return {name for (name,) in file.execute("SELECT name FROM gateways").fetchall()}
+
+
+def _seen(folder: Path) -> int:
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as file:
+        return int(file.execute("SELECT seen FROM looked").fetchone()[0])
 
 
 async def test_what_one_gateway_keeps_another_finds_and_keeps(
@@ -210,6 +215,19 @@ async def test_a_redis_that_hangs_is_waited_for_once(
         try:
             for n in range(20):
                 await one.put("t", [Record(f"resp_{n}", b"x")])
+            assert one.stats.redis_failures < 10
+        finally:
+            redis_server.signal(signal.SIGCONT)
+
+
+async def test_many_who_ask_at_once_wait_for_a_redis_that_hangs_once(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    async with _gateway(tmp_path / "1", redis_server.url) as one:
+        await one.put("t", [Record("resp_1", b"x", FINAL)])
+        redis_server.signal(signal.SIGSTOP)
+        try:
+            await asyncio.gather(*[one.get("t", ["resp_1"]) for _ in range(40)])
             assert one.stats.redis_failures < 10
         finally:
             redis_server.signal(signal.SIGCONT)
@@ -370,6 +388,52 @@ async def test_a_redis_that_lost_its_last_moments_is_never_read_short(
             redis_server.kill()
             redis_server.start()
             assert await _patiently(lambda: two.members("t", "conv_1")) == items[: n + 2]
+
+
+async def test_what_redis_lost_while_a_gateway_was_away_is_brought_at_its_start(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    url, items = redis_server.url, [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(4)]
+    async with _gateway(tmp_path / "1", url) as one:
+        await one.put("t", [Record("conv_1", b"head"), *items[:2]])
+        assert await _patiently(lambda: one.members("t", "conv_1")) == items[:2]
+        at_redis.save()
+        await one.put("t", items[2:])
+    redis_server.kill()  # as with the machine that both are on
+    redis_server.start()
+    epoch = at_redis.get(_EPOCH)
+    async with _gateway(tmp_path / "1", url) as one:
+        assert await _patiently(lambda: one.members("t", "conv_1")) == items
+        assert at_redis.get(_EPOCH) == epoch
+        at_redis.save()
+        seen = at_redis.incrby("conversations:{all}:seen", 10**9)
+        await _until(lambda: _seen(tmp_path / "1") > seen)
+    redis_server.kill()
+    redis_server.start()
+    async with _gateway(tmp_path / "1", url) as one:
+        # It is too far behind for what it lacks to be known.
+        assert at_redis.get(_EPOCH) != epoch
+        assert await _patiently(lambda: one.members("t", "conv_1")) == items
+
+
+async def test_redis_is_looked_at_no_more_often_while_much_is_tidied(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    _settle(at_redis)
+    disk = ConversationDisk(tmp_path, ttl_ms=10**9, tenant_bytes=10**9, renew_ms=10**6)
+    disk.put("t", [Record(f"m{n}", bytes(10**6), FINAL, "conv_1", n) for n in range(100)])
+    disk.forget_unit("t", "conv_1")
+    disk.close()
+
+    def free() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file:
+            return int(file.execute("PRAGMA freelist_count").fetchone()[0])
+
+    assert free() > 20_000
+    async with _gateway(tmp_path, redis_server.url):
+        await _until(lambda: free() < 300)
+        assert at_redis.info("commandstats")["cmdstat_eval"]["calls"] < 50
 
 
 async def test_workers_share_a_disk_and_one_looks_after_it(

@@ -122,6 +122,31 @@ def test_all_keys_of_a_tenant_expire_and_are_renewed_as_a_whole(
     assert one.get("t", ["old"]) == {}
 
 
+def test_no_part_of_a_unit_outlives_the_others(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    one = shared()
+    head, item = Record("conv_1", b"head"), Record("m", b"x", 0, "conv_1", 1)
+    one.put("t", [head, item], used_ms=_now() - _TTL_MS // 20)
+    one.put("t", [head._replace(version=1), item._replace(id="m2", order=2)])
+    names = ("r:conv_1", "r:m", "r:m2", "g:conv_1")
+    left = [at_shared_redis.pttl(f"conversations:{{.t}}:{name}") for name in names]
+    assert max(left) - min(left) < _TTL_MS // 40
+
+
+def test_many_deletions_are_told_at_once(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    def reads() -> int:
+        return int(at_shared_redis.info("stats")["total_reads_processed"])
+
+    one, records = shared(), [Record(f"m{n}", b"", DELETED) for n in range(500)]
+    before = reads()
+    one.put("t", records)
+    assert reads() - before < 100
+    assert {each.id for each in one.deleted()} >= {record.id for record in records}
+
+
 def test_a_hostile_tenant_loses_its_own_longest_unused_alone(
     shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
 ) -> None:
