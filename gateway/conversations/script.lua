@@ -99,19 +99,19 @@ if operation == 'put' then
     if redis.call('ZCARD', members(group)) + more > most then return {-1} end
   end
   local states = {1, 0, dropped}
+  local found, i = nil, 1
   while (tonumber(redis.call('HGET', sizes, '@')) or 0) + need > bytes do
-    local oldest, at
-    local found = redis.call('ZRANGE', used, 0, of_units, 'WITHSCORES')
-    for i = 1, #found, 2 do
-      if not units[found[i]] then oldest, at = found[i], tonumber(found[i + 1]) break end
-    end
+    if removed >= STEP then return {0, removed, dropped} end
+    found = found or redis.call('ZRANGE', used, 0, of_units + STEP, 'WITHSCORES')
+    while units[found[i] or ''] do i = i + 2 end
+    local oldest, at = found[i], tonumber(found[i + 1] or nil)
+    i = i + 2
     if not oldest then
       redis.call('HSET', sizes, '@', own) -- Redis has lost what was counted
       break
     end
     -- Nothing makes room for what was used before it.
     if at > when then when = now - ttl break end
-    if removed >= STEP then return {0, removed, dropped} end
     drop(oldest)
   end
   states[2] = removed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from gateway.conversations.record import DELETED, MAX_MEMBERS, OVERHEAD, Record
+from gateway.conversations.record import DELETED, FINAL, MAX_MEMBERS, OVERHEAD, Record
 from gateway.conversations.shared import (
     GONE_MS,
     Copy,
@@ -132,6 +132,22 @@ def test_no_part_of_a_unit_outlives_the_others(
     names = ("r:conv_1", "r:m", "r:m2", "g:conv_1")
     left = [at_shared_redis.pttl(f"conversations:{{.t}}:{name}") for name in names]
     assert max(left) - min(left) < _TTL_MS // 40
+
+
+def test_room_for_many_is_made_at_the_cost_of_what_goes(
+    shared: Callable[..., SharedConversations], at_shared_redis: redis.Redis
+) -> None:
+    def cpu_s() -> float:
+        return float(at_shared_redis.info("cpu")["used_cpu_user"])
+
+    one = shared(2 * 1000 * (OVERHEAD + 1))
+    for name in "abc":
+        before = cpu_s()
+        records = [Record(f"{name}{n}", b"x", FINAL) for n in range(1000)]
+        while not one.put("t", records).done:
+            pass
+    assert cpu_s() - before < 0.2
+    assert len(one.get("t", [record.id for record in records])) == 1000
 
 
 def test_many_deletions_are_told_at_once(
