@@ -18,6 +18,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
+from gateway.tokenization.control_tokens import any_of
+
 log = logging.getLogger(__name__)
 
 # ASCII, Latin-1 and typographic punctuation: none is changed by NFC, and none is equal to an ASCII
@@ -48,9 +50,7 @@ class WordIds:
     def __init__(self, tokenizer: Tokenizer, words: re.Pattern[str], added: dict[str, int]) -> None:
         self._words = words.findall
         self._plain = re.compile(f"[{_class(_ALPHABET)}]*").fullmatch
-        # The longest first, as the library finds them.
-        tokens = sorted(added, key=len, reverse=True)
-        self._cut = re.compile(f"({'|'.join(map(re.escape, tokens))})").split if tokens else None
+        self._cut = re.compile(f"({any_of(added)})").split if added else None
         self._added = {token: (token_id,) for token, token_id in added.items()}
         self._known: dict[str, tuple[int, ...]] = dict(self._added)
         self._alone = Tokenizer(tokenizer.model)
@@ -152,7 +152,9 @@ def _added(definition: dict[str, Any]) -> dict[str, int] | None:
     """The added tokens; None if some are not found wherever their text is, in one search."""
     tokens = definition["added_tokens"]
     strange = any(t["single_word"] or t["lstrip"] or t["rstrip"] for t in tokens)
-    if strange or len({t["normalized"] for t in tokens}) > 1:
+    # `any_of` goes as deep as a token is long.
+    long = any(len(t["content"]) > _LONGEST for t in tokens)
+    if strange or long or len({t["normalized"] for t in tokens}) > 1:
         return None
     if definition["normalizer"] is not None and any(t["normalized"] for t in tokens):
         return None
