@@ -35,7 +35,7 @@ from gateway.tokenization.word_ids import WordIds
 
 # Tokens.
 _RUN_UP = 64
-# Characters. Python's `re` holds the GIL, as the library does not.
+# Characters of all that is encoded at once. Python's `re` holds the GIL, as the library does not.
 _SHORT = 4096
 _KEPT_FORMATS = 256
 
@@ -228,9 +228,10 @@ class Prompts:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
         # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
         found = []
+        words = self._words if sum(map(len, texts)) <= _SHORT else None
         for text in texts:
-            if self._words is not None and len(text) <= _SHORT:
-                ids = self._words.encode(text, add_special_tokens=add_special_tokens)
+            if words is not None:
+                ids = words.encode(text, add_special_tokens=add_special_tokens)
                 if ids is not None:
                     found.append(ids)
                     continue

@@ -206,3 +206,14 @@ def test_prompts_ask_the_library_for_new_words_alone() -> None:
         found = prompts._encode(["The capital of Zanzibarland"], add_special_tokens=False)
         assert found == [prompts.tokenizer.encode("The capital of Zanzibarland").ids]
     assert len(asked) == 1
+
+
+def test_much_text_goes_to_the_library_however_many_pieces_it_comes_in() -> None:
+    """It is encoded in a thread, and to cut it there would hold up all other requests' tokens."""
+    prompts = Prompts.load(DEMO_MODEL)
+    before = dict(prompts._words._known) if prompts._words is not None else None
+    turns = [f"Who was number{n}?" for n in range(300)]
+    found = prompts._encode(turns, add_special_tokens=False)
+    assert found == [prompts.tokenizer.encode(turn).ids for turn in turns]
+    assert prompts._words is not None
+    assert prompts._words._known == before
