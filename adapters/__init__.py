@@ -3,5 +3,5 @@
 `adapters.peft` reads, `adapters.convert` converts, `adapters.npy` imports and exports the files of
 TensorRT-LLM's own converter, `adapters.registry` maps a name to its versions and
 `adapters.sizes` says how many fit an engine's caches. Nothing here knows a network.
-Only `convert` and `npy` import numpy: serving what is already converted does without.
+Only `convert`, `npy` and `peft_files` import numpy: serving what is already converted does without.
 """

@@ -15,6 +15,7 @@ from gateway.http.tls import check_tls
 from gateway.http.workers import Worker, Workers, refuse
 from gateway.observability.logs import configure_logging
 from gateway.service import Service, check_configuration, tracer_class
+from lora_store import connect
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so
 # many; Python's own threshold is reached every few requests.
@@ -79,6 +80,8 @@ def _serve_with_workers(settings: Settings) -> int:
             except ConfigurationError as error:
                 return refuse(error)
 
+        if settings.redis_url is not None:
+            connect.load()  # so that workers share it, too
         # Before any worker has read it, so that all of them know whether keys were on.
         check_configuration(settings, folder)
         return Workers(settings.workers, bind(settings), folder, work).run()

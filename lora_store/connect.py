@@ -3,7 +3,10 @@
 The redis-py clients differ by kind, but take the same commands on one key each. None of them tries
 again by itself: whoever uses them knows what a lost answer means.
 
-`UNDOCUMENTED` lists what this file uses of redis-py that its documentation does not promise.
+Nothing here or elsewhere loads redis-py before it is used: a gateway alone has no Redis, and it is
+9 MiB, with what it imports for its own metrics. `load` does so sooner, where that is better.
+
+`undocumented` lists what this file uses of redis-py that its documentation does not promise.
 """
 
 from __future__ import annotations
@@ -11,38 +14,49 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any
-
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import parse_url
-from redis.exceptions import (
-    AuthenticationError,
-    ClusterError,
-    RedisClusterException,
-    RedisError,
-)
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from lora_store.redis_url import RedisUrl
 
-UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
-    redis.Redis: ("connection_pool",),
-    SentinelConnectionPool: ("get_master_address", "sentinel_manager"),
-    Sentinel: ("sentinels",),
-    RedisCluster: ("get_node_from_key", "get_nodes", "get_redis_connection"),
-    ClusterNode: ("host", "port"),
-}
-"""And `parse_url`, which makes a connection's arguments of a URL."""
 
-AWAY = (RedisConnectionError, RedisTimeoutError, OSError, ClusterError, RedisClusterException)
-"""Nobody answers, or nobody who may: a part of a cluster waits for its next master."""
-FAILURES = (RedisError, *AWAY)
-"""Everything that a command can fail with."""
+@cache
+def load() -> Any:
+    """redis-py, with `asyncio`, `cluster`, `exceptions` and `sentinel` in it."""
+    redis = import_module("redis")
+    for part in ("asyncio", "cluster", "sentinel"):
+        import_module(f"redis.{part}")
+    return redis
+
+
+def undocumented() -> Mapping[type, tuple[str, ...]]:
+    """And `redis.connection.parse_url`, which makes a connection's arguments of a URL."""
+    redis = load()
+    return {
+        redis.Redis: ("connection_pool",),
+        redis.sentinel.SentinelConnectionPool: ("get_master_address", "sentinel_manager"),
+        redis.sentinel.Sentinel: ("sentinels",),
+        redis.RedisCluster: ("get_node_from_key", "get_nodes", "get_redis_connection"),
+        redis.cluster.ClusterNode: ("host", "port"),
+    }
+
+
+def errors() -> Any:
+    """redis-py's exceptions."""
+    return load().exceptions
+
+
+def away() -> tuple[type[Exception], ...]:
+    """Nobody answers, or nobody who may: a part of a cluster waits for its next master."""
+    known = errors()
+    answers_not = (known.ConnectionError, known.TimeoutError, OSError)
+    return (*answers_not, known.ClusterError, known.RedisClusterException)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Everything that a command can fail with."""
+    return (errors().RedisError, *away())
 
 
 def reason(error: BaseException | None) -> str:
@@ -54,9 +68,10 @@ def reason(error: BaseException | None) -> str:
     while error is not None:
         chain.append(error)
         error = error.__cause__ or error.__context__
-    if any(isinstance(each, AuthenticationError) for each in chain):
+    known = errors()
+    if any(isinstance(each, known.AuthenticationError) for each in chain):
         return "it refuses the user or password of its URL"
-    if any(isinstance(each, RedisTimeoutError) for each in chain):
+    if any(isinstance(each, known.TimeoutError) for each in chain):
         return "no answer in time"
     for each in chain:
         if isinstance(each, OSError) and each.strerror:
@@ -67,21 +82,22 @@ def reason(error: BaseException | None) -> str:
 def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any:
     """A client for threads. `timeout_s` bounds each command at one server.
 
-    A cluster is asked for its servers here, so this raises one of AWAY; the others connect with
+    A cluster is asked for its servers here, so this raises one of `away`; the others connect with
     their first command.
     """
+    redis = load()
     # redis-py's annotations promise str or awaitables, by version; these clients give neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": connect_timeout_s,
     }
-    retry = Retry(NoBackoff(), 0)
+    retry = never_again()
     if url.kind == "server":
         return redis.Redis.from_url(url.server, **timeouts, retry=retry)
     if url.kind == "cluster":
-        nodes = [ClusterNode(*host) for host in url.hosts[1:]]  # type: ignore[no-untyped-call]
-        return RedisCluster(url=url.server, startup_nodes=nodes, **timeouts, retry=retry)
-    options = {**timeouts, **parse_url(url.server)}  # type: ignore[no-untyped-call]
+        nodes = [redis.cluster.ClusterNode(*host) for host in url.hosts[1:]]
+        return redis.RedisCluster(url=url.server, startup_nodes=nodes, **timeouts, retry=retry)
+    options = {**timeouts, **redis.connection.parse_url(url.server)}
     for replaced in ("host", "port"):
         del options[replaced]
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
@@ -95,8 +111,14 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
         **url.sentinel_login,
         **tls,
     }
-    sentinel: Any = Sentinel(url.hosts, sentinel_kwargs=to_sentinels)  # type: ignore[no-untyped-call]
+    sentinel = redis.Sentinel(url.hosts, sentinel_kwargs=to_sentinels)
     return sentinel.master_for(url.service, **options, retry=retry)
+
+
+def never_again() -> Any:
+    """The `Retry` of a client that tries nothing twice."""
+    redis = load()
+    return redis.retry.Retry(redis.backoff.NoBackoff(), 0)
 
 
 class LazyClient:
@@ -132,8 +154,8 @@ def close(client: Any) -> None:
 
 def server_of(client: Any, key: str) -> Any:
     """The client of the one server that has `key` now, as far as `client` knows."""
-    if isinstance(client, RedisCluster):
-        node = client.get_node_from_key(key)  # type: ignore[no-untyped-call]
+    if isinstance(client, load().RedisCluster):
+        node = client.get_node_from_key(key)
         return client.get_redis_connection(node)
     return client
 

@@ -21,18 +21,12 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError
-
 from adapters.adapter import Converted
 from adapters.errors import StoreError, StoreUnavailable
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
-from lora_store.connect import AWAY, LazyClient, channel_url, reason
+from lora_store.connect import LazyClient, away, channel_url, errors, load, never_again, reason
 from lora_store.redis_values import (
     Description,
     StoredRecord,
@@ -176,8 +170,9 @@ class RedisTier:
         try:
             raw: bytes | None = self._client.get(key)
             return None if raw is None else read_description(raw)
-        except (ValueError, ResponseError) as error:
-            if isinstance(error, ResponseError) and not str(error).startswith("WRONGTYPE"):
+        except (ValueError, errors().ResponseError) as error:
+            refused = not isinstance(error, ValueError)
+            if refused and not str(error).startswith("WRONGTYPE"):
                 raise
             self.refusals.add(key, error)
             return None
@@ -247,11 +242,11 @@ class RedisTier:
             url = await asyncio.to_thread(self._channel_url)
             timeout_s = self._settings.timeout_s
             async with (
-                redis.asyncio.Redis.from_url(
+                load().asyncio.Redis.from_url(
                     url,
                     socket_connect_timeout=timeout_s,
                     socket_timeout=None,
-                    retry=Retry(NoBackoff(), 0),
+                    retry=never_again(),
                 ) as client,
                 client.pubsub() as pubsub,
             ):
@@ -309,10 +304,10 @@ def translated() -> Iterator[None]:
     """What a client raises, as the errors of `RedisTier`."""
     try:
         yield
-    except MasterNotFoundError:
+    except load().sentinel.MasterNotFoundError:
         # Some versions of redis-py quote the sentinels' passwords in it.
         raise StoreUnavailable("no sentinel answers and names a master that is up") from None
-    except AWAY as error:
+    except away() as error:
         raise StoreUnavailable(f"Redis cannot be used: {reason(error)}") from error
-    except RedisError as error:
+    except errors().RedisError as error:
         raise StoreError(f"Redis refuses: {error}") from error

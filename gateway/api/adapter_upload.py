@@ -10,16 +10,12 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from adapters import chat_template, npy, peft
+from adapters import chat_template, peft
 from gateway.api.body import media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
-_FILES = frozenset(
-    {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
-    | {chat_template.CONFIG, chat_template.FILE}
-)
 _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024
 
@@ -72,12 +68,20 @@ def text_field(form: FormData, name: str) -> str:
 
 
 def save_files(form: FormData, folder: Path) -> None:
-    """Writes its files into `folder`. Raises InvalidRequest for one that is no adapter's."""
+    """Writes its files into `folder`. Raises InvalidRequest for one that is no adapter's.
+
+    Blocks; for a thread.
+    """
+    # It loads numpy, which the files' conversion needs, and serving does not.
+    from adapters import npy  # noqa: PLC0415
+
+    files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
+    files |= {chat_template.CONFIG, chat_template.FILE}
     for _, part in form.multi_items():
         if not isinstance(part, UploadFile):
             continue
-        if part.filename not in _FILES:
-            allowed = ", ".join(sorted(_FILES))
+        if part.filename not in files:
+            allowed = ", ".join(sorted(files))
             raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
         with (folder / part.filename).open("wb") as file:
             shutil.copyfileobj(part.file, file)

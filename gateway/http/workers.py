@@ -5,8 +5,7 @@ Python runs one core, so a machine with more has a worker for each. They share t
 
 Workers are forks of the parent, which has imported all that they need and does nothing else: one
 starts in a tenth of the time of a new interpreter, and their memory is the parent's until they
-change it. The parent must have no other threads: what they held would be held for ever. (numpy's
-BLAS has some, which it ends before a fork.)
+change it. The parent must have no other threads: what they held would be held for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Inputs to rows of numbers: tokenized and counted, then cut into the model's batches and asked."""
+"""Inputs to rows of numbers: tokenized and counted, then cut into the model's batches and asked.
+
+numpy has been loaded once there are rows (`triton.mapped`), and is not for gateways without them.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
-
-import numpy as np
 
 from gateway.catalog.mapped import AnyModel
 from gateway.errors import (
@@ -244,6 +245,8 @@ def shaped(rows: Rows, dimensions: int | None, *, normalize: bool) -> Rows:
         )
     if dimensions is not None and dimensions < width:
         rows, normalize = rows[:, :dimensions], True
+    import numpy as np  # noqa: PLC0415
+
     if normalize:
         # In float64: the squares of large numbers are more than float32 holds.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
@@ -256,6 +259,8 @@ def scores(answers: Sequence[Rows], *, sigmoid: bool) -> list[float]:
     if any(rows.shape[1] != 1 for rows in answers):
         found = next(rows.shape[1] for rows in answers if rows.shape[1] != 1)
         raise BadModelOutput(f"The model gives {found} numbers for each document; it must give 1.")
+    import numpy as np  # noqa: PLC0415
+
     values = np.concatenate(answers)[:, 0].astype(np.float64)
     if sigmoid:
         values = 0.5 * (1 + np.tanh(values / 2))

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from gateway.errors import EngineUnavailable, InvalidRequest
-from gateway.generation import MAX_CHOICES, Batch, Generation, Options
+from gateway.generation import MAX_CHOICES, MAX_SEED, Batch, Generation, Options
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.fit import FittedPrompt, Prompt, fit, prompt_logprobs
 from gateway.pipeline.refusals import Refusals
 from gateway.scheduling.kinds import Kind
 from gateway.service import Service
 from gateway.tokenization.bad_words import bad_word_ids
-
-_MAX_SEED = 2**63 - 1
 
 
 async def prepare(
@@ -105,7 +103,7 @@ def _generations(
             request_id=f"{request_id}-{index * each + choice}",
             prompt_ids=prompt.ids,
             max_tokens=prompt.max_tokens,
-            seed=(options.seed + choice) & _MAX_SEED,
+            seed=(options.seed + choice) & MAX_SEED,
             echo=prompt.echo,
             prompt_logprobs=prompt_logprobs(options, choice),
             text=next(iter(prompt.forms.values())),

@@ -111,7 +111,9 @@ class Admission:
         goes_on: bool,
         lane: Lane,
     ) -> None:
-        queue = self._queues.setdefault(tenant, TenantQueue())
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = TenantQueue()
         queue.priority = priority
         line = queue.lines.get(lane)
         if not line and self._is_free(queue, cost, lane):
@@ -176,12 +178,13 @@ class Admission:
                 for lane, line in queue.lines.items()
                 if line
                 and all(scope.key not in kept for scope in found[lane])
-                and self._may_have(queue, line[0].cost, found[lane])
+                and all(self._may_have(queue, line[0].cost, scope) for scope in found[lane])
             ]
             if not able:
                 break
             queue, lane = min(able, key=_turn)
-            lacking = self._lacking(found[lane], queue.lines[lane][0].cost)
+            cost = queue.lines[lane][0].cost
+            lacking = {scope.key for scope in found[lane] if self._lacks(scope, cost)}
             if lacking:
                 kept |= lacking  # what is free is kept until it is enough
                 continue
@@ -195,12 +198,12 @@ class Admission:
     def _is_free(self, queue: TenantQueue, cost: int, lane: Lane) -> bool:
         """Whether a tenant may have so many places at once, before nobody who waits for them."""
         kept = self.fill() if self.waiting else ()
-        scopes = self._scopes(lane)
-        return (
-            all(scope.key not in kept for scope in scopes)
-            and self._may_have(queue, cost, scopes)
-            and not self._lacking(scopes, cost)
-        )
+        for scope in self._scopes(lane):
+            if scope.key in kept or self._lacks(scope, cost):
+                return False
+            if not self._may_have(queue, cost, scope):
+                return False
+        return True
 
     def _scopes(self, lane: Lane) -> Sequence[Scope]:
         lanes, awaited = self._taken.lanes, self._awaited.lanes
@@ -208,20 +211,18 @@ class Admission:
             return (Scope(self._limit()),)
         return self._scopes_of(lane, lanes.keys() | awaited.keys())
 
-    def _lacking(self, scopes: Sequence[Scope], cost: int) -> set[object]:
-        """The keys of those that have not so many places free."""
-        return {s.key for s in scopes if self._taken.within(s.lanes) + cost > s.places}
+    def _lacks(self, scope: Scope, cost: int) -> bool:
+        """Whether it has not so many places free."""
+        return self._taken.within(scope.lanes) + cost > scope.places
 
     def _admit(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
         queue.taken.add(lane, cost)
         self._taken.add(lane, cost)
 
-    def _may_have(self, queue: TenantQueue, cost: int, scopes: Sequence[Scope]) -> bool:
+    def _may_have(self, queue: TenantQueue, cost: int, scope: Scope) -> bool:
         """Whether the tenant's share allows so many more."""
-        return all(
-            queue.taken.within(s.lanes) + cost <= self._most(max(s.places, s.shared))
-            for s in scopes
-        )
+        most = self._most(max(scope.places, scope.shared))
+        return queue.taken.within(scope.lanes) + cost <= most
 
     def _most(self, limit: int) -> int:
         """A tenant's share."""

@@ -83,6 +83,8 @@ class Places:
             and (failing or replica.breaker.allows)
             and (lane is None or replica.kind in lane)
         ]
+        if len(able) == 1:
+            return able
         # What came before it was drained, and nothing else can take, still goes there.
         able = [replica for replica in able if replica.drained_at is None] or able
         return [replica for replica in able if replica.weight] or able

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,19 +35,19 @@ class Taken:
     """A number of places, and how many of them are of each lane but None."""
 
     total: int = 0
-    lanes: Counter[Lane] = field(default_factory=Counter)
+    lanes: dict[Lane, int] = field(default_factory=dict)
 
     def add(self, lane: Lane, more: int) -> None:
         self.total += more
         if lane is not None:
-            self.lanes[lane] += more
+            self.lanes[lane] = self.lanes.get(lane, 0) + more
             if not self.lanes[lane]:
                 del self.lanes[lane]
 
     def within(self, lanes: Collection[Lane] | None) -> int:
         if lanes is None:
             return self.total
-        of_none = self.total - self.lanes.total() if None in lanes else 0
+        of_none = self.total - sum(self.lanes.values()) if None in lanes else 0
         return of_none + sum(count for lane, count in self.lanes.items() if lane in lanes)
 
 

@@ -35,7 +35,8 @@ _SYNTAX = re.compile(
     r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
     r"|(?P<literal>[({])"
 )
-# Is in no text that is cut here: stands where a class has no character of the alphabet.
+# Is in no text that is cut here: stands where a class has no character of the alphabet, and
+# between words. (The library takes a list of words, too; it loads numpy, 20 MiB, to look at it.)
 _NONE = "\ue000"
 # Words: each takes 500 bytes at most, as longer ones and those of more ids are not kept.
 _ROOM = 16_384
@@ -54,9 +55,9 @@ class WordIds:
         self._added = {token: (token_id,) for token, token_id in added.items()}
         self._known: dict[str, tuple[int, ...]] = dict(self._added)
         self._alone = Tokenizer(tokenizer.model)
-        self._alone.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=False, use_regex=False
-        )
+        each = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        between = pre_tokenizers.Split(_NONE, "removed")
+        self._alone.pre_tokenizer = pre_tokenizers.Sequence([between, each])
         self._before: list[int] = tokenizer.encode("").ids
 
     @classmethod
@@ -103,7 +104,7 @@ class WordIds:
         known = self._known
         new = [word for word in dict.fromkeys(words) if word not in known]
         of_new: list[list[int]] = [[] for _ in new]
-        encoding = self._alone.encode(new, is_pretokenized=True)
+        encoding = self._alone.encode(_NONE.join(new))
         for place, token_id in zip(encoding.word_ids, encoding.ids, strict=True):
             assert place is not None  # as for special tokens, of which it has none
             of_new[place].append(token_id)

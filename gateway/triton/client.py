@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import EngineBroken, EngineUnavailable, EngineUnreachable, GatewayError
-from gateway.triton.grpcio import GrpcioTransport
 from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.protobuf import pb
 from gateway.triton.transport import (
     ConnectionOptions,
     Endpoint,
@@ -38,8 +37,7 @@ class TritonClient:
 
     def __init__(self, endpoint: str, options: ConnectionOptions = _PLAIN) -> None:
         self.endpoint = endpoint
-        kind = Http2Transport if options.transport == "http2" else GrpcioTransport
-        self._transport: Transport = kind(Endpoint.parse(endpoint), options)
+        self._transport = _transport(Endpoint.parse(endpoint), options)
 
     async def infer(
         self,
@@ -128,3 +126,12 @@ def _parsed(kind: Any, data: bytes) -> Any:
         return kind.FromString(data)
     except DecodeError as error:
         raise EngineBroken("The inference server's answer cannot be read.") from error
+
+
+def _transport(endpoint: Endpoint, options: ConnectionOptions) -> Transport:
+    if options.transport == "http2":
+        return Http2Transport(endpoint, options)
+    # grpcio is 8 MiB, for the reference alone.
+    from gateway.triton.grpcio import GrpcioTransport  # noqa: PLC0415
+
+    return GrpcioTransport(endpoint, options)

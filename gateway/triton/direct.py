@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tritonclient.grpc import service_pb2 as pb
 
 from adapters.adapter import Dtype
 from gateway.deltas import TokenDelta
@@ -30,6 +29,7 @@ from gateway.triton.names import (
     names_outputs,
     read_inputs,
 )
+from gateway.triton.protobuf import pb
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from tritonclient.grpc import service_pb2 as pb
-
-from gateway.errors import EngineError, EngineUnavailable, Overloaded
+from gateway.errors import EngineError, EngineUnavailable, Overloaded, ReplicaLeft
 from gateway.generation import Generation, Lora
 from gateway.triton import tensors
 from gateway.triton.client import parse_response
@@ -19,6 +17,7 @@ from gateway.triton.events import ColdSend, StopReason
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.protobuf import pb
 from gateway.triton.request import Request
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
@@ -125,6 +124,8 @@ class EngineCall:
         # Of choices with one deadline, the first that fails by it cancels the others.
         if self._expired or self._unbegun or issubclass(error_type, TimeoutError):
             return "timeout"
+        if issubclass(error_type, ReplicaLeft):
+            return "moved"
         return "shutdown" if self._engine.draining else "disconnect"
 
     async def response(self) -> pb.ModelInferResponse:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
-StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown"]
+StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Log probabilities from logits. The only user of numpy on the path of a request."""
+"""Log probabilities from logits. The only user of numpy on the path of a chat.
+
+So this module is imported where logits have come, in the thread that works on them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,6 @@ _KINDS: dict[str, np.dtype[Any]] = {
     "FP16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-ITEM_BYTES = {datatype: kind.itemsize for datatype, kind in _KINDS.items()}
-"""By the data type of logits."""
 
 
 def top_logprobs(

@@ -3,30 +3,35 @@
 Which tensors those are is said by a mapping; shapes, types and the largest batch are read from the
 model's own configuration. The first dimension is the batch: Triton's, or where the model does its
 own batching (`max_batch_size` 0) the first of its shape, if that is not fixed.
+
+numpy, 20 MiB, is loaded where there is such a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import BadModelOutput, EngineError
 from gateway.triton import bytes_tensor
 from gateway.triton.names import datatype
+from gateway.triton.protobuf import pb
 
-Rows = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Rows: TypeAlias = "npt.NDArray[np.float32]"
 """[rows, numbers]."""
 
 _LARGEST = 1 << 20
 """Bytes of numbers in one answer, if a row is not more: what is read and looked at in one go."""
 _UNKNOWN_WIDTH = 4096
-_IDS: dict[str, np.dtype[Any]] = {"INT32": np.dtype("<i4"), "INT64": np.dtype("<i8")}
+_IDS = {"INT32": "<i4", "INT64": "<i8"}
+_ID_BYTES = {"INT32": 4, "INT64": 8}
 _NUMBERS = {"FP32": "<f4", "FP16": "<f2", "FP64": "<f8", "BF16": "<u2"}
 
 
@@ -83,6 +88,8 @@ class MappedModel:
         return bytes(request.SerializeToString())
 
     def _add_ids(self, request: Any, rows: Sequence[Row], length: int) -> None:
+        import numpy as np  # noqa: PLC0415
+
         mapping, shape = self.mapping, (len(rows), length)
         ids = np.full(shape, mapping.pad_id, np.int32)
         mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -102,10 +109,12 @@ class MappedModel:
         """Bytes of a row whose longest text, or ids, have so many of them."""
         if self.mapping.input_ids is None:
             return longest + 4
-        return (self.length or longest) * sum(_IDS[t].itemsize for t in self._types.values())
+        return (self.length or longest) * sum(_ID_BYTES[t] for t in self._types.values())
 
     def answer(self, reply: bytes, rows: int) -> Rows:
         """The output of a ModelInferResponse. Raises BadModelOutput."""
+        import numpy as np  # noqa: PLC0415
+
         try:
             response = pb.ModelInferResponse.FromString(reply)
             found = {
@@ -139,6 +148,8 @@ class MappedModel:
 
 def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     """`config` is Triton's `ModelConfig`. Raises EngineError saying what does not fit."""
+    import numpy  # noqa: F401, PLC0415  # now, and not while a client waits
+
     model = mapping.model
     if config.model_transaction_policy.decoupled:
         raise EngineError(f"Triton's model {model!r} is decoupled; it must answer once.")

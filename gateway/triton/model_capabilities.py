@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tritonclient.grpc import model_config_pb2
-
 from adapters.adapter import Dtype
 from adapters.config_json import ConfigError, ConfigMissing
 from adapters.engine_config import EngineConfig, read_engine_config
@@ -29,6 +27,7 @@ from gateway.triton.names import (
     names_outputs,
     read_inputs,
 )
+from gateway.triton.protobuf import model_config_pb2
 from guides.kinds import Backend
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tritonclient.grpc import model_config_pb2
-
 from adapters.adapter import Dtype
+from gateway.triton.protobuf import model_config_pb2
 
 LogicalInput = Literal[
     "bad_words",

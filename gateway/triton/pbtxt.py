@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+
+from gateway.triton.protobuf import model_config_pb2
 
 _STRING = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*""")
 _HOLE = re.compile(r"(?:(\w+)\s*:\s*)?\$\{(\w+)\}")

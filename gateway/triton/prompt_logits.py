@@ -9,19 +9,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.deltas import TokenLogprob
 from gateway.errors import EngineBroken, EngineError, EngineUnavailable
 from gateway.generation import Generation
 from gateway.triton.http2.call import PREFIX
-from gateway.triton.logits import ITEM_BYTES, token_logprobs
+from gateway.triton.protobuf import pb
 from gateway.triton.request import varint
 from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.transport import Message, ResponseStream
 
 _SLICE_BYTES = 2**20
 _LENGTH_DELIMITED = 2
+_ITEM_BYTES = {"FP32": 4, "FP16": 2, "BF16": 2}
 # Fields of ModelStreamInferResponse and of the ModelInferResponse in it.
 _RESPONSE, _OUTPUTS, _CONTENTS = 2, 5, 6
 
@@ -99,14 +98,14 @@ class LogitsCutter:
     async def _score(self, tensor: Any, size: int) -> None:
         """The logits at one token say how likely the next is; nothing says it of the first."""
         vocabulary = tensor.shape[-1]
-        row = vocabulary * ITEM_BYTES[tensor.datatype]
+        row = vocabulary * _ITEM_BYTES[tensor.datatype]
         rows = max(_SLICE_BYTES // row, 1)
         end = self._taken + size
         entries = [TokenLogprob(self._ids[0], None)]
         while self._taken < end:
             raw = await self._take(min(rows * row, end - self._taken))
             ids = self._ids[len(entries) : len(entries) + len(raw) // row]
-            work = partial(token_logprobs, raw, tensor.datatype, vocabulary, ids, self._count)
+            work = partial(_logprobs, raw, tensor.datatype, vocabulary, ids, self._count)
             entries += await self._aside(work)
         self.entries = entries
 
@@ -153,3 +152,12 @@ class LogitsCutter:
 
 def _written(field: int, content: bytes) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(content)) + content
+
+
+def _logprobs(
+    raw: bytes, datatype: str, vocabulary: int, ids: list[int], count: int
+) -> list[TokenLogprob]:
+    """In the thread that works on logits, so that numpy is loaded there, once it is needed."""
+    from gateway.triton.logits import token_logprobs  # noqa: PLC0415
+
+    return token_logprobs(raw, datatype, vocabulary, ids, count)

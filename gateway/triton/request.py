@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.errors import EngineError
 from gateway.triton import bytes_tensor
 from gateway.triton.names import Inputs, LogicalInput
+from gateway.triton.protobuf import pb
 from gateway.triton.transport import Message
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from tritonclient.grpc import service_pb2 as pb
-
+from gateway.triton.protobuf import pb
 from gateway.triton.request import varint
 
 # Field 6 of ModelInferResponse, length-delimited: raw_output_contents, last on the wire.
@@ -23,11 +22,11 @@ _ID = struct.Struct("<i")
 class ResponseTemplate:
     """What a response with one id begins with, and where the id is and the 1 for its length."""
 
-    def __init__(self, data: bytes, id_at: int, length: slice) -> None:
+    def __init__(self, data: bytes, id_at: int, length_at: int, length_end: int) -> None:
         self._before = data[:id_at]
         self._id_at = id_at
-        self._length = data[length]
-        self._length_at = length.start
+        self._length = data[length_at:length_end]
+        self._length_at = length_at
         self._size = len(data)
 
     @classmethod
@@ -47,7 +46,7 @@ class ResponseTemplate:
         if not data.endswith(b"".join(fields)):
             return None
         ends = [len(data) - len(b"".join(fields[at + 1 :])) for at in (ids, length)]
-        return cls(data, ends[0] - _ID.size, slice(ends[1] - len(fields[length]), ends[1]))
+        return cls(data, ends[0] - _ID.size, ends[1] - len(fields[length]), ends[1])
 
     def token(self, data: bytes) -> int | None:
         """The id in another response of this stream, None if that must be parsed after all.

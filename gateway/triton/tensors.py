@@ -9,14 +9,12 @@ from __future__ import annotations
 from array import array
 from functools import lru_cache
 
-from tritonclient.grpc import service_pb2 as pb
-
 from adapters.adapter import Converted
 from gateway.deltas import EngineStats, TokenDelta, TokenLogprob
 from gateway.generation import Generation
-from gateway.triton.logits import top_logprobs
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
+from gateway.triton.protobuf import pb
 from gateway.triton.request import Request, RequestBuilder, varint
 from gateway.triton.transport import Message
 
@@ -229,6 +227,9 @@ def token_delta(
             count, temperature = generation.params.logprobs, sampling.temperature
             if sampling.greedy:
                 temperature = 1.0  # none was sent
+            # In a thread, so that numpy (20 MiB) is loaded there, and where it is needed alone.
+            from gateway.triton.logits import top_logprobs  # noqa: PLC0415
+
             top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
     if length is not None:
         ids = ids[:length]

@@ -9,13 +9,12 @@ time, in which only the end may be incomplete.
 
 from __future__ import annotations
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineError
 from gateway.generation import Generation, TextPrompt
 from gateway.triton import bytes_tensor
 from gateway.triton.model_capabilities import ModelCapabilities, TextModel
+from gateway.triton.protobuf import pb
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import add_common, add_sampling, engine_stats, is_final
 

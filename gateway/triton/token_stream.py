@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation
@@ -17,6 +15,7 @@ from gateway.triton.engine_call import EngineCall
 from gateway.triton.failures import from_text
 from gateway.triton.llmapi.reader import LlmapiReader
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.protobuf import pb
 from gateway.triton.request import Request
 from gateway.triton.response_template import ResponseTemplate
 from gateway.triton.stream_owner import StreamOwner

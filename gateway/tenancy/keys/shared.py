@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gateway.errors import KeysUnavailable
 from gateway.tenancy.keys.record import KeyRecord, Uses, dump, read
 from lora_store import redis_url
-from lora_store.connect import FAILURES, close, connect
+from lora_store.connect import close, connect, failures
 from lora_store.refusals import Refusals
 
 KEYS = "api_keys"
@@ -115,7 +115,7 @@ class SharedKeys:
                     self._url, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
                 )
             yield self._connected
-        except FAILURES as error:
+        except failures() as error:
             # With the next one the URL may stand for other servers.
             self.close()
             # Its text may hold addresses, or the sentinels' passwords.

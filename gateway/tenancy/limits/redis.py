@@ -20,14 +20,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from redis.exceptions import AskError, NoScriptError, ResponseError, TryAgainError
-
 from gateway.tenancy.limits import script
 from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
 from gateway.tenancy.limits.script import Call, Own
 from lora_store import redis_url
-from lora_store.connect import FAILURES, close, connect, reason, server_of
+from lora_store.connect import close, connect, errors, failures, reason, server_of
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -188,7 +186,7 @@ class SharedLimits:
             self._send(batch)
             batch = []
             self._renew(at_once=ended)
-        except FAILURES as error:
+        except failures() as error:
             log.warning("limits are not shared now: Redis fails: %s", reason(error))
             self._lose(batch)
         except Exception:  # this thread is what everybody waits for
@@ -204,7 +202,7 @@ class SharedLimits:
                 self._url, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s
             )
             self._sha = self._client.script_load(script.SCRIPT)
-        except FAILURES as error:
+        except failures() as error:
             self._why = reason(error)
             return False
         # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
@@ -282,18 +280,18 @@ class SharedLimits:
 
         Raises the first error that is not a key's.
         """
-        results = self._pipelined(calls)
-        if any(isinstance(result, NoScriptError) for result in results):
+        results, lost = self._pipelined(calls), errors().NoScriptError
+        if any(isinstance(result, lost) for result in results):
             # Somebody emptied Redis' cache of scripts; nothing of such a call was done.
             self._sha = self._client.script_load(script.SCRIPT)
-            again = [i for i, result in enumerate(results) if isinstance(result, NoScriptError)]
+            again = [i for i, result in enumerate(results) if isinstance(result, lost)]
             for i, result in zip(again, self._pipelined([calls[i] for i in again]), strict=True):
                 results[i] = result
         return [self._answer(call, result) for call, result in zip(calls, results, strict=True)]
 
     def _answer(self, call: Call, result: Any) -> list[int] | None:
         if isinstance(result, Exception):
-            of_the_key = type(result) in (ResponseError, TryAgainError)
+            of_the_key = type(result) in (errors().ResponseError, errors().TryAgainError)
             text = str(result)
             if not of_the_key or text.startswith(_OF_THE_SERVER) or _WITHOUT_ROOM in text:
                 raise result
@@ -327,14 +325,14 @@ class SharedLimits:
             answers = pipeline.execute(raise_on_error=False)
             for i, answer in zip(indices, answers, strict=True):
                 # A key that has moved: nothing was done, and the cluster's client finds it.
-                moved = isinstance(answer, AskError)
+                moved = isinstance(answer, errors().AskError)
                 results[i] = self._redirected(commands[i]) if moved else answer
         return results
 
     def _redirected(self, command: tuple[object, ...]) -> Any:
         try:
             return self._client.execute_command(*command)
-        except ResponseError as error:
+        except errors().ResponseError as error:
             return error
 
     def _renew(self, *, at_once: bool) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.deltas import EngineStats, TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.triton import bytes_tensor
 from gateway.triton.llmapi.accumulated import AccumulatedText
 from gateway.triton.llmapi.template import TextTemplate
+from gateway.triton.protobuf import pb
 from gateway.triton.tensors import is_final
 
 _TOLD = frozenset({"finish_reason", "stop_reason", "kv_cache_reused_block"})

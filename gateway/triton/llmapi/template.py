@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from tritonclient.grpc import service_pb2 as pb
-
+from gateway.triton.protobuf import pb
 from gateway.triton.request import varint
 
 # Field 2 of ModelStreamInferResponse, and 6 of ModelInferResponse: length-delimited.

@@ -19,37 +19,12 @@ from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Lora
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
-from gateway.triton.model_capabilities import ModelCapabilities, TextModel
+from gateway.triton.model_capabilities import TextModel
+from tests.support.capabilities import CAPABILITIES
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.generations import generation
 from tests.support.lora_files import content
 from tests.support.redis_server import running_redis
-
-CAPABILITIES = ModelCapabilities(
-    model="tensorrt_llm",
-    inputs={},
-    outputs=frozenset(),
-    names_outputs=True,
-    text=None,
-    decoupled=True,
-    restates_prompt=True,
-    stop=None,
-    passes_cancellation=False,
-    max_batch_size=None,
-    max_seq_len=64,
-    max_input_len=None,
-    engine_dir=Path("/nowhere"),
-    lora_dtype="float16",
-    lora_host_bytes=1024**3,
-    guides=None,
-    max_beam_width=1,
-    generation_logits=False,
-    logit_bytes=4,
-    context_logits=False,
-    tokens_per_block=64,
-    fingerprint="fp_0",
-    vocab_size=256,
-)
 
 
 def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:

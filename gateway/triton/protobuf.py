@@ -1,0 +1,40 @@
+"""Triton's protobuf messages: tritonclient's two generated modules, without its client.
+
+To import the package around them loads grpcio and numpy: 25 MiB in each process, and neither is
+needed to talk to Triton by `http2`. So it is not run. Whoever imports it later gets all of it, with
+these two modules in it: protobuf takes a message's description from one place only.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import tritonclient
+
+_PACKAGE = "tritonclient.grpc"
+
+
+def _generated(name: str) -> ModuleType:
+    if _PACKAGE in sys.modules:
+        return import_module(f"{_PACKAGE}.{name}")
+    # Only where to look: `service_pb2` imports the other one by the package's name.
+    package = ModuleType(_PACKAGE)
+    package.__path__ = [str(Path(folder, "grpc")) for folder in tritonclient.__path__]
+    sys.modules[_PACKAGE] = package
+    try:
+        return import_module(f"{_PACKAGE}.{name}")
+    finally:
+        del sys.modules[_PACKAGE]
+
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2
+    from tritonclient.grpc import service_pb2 as pb
+else:
+    model_config_pb2, pb = _generated("model_config_pb2"), _generated("service_pb2")
+
+__all__ = ["model_config_pb2", "pb"]
