@@ -33,7 +33,7 @@ from gateway.api.responses.background import Background
 from gateway.api.responses.looks import Looks
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
-from gateway.http.protocol import NO_ROOM
+from gateway.http.exchange import NO_ROOM
 from gateway.http.workers import Worker
 from gateway.service import load_prompts, running_service
 

@@ -40,16 +40,24 @@ class _Generated(BaseModel):
     system_fingerprint: str | None
 
 
+Continued = Annotated[
+    Literal[True],
+    Field(description="Sampled by two replicas, as the first failed; else it is not there."),
+]
+
+
 class _Choice(BaseModel):
     index: Count
     logprobs: dict[str, Any] | None
     finish_reason: _Finish
+    continued: Continued = True
 
 
 class _ChunkChoice(BaseModel):
     index: Count
     logprobs: dict[str, Any] | None
     finish_reason: _Finish | None
+    continued: Continued = True
 
 
 class CalledFunction(BaseModel):

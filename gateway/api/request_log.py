@@ -1,4 +1,4 @@
-"""Pure ASGI middleware: a request id on every answer; one log line, count and span per request.
+"""Around every request: its id on the answer, and one log line, count and span at its end.
 
 A request counts as what it ended with: the headers of a stream say 200 before anybody knows.
 """
@@ -11,14 +11,14 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.envelopes import answer_at
 from gateway.api.failures import status_of
 from gateway.errors import ClientDeadline, ClientDisconnected, InternalError
+from gateway.http.exchange import EXCHANGE, Exchange
 from gateway.observability.logs import log_request
 from gateway.observability.request_context import RequestContext, current, trace_parent
 from gateway.service import Service
@@ -50,44 +50,32 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = _context(dict(scope["headers"]))
+        exchange = exchange_of(scope)
+        context = _context(exchange.fields)
         scope[_CONTEXT] = context
         current.set(context)
-        status = _LEFT
+        exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
         service: Service = scope["app"].state.service
         if service.tracer is not None and scope["path"] not in _UNTRACED:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = context.request_id
-                if service.replicas.draining:
-                    # The client's next request finds another gateway.
-                    headers["connection"] = "close"
-            await send(message)
-
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as unexpected:  # a panic in Rust is no Exception
             context.error = type(unexpected)
-            if status != _LEFT:
+            if exchange.status:
                 context.late_status = status_of(unexpected)
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
             told, headers, body = answer_at(scope["path"], failed)
             response = Response(body, told, headers, "application/json")
-            await response(scope, receive, send_with_id)
+            await response(scope, receive, send)
         finally:
-            # The connection keeps its last scope while it is idle.
-            del scope[_CONTEXT]
             # Unmatched paths share one label: a scanner must not fill the metrics.
             path = self._paths.get(scope.get("endpoint"), "unmatched")
+            status = exchange.status or _LEFT
             ended = context.late_status or status
             # Alerts read it: a key that sets short deadlines must not wake anybody.
             counted = _LEFT if context.error is ClientDeadline else ended
@@ -96,6 +84,11 @@ class RequestLog:
             log_request(log, facts)
             if context.span is not None:
                 context.span.end(facts, told=status)
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    exchange: Exchange = scope["extensions"][EXCHANGE]
+    return exchange
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.failures import Failure, envelope, status_of
-from gateway.api.request_log import context_of
+from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, InternalError, ShuttingDown
-from gateway.http.protocol import CHUNKS, ChunkWriter
+from gateway.http.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class cancel_on_disconnect:
 
     Without this a handler that does not stream would run to its end for nobody. Raises ShuttingDown
     when it is cancelled from outside: the server does that to requests which outlive the shutdown
-    grace, and would then answer in plain text.
+    grace.
     """
 
     def __init__(self, scope: Scope) -> None:
-        self._client: ChunkWriter = scope["extensions"][CHUNKS]
+        self._client = exchange_of(scope)
         self._gone = False
 
     async def __aenter__(self) -> None:
@@ -90,23 +90,22 @@ class cancel_on_disconnect:
 
 
 class EventBody:
-    """The body of an `EventStream`: headers and first frame pass the middlewares, others do not.
+    """The body of an `EventStream`: the headers pass the middlewares, frames do not.
 
-    Several tasks may drain it.
+    Several tasks may drain it: nothing is waited for between taking bytes and writing them.
     """
 
     def __init__(
-        self, head: Message, scope: Scope, send: Send, patience_s: float, patience: bytes
+        self, head: Message, exchange: Exchange, send: Send, patience_s: float, patience: bytes
     ) -> None:
         self._patience = patience
         self._head = head
         self._send = send
         self._patience_s = patience_s
-        self._chunks: ChunkWriter | None = scope.get("extensions", {}).get(CHUNKS)
-        self._direct: ChunkWriter | None = None
-        """Once nothing else writes: its `write` is what a token costs here."""
+        self._exchange = exchange
+        self._direct: Exchange | None = None
+        """Once there was a frame: its `write_chunk` is what a token costs here."""
         self._waiting = b""
-        self._sending = asyncio.Lock()
         self._comments: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.started = False
@@ -121,22 +120,22 @@ class EventBody:
     def write(self, data: bytes) -> bool:
         """False when `drain` should be awaited before the next one."""
         if self._direct is not None:
-            return self._direct.write(data)
+            return self._direct.write_chunk(data)
         self._waiting += data
         return False
 
     async def drain(self) -> None:
         """Returns once the client has taken enough, or has left."""
-        while self._waiting:
+        if self._waiting:
             self.be_patient()
-            await self._flush(b"")
-            if not self._waiting:  # nothing came while that waited for the client
-                self._direct = self._chunks
-        if self._direct is not None:
-            await self._direct.drain()
+            await self._start()
+            self._exchange.write(self._taken())
+            self._direct = self._exchange
+        await self._exchange.drain()
 
     async def end(self, data: bytes) -> None:
-        await self._flush(data, last=True)
+        await self._start()
+        self._exchange.end(self._taken() + data)
 
     def be_patient(self) -> None:
         """No comments any more."""
@@ -149,23 +148,20 @@ class EventBody:
         self._comments = asyncio.create_task(self._comment())
 
     async def _comment(self) -> None:
+        await self._start()
         while True:
-            async with self._sending:
-                # Cancelled, it takes no frame with it.
-                await self._pass_on(self._patience)
+            self._exchange.write(self._patience)
+            await self._exchange.drain()
             await asyncio.sleep(self._patience_s)
 
-    async def _flush(self, data: bytes, *, last: bool = False) -> None:
-        async with self._sending:
-            body, self._waiting = self._waiting + data, b""
-            if body or last:
-                await self._pass_on(body, last=last)
-
-    async def _pass_on(self, body: bytes, *, last: bool = False) -> None:
+    async def _start(self) -> None:
         if not self.started:
-            await self._send(self._head)
             self.started = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+            await self._send(self._head)
+
+    def _taken(self) -> bytes:
+        taken, self._waiting = self._waiting, b""
+        return taken
 
 
 class EventStream(Response):
@@ -202,7 +198,8 @@ class EventStream(Response):
             "status": self.status_code,
             "headers": self.raw_headers,
         }
-        body = EventBody(head, scope, send, self._patience_s, self._wire.patience)
+        exchange = exchange_of(scope)
+        body = EventBody(head, exchange, send, self._patience_s, self._wire.patience)
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):

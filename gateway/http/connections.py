@@ -48,6 +48,9 @@ class Connections:
     its client longest goes first.
     """
 
+    ending = False
+    """Whether the server ends: answers that begin now are the last ones of their connections."""
+
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
         self._of_address = of_address or math.inf

@@ -19,8 +19,11 @@ _ONCE = frozenset(
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises MalformedRequest. `headers` have lower-case names."""
+def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The headers by name; of several, the last. Their names are in lower case.
+
+    Raises MalformedRequest.
+    """
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
     single = [name for name, _ in headers if name in _ONCE]
@@ -29,9 +32,14 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise MalformedRequest(f"The header {twice.decode()} came more than once.")
     if version == "1.1" and b"host" not in single:
         raise MalformedRequest("The header host is missing.")
-    coding = dict(headers).get(b"transfer-encoding")
+    fields = dict(headers)
+    coding = fields.get(b"transfer-encoding")
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
+    if version == "1.0":
+        # What it asks for would be taken for the answer (RFC 9110, 10.1.1).
+        fields.pop(b"expect", None)
+    return fields
 
 
 def framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:

@@ -1,28 +1,23 @@
-"""uvicorn's HTTP/1.1 protocol with limits on size and time, and errors in OpenAI's envelope.
+"""HTTP/1.1 for an ASGI application, with limits on size and time, and errors in OpenAI's envelope.
 
-`UNDOCUMENTED` lists what this file uses of uvicorn that its documentation does not promise.
+uvicorn listens, starts and ends; this is the protocol that it makes for each connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
+import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
 from uvicorn.server import ServerState
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InternalError, ShuttingDown
 from gateway.http.connections import Connections
 from gateway.http.errors import (
     HeadersTooLarge,
@@ -30,23 +25,9 @@ from gateway.http.errors import (
     SlowRequest,
     TooManyConnections,
 )
+from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange
 from gateway.http.head import check_head, framing
 from gateway.http.parser import RequestParser
-
-UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
-    HttpToolsProtocol: (
-        *("connection_made", "connection_lost", "data_received", "shutdown"),
-        *("on_message_begin", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
-        *("on_response_complete", "send_400_response"),
-        *("connections", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser"),
-        *("pipeline", "scope", "transport", "url"),
-    ),
-    RequestResponseCycle: (
-        *("disconnected", "keep_alive", "message_event", "response_complete", "response_started"),
-    ),
-    FlowControl: ("drain", "read_paused", "write_paused"),
-}
-"""And STATUS_LINE, bytes by status."""
 
 Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Gives the status, headers and body of what a connection answers itself."""
@@ -62,46 +43,7 @@ _BRISK_BODY = 16 * 1024
 _BRISK_AFTER = 2
 
 _LINGER_S = 1.0
-# An empty deque takes 3 % of the memory of a connection with a stream.
-_NO_PIPELINE: deque[Any] = deque(maxlen=0)
-CHUNKS = "gateway.chunks"
-"""The extension in an ASGI scope that holds its `ChunkWriter`."""
-NO_ROOM = "gateway.no_room"
-"""The extension in an ASGI scope of a request that is one too many: only what is answered always,
-whatever else goes on, is to be answered."""
-
-
-class ChunkWriter:
-    """Writes chunks of a body that has been begun the ASGI way, and must be ended that way.
-
-    A streamed token passes no middleware then: five wrapped `send`s, a message in a dict and what
-    uvicorn asks of it took 8 of the 30 us that a token cost the gateway (`make bench`).
-    """
-
-    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
-        # No reference to the cycle, whose scope has one to this: whatever the request holds would
-        # wait for the garbage collector.
-        self._write = transport.write
-        self._flow = flow
-        self.disconnected = False
-        self.on_disconnect: Callable[[], None] | None = None
-
-    def write(self, body: bytes) -> bool:
-        """False when `drain` should be awaited before the next one."""
-        if not self.disconnected:
-            self._write(b"%x\r\n%b\r\n" % (len(body), body))
-        return not self._flow.write_paused
-
-    async def drain(self) -> None:
-        """Returns once the client has taken enough, or has left."""
-        if not self.disconnected:
-            await self._flow.drain()
-
-    def disconnect(self) -> None:
-        """The client has left."""
-        self.disconnected = True
-        if self.on_disconnect is not None:
-            self.on_disconnect()
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Phase(Enum):
@@ -123,17 +65,27 @@ class ConnectionLimits:
     """To the end of a body, or to the next `SLOWEST_BODY` bytes of it."""
     write: float = 60.0
     """In which a client takes nothing of an answer that waits for it."""
+    idle: float = 75.0
+    """From an answer to the next request. Longer than clients and proxies keep idle connections
+    (httpx 5 s, load balancers 60 s): whoever closes first must not be the server, or a request that
+    is just being sent is lost."""
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(asyncio.Protocol):
     """A connection whose client may be slow, greedy or hostile.
 
-    httptools sets no limits by itself, uvicorn none on time. One request at a time: what comes
-    behind a request that is not answered yet is not read, and the connection closes after that
-    answer, as RFC 9112 allows (9.3.2). No client of ours pipelines, and an attacker would have
-    hundreds of requests queued with a few kilobytes.
+    httptools sets no limits by itself. One request at a time: what comes behind a request that is
+    not answered yet is not read, and the connection closes after that answer, as RFC 9112 allows
+    (9.3.2). No client of ours pipelines, and an attacker would have hundreds of requests queued
+    with a few kilobytes.
     """
 
+    transport: asyncio.Transport
+    address: str | None = None
+    """The client's IP address; None on a socket that has none."""
+    _client: tuple[str, int] | None = None
+    _server: tuple[str, int | None] = "", None
+    _scheme = "http"
     _pending = 0
     """Bytes of the reads since something was complete, without the read that held its end."""
     _phase = Phase.HEAD
@@ -144,13 +96,19 @@ class HttpProtocol(HttpToolsProtocol):
     _unsent = 0
     _stuck = 0
     """Calls of `check` since `_unsent`, the bytes that wait for the client, last changed."""
+    _url = b""
     framing: tuple[bytes, bytes] | None = None
     """See `RequestParser`."""
+    _exchange: Exchange | None = None
+    """Under way; None between a whole answer and the next request."""
+    _read_paused = False
+    write_paused = False
+    """Asked for each token, so it is no property."""
+    _writable: asyncio.Event | None = None
+    """While the client has as much waiting for it as may."""
     _refused = False
-    _ending = False
+    _last = False
     """Whether the server ends, and this connection after the answer that is under way."""
-    _chunks: ChunkWriter | None = None
-    """Of the last request."""
     _error: GatewayError | None = None
     """What stopped the parser, where that was us."""
 
@@ -161,31 +119,30 @@ class HttpProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
+        app: App,
         limits: ConnectionLimits,
         connections: Connections,
         answer: Answer,
     ) -> None:
-        """`connections` are all of this process.
+        """What uvicorn gives, and `connections`, which are all of this process.
 
         `answer` gives the status, headers and body of what this connection answers itself.
         """
-        super().__init__(config, server_state, app_state, _loop)
-        self.pipeline = _NO_PIPELINE
-        self.parser = RequestParser(self)
+        self.parser: httptools.HttpRequestParser = RequestParser(self)
+        self._loop = _loop or asyncio.get_running_loop()
+        self._state = server_state
+        self._app = app
         self._limits = limits
         self._all = connections
         self._answer_to = answer
-
-    @property
-    def address(self) -> str | None:
-        return None if self.client is None else self.client[0]
+        self._headers: list[tuple[bytes, bytes]] = []
 
     @property
     def lags(self) -> bool:
         if self._phase is not Phase.BODY or self._waited < _BRISK_AFTER:
             return False
         # Whoever is not read from cannot be slow, but holds its place with no work for it.
-        return self.flow.read_paused or self._heard < self._waited * _BRISK_BODY
+        return self._read_paused or self._heard < self._waited * _BRISK_BODY
 
     def cut(self) -> None:
         # Closing would wait for a client that does not take its answer.
@@ -201,18 +158,21 @@ class HttpProtocol(HttpToolsProtocol):
         hold that against its clients; and a connection costs no timer of its own.
         """
         self._check_writing()
-        if self._refused or self._phase is Phase.IDLE:
+        if self._refused or (self._phase is Phase.IDLE and self._exchange is not None):
             return
         self._waited += 1
         limits = self._limits
-        if self._phase is Phase.HEAD and self._waited > limits.head:
+        if self._phase is Phase.IDLE:
+            if self._waited > limits.idle:
+                self.transport.close()
+        elif self._phase is Phase.HEAD and self._waited > limits.head:
             if self._heard:
                 self._refuse(SlowRequest(f"The headers took more than {limits.head:g} s."))
             else:
                 self.transport.close()  # an answer to nothing could be taken for the next one's
         elif self._phase is Phase.BODY and self._waited > limits.body:
             # Whoever is not read from cannot be slow.
-            if self._heard < SLOWEST_BODY and not self.flow.read_paused:
+            if self._heard < SLOWEST_BODY and not self._read_paused:
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
             else:
                 self._waited = self._heard = 0
@@ -222,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _check_writing(self) -> None:
         """Only while nothing is added to what waits, so that any change is the client's doing."""
         left = 0
-        if self.flow.write_paused or self.transport.is_closing():
+        if self.write_paused or self.transport.is_closing():
             left = self.transport.get_write_buffer_size()
         if left != self._unsent or not left:
             self._unsent, self._stuck = left, 0
@@ -232,15 +192,26 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self.transport = transport
+        self._client = _address(transport, "peername")
+        self.address = self._client and self._client[0]
+        if transport.get_extra_info("sslcontext") is not None:
+            self._scheme = "https"
+        # What comes by way of a path has no port.
+        self._server = _address(transport, "sockname") or ("", None)
+        self._state.connections.add(self)  # type: ignore[arg-type]  # which are its own protocols
         if not self._all.add(self):
             self._refuse(TooManyConnections())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self._state.connections.discard(self)
         self._all.remove(self)
-        if self._chunks is not None:
-            self._chunks.disconnect()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.disconnect()
+        self.resume_writing()
+        # They know each other: together they would wait for the garbage collector.
+        del self.parser
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -249,7 +220,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._enter(Phase.HEAD)
         self._pending += len(data)
         self._heard += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # an offer, which is not taken
+        except httptools.HttpParserError:
+            self._refuse(self._error or MalformedRequest("Invalid HTTP request received."))
         if self._pending > MAX_HEAD and not self._refused:
             self._refuse(HeadersTooLarge(MAX_HEAD))
 
@@ -258,57 +234,137 @@ class HttpProtocol(HttpToolsProtocol):
         self._pending = self._heard = self._waited = 0
 
     def on_message_begin(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._exchange is not None:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
             self._pending = 0  # empty lines before a request
         else:
             self._enter(Phase.HEAD)
             self._heard = 1  # it began in the read that ended the one before
-        super().on_message_begin()
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are no headers: whoever checked those has not seen these (RFC 9110, 6.5.1).
         if self._phase is Phase.HEAD:
-            super().on_header(name, value)
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._pending = 0
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        parser, headers = self.parser, self._headers
+        size = len(self._url) + sum([len(name) + len(value) for name, value in headers])
         if size > MAX_HEAD:
             self._stop(HeadersTooLarge(MAX_HEAD))
+        version = parser.get_http_version()
         try:
-            check_head(self.parser.get_http_version(), self.headers)
+            fields = check_head(version, headers)
         except MalformedRequest as error:
             self._stop(error)
-        offers = self.parser.should_upgrade()
-        if offers:
-            self.framing = framing(self.headers)
-            if self.framing is not None and self.parser.get_method() == b"CONNECT":
+        method = parser.get_method().decode("ascii")
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        if parser.should_upgrade():
+            self.framing = framing(headers)
+            if self.framing is None:
+                keep_alive = False  # the client may go on in the other protocol
+            elif method == "CONNECT":
                 self._stop(MalformedRequest("CONNECT: not offered here."))
-        if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False  # it would be taken for the answer (RFC 9110, 10.1.1)
-        super().on_headers_complete()
+        exchange = Exchange(self, method, fields, keep_alive=keep_alive)
+        scope = self._scope(method, version, exchange)
+        self._exchange = exchange
         self._enter(Phase.BODY)
-        if offers and self.framing is None:
-            # The client may go on in the other protocol.
-            self.cycle.keep_alive = False
-        self._chunks = ChunkWriter(self.transport, self.flow)
-        extensions: dict[str, object] = {CHUNKS: self._chunks}
+        task = self._loop.create_task(exchange.run(self._app, scope))
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
+
+    def _scope(self, method: str, version: str, exchange: Exchange) -> dict[str, Any]:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        extensions: dict[str, object] = {EXCHANGE: exchange}
         if not self._all.begin(self):
             extensions[NO_ROOM] = True
-        # ASGI's types know extensions as dictionaries only.
-        self.scope["extensions"] = cast(Any, extensions)
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": method,
+            "root_path": "",
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self._headers,
+            "extensions": extensions,
+        }
 
     def on_body(self, body: bytes) -> None:
         self._pending = 0
-        super().on_body(body)
+        if self._exchange is not None:
+            self._exchange.feed(body)
 
     def on_message_complete(self) -> None:
         if self.framing is not None:
             return  # the body is still to come, from another parser
         self._enter(Phase.IDLE)
-        super().on_message_complete()
+        if self._exchange is not None:
+            self._exchange.feed_end()
+
+    # What an exchange asks.
+
+    @property
+    def ending(self) -> bool:
+        return self._all.ending
+
+    async def drain(self) -> None:
+        while self._writable is not None:
+            await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self.transport.resume_reading()
+
+    def answered(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        self._all.end(self)
+        if exchange is not None and not exchange.keep_alive:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.resume_reading()  # what is left of the body is passed over
+            if self._last:
+                self._last = False
+                self._linger()
+
+    def failed(self, error: BaseException | None) -> None:
+        exchange = self._exchange
+        if exchange is not None and not exchange.status:
+            self._refused = True
+            if isinstance(error, asyncio.CancelledError):
+                self._send(ShuttingDown("The gateway is shutting down; try again."))
+            else:
+                self._send(InternalError("The server had an unexpected error."))
+        self.transport.close()
+
+    # What asyncio says of the transport.
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable = self._writable or asyncio.Event()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
 
     def shutdown(self) -> None:
         """The server ends. Answers that begin now say that they are their connection's last.
@@ -316,50 +372,45 @@ class HttpProtocol(HttpToolsProtocol):
         Those that began before could not, so the client may send one more request the moment it
         has one; and on an idle connection a request may be on its way. Closing would lose it.
         """
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete:
+        exchange = self._exchange
+        if exchange is None:
             self._linger()
-        elif cycle.response_started:
-            self._ending = True
+        elif exchange.status:
+            self._last = True
         else:
-            super().shutdown()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._all.end(self)
-        if self._ending:
-            self._ending = False
-            self._linger()
+            exchange.keep_alive = False
 
     def _linger(self) -> None:
-        self.loop.call_later(_LINGER_S, super().shutdown)
+        self._loop.call_later(_LINGER_S, self._close_behind_answer)
+
+    def _close_behind_answer(self) -> None:
+        if self._exchange is None:
+            self.transport.close()
+        else:
+            self._exchange.keep_alive = False
 
     def _stop(self, error: GatewayError) -> NoReturn:
-        """Ends the parser; uvicorn then calls send_400_response."""
+        """Ends the parser, whose caller then refuses."""
         self._error = error
         raise ValueError
-
-    def send_400_response(self, msg: str) -> None:
-        """For what is not HTTP, or must not be read; uvicorn's own answer is plain text."""
-        self._refuse(self._error or MalformedRequest(msg))
 
     def _refuse(self, error: GatewayError) -> None:
         """Reads no more; answers, where that cannot be taken for another request's answer."""
         self._refused = True
-        cycle = self.cycle
-        if cycle is not None and self._phase is Phase.BODY:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if cycle.response_started:
-                self.transport.close()
+        exchange = self._exchange
+        if self._phase is Phase.BODY:
+            if exchange is not None:
+                exchange.disconnect()
+            if exchange is None or exchange.status:
+                self.transport.close()  # it has an answer, or a part of one
                 return
-        elif cycle is not None and not cycle.response_complete:
-            cycle.keep_alive = False
+        elif exchange is not None:
+            exchange.keep_alive = False
             return
         self._send(error)
         self._all.refuse(self)
         # A connection that is closed with data unread is reset, and the answer lost with it.
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self._loop.call_later(_LINGER_S, self.transport.close)
 
     def _send(self, error: GatewayError) -> None:
         status, more, body = self._answer_to(error)
@@ -370,4 +421,10 @@ class HttpProtocol(HttpToolsProtocol):
             "connection": "close",
         } | more
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-        self.transport.write(STATUS_LINE[status] + "".join(lines).encode() + b"\r\n" + body)
+        self.transport.write(STATUS_LINES[status] + "".join(lines).encode() + b"\r\n" + body)
+
+
+def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
+    """Host and port; None on a socket that has none."""
+    found = transport.get_extra_info(end)
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

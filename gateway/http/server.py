@@ -34,9 +34,6 @@ UNDOCUMENTED: Mapping[type, tuple[str, ...]] = {
     ServerState: ("connections",),
 }
 
-# Longer than clients and proxies keep idle connections (httpx 5 s, load balancers 60 s): whoever
-# closes first must not be the server, or a request that is just being sent is lost.
-_KEEP_ALIVE_S = 75
 _TICK_S = 0.1
 
 
@@ -105,6 +102,7 @@ class Server(uvicorn.Server):
             self.config,
             self.server_state,
             self.lifespan.state,
+            app=self.application.asgi,
             limits=ConnectionLimits(),
             connections=self._connections,
             answer=self.application.answer,
@@ -123,6 +121,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.application.drain():
+            # A client's next request finds another gateway.
+            self._connections.ending = True
             await self._drain()
         await super().shutdown(sockets)
         if self._worker is not None and self._is_orphan:
@@ -180,7 +180,13 @@ def _config(
     # Annotated as a class, but only called.
     protocol = cast(
         Any,
-        partial(HttpProtocol, limits=limits, connections=connections, answer=application.answer),
+        partial(
+            HttpProtocol,
+            app=application.asgi,
+            limits=limits,
+            connections=connections,
+            answer=application.answer,
+        ),
     )
     return uvicorn.Config(
         application.asgi,
@@ -195,7 +201,6 @@ def _config(
         date_header=False,
         # What a client says of its address is nothing to count wrong keys and connections by.
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_grace),
         **uvicorn_options(settings),
     )

@@ -80,6 +80,17 @@ async def test_a_tokenizer_folder_that_is_none(
     assert str(raised.value).startswith(said)
 
 
+async def test_what_only_transformers_reads_says_so_where_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image, which does not have it."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (tmp_path / "tokenizer.model").write_text("?")
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.model: only transformers can"):
+        async with running(tmp_path, NOBODY, ready=False):
+            pass
+
+
 def _started(folder: Path) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in os.environ.items() if "GATEWAY_" not in name}
     settings = {

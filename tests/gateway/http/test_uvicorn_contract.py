@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
-import pytest
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http import protocol, server
+from gateway.http import server
 from tests.support.contracts import missing
 
 
-@pytest.mark.parametrize("module", [protocol, server])
-def test_what_we_use_is_there(module: Any) -> None:
-    gone = missing(module.UNDOCUMENTED)
+def test_what_we_use_is_there() -> None:
+    gone = missing(server.UNDOCUMENTED)
     assert not gone, (
-        f"uvicorn has changed below {module.__name__}: {'; '.join(gone)}. Read what took its "
+        f"uvicorn has changed below {server.__name__}: {'; '.join(gone)}. Read what took its "
         "place, adapt that file and its list, or keep uvicorn below this release in pyproject.toml."
     )
 
 
-def test_a_connection_is_made_as_we_make_it() -> None:
+def test_a_connection_is_made_as_ours_is() -> None:
     parameters = list(inspect.signature(HttpToolsProtocol.__init__).parameters)
     assert parameters == ["self", "config", "server_state", "app_state", "_loop"], (
-        "HttpToolsProtocol of this uvicorn takes other arguments; gateway.http.protocol passes on "
-        "these."
-    )
-
-
-def test_status_lines_are_whole() -> None:
-    assert STATUS_LINE[400] == b"HTTP/1.1 400 Bad Request\r\n", (
-        "STATUS_LINE of this uvicorn has another form; gateway.http.protocol begins answers so."
+        "This uvicorn gives its protocols other arguments; gateway.http.protocol takes these."
     )
