@@ -326,6 +326,7 @@ def _conversations(settings: Settings) -> Conversations:
         ttl_s=settings.conversations_ttl,
         tenant_bytes=settings.conversations_bytes,
         redis_timeout_s=settings.redis_timeout,
+        ephemeral=settings.store_ephemeral,
     )
 
 

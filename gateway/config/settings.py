@@ -308,6 +308,12 @@ class Settings(BaseSettings):
         default=0.25,
         gt=0,
         description="Seconds that Redis may take to count a request for its tenant's limits. A "
+    store_ephemeral: bool = Field(
+        False,
+        description="Whether GATEWAY_STORE_DIR ends with this gateway, as a pod's emptyDir does: "
+        "when it is stopped it makes sure that Redis has all conversations that it kept, and no "
+        "other gateway waits for them.",
+    )
         "request waits for twice that at most; then they are counted as when_redis_is_away says.",
     )
     redis_ttl: int | None = Field(

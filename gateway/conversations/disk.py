@@ -83,13 +83,15 @@ class Looked(NamedTuple):
     """What is to be known of Redis after a restart, too.
 
     Attributes:
-        epoch: as are `since`, `seen` and `gateways` those of `shared.Known`; 0 where nothing is.
+        epoch: as are `since`, `seen`, `left` and `gateways` those of `shared.Known`; 0 where
+            nothing is.
         key: of a record that was there some time before.
     """
 
     epoch: int
     since: int
     seen: int
+    left: int
     key: int
     gateways: tuple[str, ...]
 
@@ -142,6 +144,7 @@ class ConversationDisk:
                 raise ForeignFile(f"its layout is number {version}, not {_VERSION}")
             run("CREATE TABLE IF NOT EXISTS gateways(name TEXT NOT NULL, epoch INTEGER NOT NULL)")
             run("CREATE TABLE IF NOT EXISTS looked(since INTEGER, seen INTEGER, key INTEGER)")
+            run("CREATE TABLE IF NOT EXISTS departed(at INTEGER NOT NULL)")
 
     def close(self) -> None:
         self._at.close()
@@ -241,13 +244,16 @@ class ConversationDisk:
         epoch = max((epoch for epoch, _ in found), default=0)
         last = self._at.execute("SELECT since, seen, key FROM looked").fetchone()
         since, seen, key = last or (0, 0, 0)
-        return Looked(epoch, since, seen, key, tuple(name for _, name in found))
+        (left,) = self._at.execute("SELECT coalesce(max(at), 0) FROM departed").fetchone()
+        return Looked(epoch, since, seen, left, key, tuple(name for _, name in found))
 
     def set_looked(self, looked: Looked) -> None:
-        epoch, since, seen, key, names = looked
+        epoch, since, seen, left, key, names = looked
         with self._changing():
             self._at.execute("DELETE FROM looked")
             self._at.execute("INSERT INTO looked VALUES (?, ?, ?)", (since, seen, key))
+            self._at.execute("DELETE FROM departed")
+            self._at.execute("INSERT INTO departed VALUES (?)", (left,))
             self._at.execute("DELETE FROM gateways")
             rows = [(name, epoch) for name in names]
             self._at.executemany("INSERT INTO gateways(name, epoch) VALUES (?, ?)", rows)

@@ -36,7 +36,8 @@ class Record(NamedTuple):
         data: what the API keeps; b"" says that it was deleted.
         version: wherever two copies meet the higher one stays, of equal ones the first.
         group: the id of the conversation or response whose member it is.
-        order: its place within the group.
+        order: its place within the group. Of what is in none, when it began, as
+            `Conversations.time` was then: what changes is then known to be all there.
     """
 
     id: str

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gateway.conversations.shared import Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
-from lora_store.connect import AWAY, FAILURES, reason
+from lora_store.connect import away, failures, reason
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class RedisThreads:
         loop = asyncio.get_running_loop()
         try:
             result = await loop.run_in_executor(self._threads, lambda: work(self._shared))
-        except FAILURES as error:
+        except failures() as error:
             self._stats.redis_failures += 1
-            if isinstance(error, AWAY):
+            if isinstance(error, away()):
                 self.up = False
             if not self._fails:
                 self._fails = True

@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
-
 from gateway.conversations.record import (
     DELETED,
+    FINAL,
     GROWING,
     MAX_MEMBERS,
     MAX_READ,
@@ -28,18 +27,20 @@ from gateway.conversations.record import (
 )
 from gateway.errors import ConversationTooLarge
 from lora_store import redis_url
-from lora_store.connect import LazyClient
+from lora_store.connect import LazyClient, errors
 from lora_store.refusals import Refusals
 
 _SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
 _LOOK = files(__package__).joinpath("look.lua").read_text(encoding="utf-8")
 _ALL = "conversations:{all}:"
-_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty")
+_NAMES = ("epoch", "since", "run", "seen", "kept", "gateways", "dirty", "left", "lost")
 _HEAD = re.compile(rb"c1 (\d{20}) (\d{20}) (\d{20}) ([A-Za-z0-9_/-]{0,160})\n")
 _SLACK = 300  # bytes of HEAD, with the longest of names
 _TOLD = 100_000  # deletions that a gateway which was away can still be told of
 GONE_MS = 3600 * 1000
 """After which a gateway that does not look any more, and what its disk has, is given up."""
+EPHEMERAL = "ephemeral:"
+"""What the name of a gateway begins with whose disk ends with it."""
 _BEHIND_MS = 30_000  # which each gateway still knows to bring again
 # All gateways look each second: by then whoever has something to bring has said so.
 _SETTLED_MS = 3000
@@ -52,12 +53,17 @@ class Known(NamedTuple):
         epoch: changes when Redis has lost everything, or much; 0 before the first look.
         since: changes when it may have lost something.
         seen: the time of Redis.
+        left: when the last gateway went for good, with its disk.
+        lost: what was brought is all there is of it only if it began later: else a part may have
+            gone with such a gateway.
         gateways: those that share it.
     """
 
     epoch: int = 0
     since: int = 0
     seen: int = 0
+    left: int = 0
+    lost: int = 0
     gateways: tuple[str, ...] = ()
 
 
@@ -66,7 +72,8 @@ class Look(NamedTuple):
     Attributes:
         known: as it is now.
         settled: whether what Redis lacks is nowhere else, as far as is known.
-        whole: whether it has all that the disk of the gateway that looks has.
+        whole: whether it has all that the disk of the gateway that looks has; of one that has said
+            goodbye, whether that is so and it is waited for no more.
         dirty: how often that one has said that there is more.
     """
 
@@ -82,6 +89,11 @@ class Copy(NamedTuple):
     record: Record
     epoch: int
 
+    @property
+    def changes(self) -> bool:
+        """Whether another copy may be of a later version, and not deleted."""
+        return self.record.version < FINAL
+
 
 class Members(NamedTuple):
     """Some members of a group.
@@ -90,11 +102,13 @@ class Members(NamedTuple):
         ids: by order.
         copies: those of them that there are.
         epoch: that of the record that the group is called by; -1 where there is none.
+        began: the order of that record; 0 where there is none.
     """
 
     ids: list[str]
     copies: dict[str, Copy]
     epoch: int
+    began: int
 
 
 class Gone(NamedTuple):
@@ -122,7 +136,7 @@ class SharedPut(NamedTuple):
 
 
 class SharedConversations:
-    """Blocks; for any thread. Raises redis-py's errors, of `lora_store.connect.FAILURES`."""
+    """Blocks; for any thread. Raises redis-py's errors, of `lora_store.connect.failures`."""
 
     def __init__(
         self,
@@ -187,23 +201,25 @@ class SharedConversations:
         head, *told = answer[1] if answer is not None and answer[0] > 0 else (b"",)
         ids = [raw.decode(errors="replace") for raw in told]
         copies = self._records(tenant, ids, answer)
-        epoch = int(found[1]) if (found := _HEAD.match(head)) else -1
+        found = _HEAD.match(head)
+        epoch, began = (int(found[1]), int(found[3])) if found else (-1, 0)
         own = {id_: copy for id_, copy in copies.items() if copy.record.group == group}
-        return Members(ids, own, epoch)
+        return Members(ids, own, epoch, began)
 
     def look(
         self, known: Known, gateway: str = "", says: str = "", of: tuple[int, int] = (0, 0)
     ) -> Look:
         """`gateway` says of itself that its disk has more, "dirty", or is not all brought yet,
-        "open", or is: "whole", `of` the epoch and number that it was told before."""
+        "open", or is: "whole", or that it goes for good, with all of that in Redis: "bye"; `of` the
+        epoch and number that it was told before."""
         keys = [f"{_ALL}{name}" for name in _NAMES]
-        heard = (known.epoch, known.since, known.seen, _BEHIND_MS, GONE_MS)
+        heard = (known.epoch, known.since, known.seen, known.left, _BEHIND_MS, GONE_MS)
         told = (gateway, says, *of, *known.gateways)
         answer = self._lazy.client.eval(_LOOK, len(keys), *keys, *heard, *told)
-        epoch, since, age_ms, seen, others, dirty, whole = map(int, answer[:-1])
+        epoch, since, age_ms, seen, left, lost, others, dirty, whole = map(int, answer[:-1])
         names = tuple(sorted(raw.decode(errors="replace") for raw in answer[-1]))
         settled = age_ms >= _SETTLED_MS and others == 0
-        return Look(Known(epoch, since, seen, names), settled, whole == 1, dirty)
+        return Look(Known(epoch, since, seen, left, lost, names), settled, whole == 1, dirty)
 
     def deleted(self, limit: int = 1000) -> list[Gone]:
         """Some of what went since the last call."""
@@ -239,7 +255,7 @@ class SharedConversations:
             answer: list[Any] = self._lazy.client.eval(
                 _SCRIPT, 1, key, operation, *self._times, *arguments
             )
-        except ResponseError as error:
+        except errors().ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise
             self._refusals.add(key, error)

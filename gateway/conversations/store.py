@@ -7,7 +7,8 @@ on this disk, so that it outlives the gateway that wrote it.
 What changes no more any copy is good for. All else is as Redis has it, and what grows has to be in
 Redis to be kept: a disk may have less of it than another. While something is still to be brought,
 by whichever gateway, that counts of it alone which was put since Redis was empty; the rest, and
-what is not found, is waited for.
+what is not found, is waited for. Where a gateway has gone for good, with its disk, what had begun
+before is not found once all is brought: nobody can say that it is whole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import DELETED, FINAL, GROWING, MAX_READ, Record, checked, is_id
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import Copy, SharedConversations
+from gateway.conversations.shared import Copy, Known, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.conversations.upkeep import Upkeep
 from gateway.errors import ConversationsOff, ConversationsUnavailable, ConversationTooLarge
@@ -51,9 +52,11 @@ class Conversations:
         ttl_s: int,
         tenant_bytes: int,
         redis_timeout_s: float = _REDIS_S,
+        ephemeral: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`redis_url` in a form of `lora_store.redis_url`; `clock` gives seconds of 1970."""
+        """`redis_url` in a form of `lora_store.redis_url`; `ephemeral`: the folder ends with the
+        gateway; `clock` gives seconds of 1970."""
         self.enabled = ttl_s > 0
         self.stats = Stats()
         self._folder = folder
@@ -71,7 +74,7 @@ class Conversations:
                 redis_url, timeout_s=timeout_s, **bounds, on_refused=self.stats.count_refused
             )
             self._redis = RedisThreads(shared, self.stats)
-        self._upkeep = Upkeep(folder, self._disk, self._redis, self.stats)
+        self._upkeep = Upkeep(folder, self._disk, self._redis, self.stats, ephemeral=ephemeral)
 
     async def __aenter__(self) -> Conversations:
         if self.enabled:
@@ -87,6 +90,8 @@ class Conversations:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.enabled:
+            await self._upkeep.leave()
         if self._redis is not None:
             await self._redis.close()
         await self._disk.close()
@@ -96,6 +101,12 @@ class Conversations:
         """Until cancelled."""
         if self.enabled:
             await self._upkeep.follow()
+
+    @property
+    def time(self) -> int:
+        """That of Redis, in ms since 1970, a moment ago: the order of what begins now and will
+        change or grow. 0 before it was seen."""
+        return 0 if self._redis is None else self._redis.known.seen
 
     async def put(self, tenant: str, records: Sequence[Record]) -> None:
         """Keeps all of them, or none; of each the highest version that there is.
@@ -125,27 +136,26 @@ class Conversations:
         ConversationTooLarge for more than `MAX_READ` bytes.
         """
         wanted = [id_ for id_ in dict.fromkeys(ids) if is_id(id_)]
-        found: dict[str, Record] = {}
+        found: dict[str, Copy] = {}
 
         async def look(epoch: int) -> _Sure:
-            left = [id_ for id_ in wanted if id_ not in found or found[id_].version < FINAL]
+            left = [id_ for id_ in wanted if id_ not in found or found[id_].changes]
             copies, answered = await self._get_once(tenant, left)
             for id_ in left:
                 found.pop(id_, None)
-            found.update({id_: copy.record for id_, copy in copies.items()})
-            if all(id_ in found and found[id_].version >= FINAL for id_ in wanted):
+            found.update(copies)
+            if all(id_ in found and not found[id_].changes for id_ in wanted):
                 return _Sure.ALWAYS
             if not answered:
                 return _Sure.NEVER
             if not patient:
                 return _Sure.ALWAYS
-            epochs = [copy.epoch for copy in copies.values() if copy.record.version < FINAL]
+            epochs = [copy.epoch for copy in copies.values() if copy.changes]
             is_fresh = len(found) == len(wanted) and all(each == epoch for each in epochs)
             return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
 
-        if self.enabled and wanted:
-            await self._until(look)
-        return [_live(found.get(id_)) for id_ in ids]
+        known = await self._until(look) if self.enabled and wanted else Known()
+        return [_live(found.get(id_), known) for id_ in ids]
 
     async def members(
         self, tenant: str, group: str, *, after: int = -1, limit: int = 1000, whole: bool = True
@@ -156,22 +166,23 @@ class Conversations:
         `whole`, what is left of it is told.
         """
         found: list[Record] = []
-        is_there = True
+        epochs: list[int] = []
+        began = 0
 
         async def look(epoch: int) -> _Sure:
-            nonlocal is_there
+            nonlocal began
             try:
-                found[:], epochs = await self._members_once(tenant, group, after, limit)
+                found[:], epochs[:], began = await self._members_once(tenant, group, after, limit)
             except RedisAway:
                 return _Sure.NEVER
-            is_there = -1 not in epochs
             is_fresh = all(each == epoch for each in epochs)
             return _Sure.UNLESS_LOST if is_fresh else _Sure.IF_SETTLED
 
         if self.enabled and is_id(group):
-            await self._until(look)
-        if whole and group.startswith(GROWING) and not is_there:
-            raise _unavailable()
+            known = await self._until(look)
+            is_short = -1 in epochs or (epochs[0] != known.epoch and began < known.lost)
+            if whole and group.startswith(GROWING) and is_short:
+                raise _unavailable()
         members = [each for each in found if each.data and each.group == group]
         return sorted(members, key=lambda each: (each.order, each.id))[:limit]
 
@@ -219,8 +230,11 @@ class Conversations:
             raise _no_room()
         return False
 
-    async def _until(self, look: Callable[[int], Awaitable[_Sure]]) -> None:
-        """Looks again and again, in the epoch that `look` is told, until it is sure."""
+    async def _until(self, look: Callable[[int], Awaitable[_Sure]]) -> Known:
+        """Looks again and again, in the epoch that `look` is told, until it is sure.
+
+        Returns what was known then; nothing where that does not matter.
+        """
         redis = self._redis
         loop = asyncio.get_running_loop()
         until = loop.time() + _BROUGHT_S
@@ -228,13 +242,13 @@ class Conversations:
             epoch = 0 if redis is None else redis.epoch
             sure = await look(epoch)
             if sure is _Sure.ALWAYS or redis is None:
-                return
+                return Known()
             with contextlib.suppress(RedisAway):
                 if redis.up and sure is not _Sure.NEVER:
                     now = await redis.look()
                     lost_nothing = sure is _Sure.UNLESS_LOST and now.known.since == epoch
                     if now.known.epoch == epoch and (now.settled or lost_nothing):
-                        return
+                        return now.known
             if not redis.up:
                 raise _unavailable()
             if loop.time() >= until:
@@ -267,16 +281,16 @@ class Conversations:
 
     async def _members_once(
         self, tenant: str, group: str, after: int, limit: int
-    ) -> tuple[list[Record], list[int]]:
-        """And the epochs that they, and what the group is called by, were put in: -1 where some are
-        missing. Raises RedisAway."""
+    ) -> tuple[list[Record], list[int], int]:
+        """And the epochs that what the group is called by, and they, were put in: -1 where some are
+        missing; and when it began. Raises RedisAway."""
         redis = self._redis
         if redis is None:
             ids: list[str] = []
             with self._disk_may_be_away():
                 ids = await self._disk.run(lambda disk: disk.members(tenant, group, after, limit))
             records = await self._from_disk(tenant, [group, *ids])
-            return records, [0 if len(records) == len(ids) + 1 else -1]
+            return records, [0 if len(records) == len(ids) + 1 else -1], 0
         epoch = redis.epoch
         found = await redis.run(lambda shared: shared.members(tenant, group, after, limit))
         await self._keep_read(tenant, found.copies, epoch)
@@ -286,7 +300,7 @@ class Conversations:
         if lost:  # it has a policy for its memory that lets keys go
             records += (back := await self._from_disk(tenant, lost))
             epochs.append(0 if len(back) == len(lost) else -1)
-        return records, epochs
+        return records, epochs, found.began
 
     async def _keep_read(self, tenant: str, copies: Mapping[str, Copy], epoch: int) -> None:
         if copies:
@@ -318,8 +332,12 @@ class _Sure(Enum):
     NEVER = auto()
 
 
-def _live(record: Record | None) -> Record | None:
-    return record if record is not None and record.data else None
+def _live(copy: Copy | None, known: Known) -> Record | None:
+    if copy is None or not copy.record.data:
+        return None
+    record = copy.record
+    is_brought = copy.changes and copy.epoch != known.epoch
+    return None if is_brought and not record.group and record.order < known.lost else record
 
 
 def _no_room() -> ConversationsUnavailable:

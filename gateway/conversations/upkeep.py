@@ -3,7 +3,8 @@ was deleted elsewhere, and removes what has expired.
 
 A Redis that has lost everything has another epoch, in which nothing was brought yet. The gateways
 know each other, over restarts too, and until each has said that all of its disk is there, what is
-not found is not called lost.
+not found is not called lost. A gateway whose disk ends with it says goodbye instead, once Redis has
+all that is on it, and nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.conversations.disk import ConversationDisk, Looked
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import Gone, Known, SharedConversations
+from gateway.conversations.shared import EPHEMERAL, Gone, Known, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
 
@@ -38,35 +39,53 @@ _BATCH_BYTES = 4 * 1024 * 1024
 # What a Redis that was away may have lost of the last that it took; it writes each second, at most.
 _DOUBTFUL_LOOKS = 60
 _REMEMBERED_MS = 60_000
+GOODBYE_S = 5.0
+"""For which a gateway that ends brings what Redis lacks. Whoever stops it has to wait as long."""
 
 
 class Upkeep:
     """Of all workers with the same folder, the one that holds its lock is at work."""
 
     def __init__(
-        self, folder: Path, disk: DiskThread, redis: RedisThreads | None, stats: Stats
+        self,
+        folder: Path,
+        disk: DiskThread,
+        redis: RedisThreads | None,
+        stats: Stats,
+        *,
+        ephemeral: bool = False,
     ) -> None:
+        """`ephemeral`: the folder ends with the gateway."""
         self._lock = folder / "lock"
         self._file = -1
+        self._ephemeral = ephemeral
+        self._workers = folder / "workers"
+        self._worker = -1  # a file that each holds a shared lock of
         self._disk = disk
         self._redis = redis
         self._stats = stats
         # That of all its workers: whichever says that something is to be brought, one brings it.
-        self._gateway = f"{socket.gethostname()}:{folder.absolute()}"
+        name = f"{socket.gethostname()}:{folder.absolute()}"
+        self._gateway = f"{EPHEMERAL}{name}" if ephemeral else name
         self._keys: deque[int] = deque(maxlen=_DOUBTFUL_LOOKS)
         self._since = -1
         self._remembered = Known()
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
+        self._unlock()
+        if self._worker >= 0:
+            os.close(self._worker)
 
     async def first_look(self) -> None:
         """Before anybody asks: whether there is something to bring is known to all at once."""
         if self._redis is not None:
+            with contextlib.suppress(OSError):  # without a disk nobody says goodbye
+                self._worker = os.open(self._workers, os.O_RDWR | os.O_CREAT, 0o600)
+                fcntl.flock(self._worker, fcntl.LOCK_SH)
             with contextlib.suppress(DiskAway):
                 last = await self._disk.run(ConversationDisk.looked)
-                self._redis.known = Known(last.epoch, last.since, last.seen, last.gateways)
+                epoch, since, seen, left, _, gateways = last
+                self._redis.known = Known(epoch, since, seen, left, gateways=gateways)
             with contextlib.suppress(DiskAway, RedisAway):
                 await self._tell(self._redis)
 
@@ -75,6 +94,31 @@ class Upkeep:
         if self._redis is not None and self._redis.up:
             with contextlib.suppress(RedisAway):
                 await self._redis.look(self._gateway, "dirty")
+
+    async def leave(self) -> None:
+        """Says goodbye, if the folder ends with the gateway and this worker is its last.
+
+        `follow` has ended, and nothing is put any more.
+        """
+        self._unlock()  # for the one that is last
+        if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
+            try:
+                async with asyncio.timeout(GOODBYE_S):
+                    await self._say_goodbye(self._redis)
+            except (DiskAway, RedisAway, TimeoutError):
+                log.warning("other gateways wait for what is kept here alone: Redis has not all")
+            else:
+                log.info("no other gateway waits for what was kept here: Redis has it")
+
+    async def _say_goodbye(self, redis: RedisThreads) -> None:
+        while True:
+            while await self._tell(redis):
+                await self._bring(redis)
+            look = await redis.look(self._gateway)
+            told = (look.known.epoch, look.dirty)
+            if (await redis.look(self._gateway, "bye", told)).whole:
+                return
+            await asyncio.sleep(_STEP_S)
 
     async def follow(self) -> None:
         """Until cancelled."""
@@ -135,8 +179,9 @@ class Upkeep:
     async def _remember(self, known: Known) -> None:
         last = self._remembered
         if known._replace(seen=last.seen) != last or known.seen >= last.seen + _REMEMBERED_MS:
-            epoch, since, seen, gateways = known
-            looked = Looked(epoch, since, seen, self._keys[0], gateways)
+            looked = Looked(
+                known.epoch, known.since, known.seen, known.left, self._keys[0], known.gateways
+            )
             with contextlib.suppress(DiskAway):
                 await self._disk.run(lambda disk: disk.set_looked(looked))
                 self._remembered = known
@@ -174,6 +219,22 @@ class Upkeep:
                 os.close(file)
                 return False
             self._file = file
+        return True
+
+    def _unlock(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _is_last(self) -> bool:
+        """Of the gateway's workers; whoever asks this uses the folder no more."""
+        if self._worker < 0:
+            return False
+        try:
+            fcntl.flock(self._worker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            # It may have lost its own lock by that, which is as well.
+            return False
         return True
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from gateway.config.settings import Settings
+from gateway.conversations.upkeep import GOODBYE_S
 from ops.deployment.launch import Launch, command, shell_text
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -198,7 +199,11 @@ def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(port) in [port["port"] for port in service["spec"]["ports"]]
     spec = _of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
     needed = _gateway()["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert spec["terminationGracePeriodSeconds"] > needed + int(values["GATEWAY_SHUTDOWN_GRACE"])
+    needed += int(values["GATEWAY_SHUTDOWN_GRACE"]) + GOODBYE_S
+    assert spec["terminationGracePeriodSeconds"] > needed
+    # Its disk ends with the pod: other gateways are not to wait for it.
+    [store] = [v for v in spec["volumes"] if v["name"] == "adapters"]
+    assert ("emptyDir" in store) == (values["GATEWAY_STORE_EPHEMERAL"] == "true")
 
 
 def _gateway() -> Object:

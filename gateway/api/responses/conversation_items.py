@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -34,23 +34,35 @@ _CONVERSATION = re.compile(GROWING + r"[0-9a-f]{32}")
 _FEW, _MANY = 16, 1000
 
 
+class Head(NamedTuple):
+    """What a conversation is called by.
+
+    Attributes:
+        told: `created_at` and `metadata`.
+        began: `Conversations.time` when it was created.
+    """
+
+    told: dict[str, Any]
+    began: int
+
+
 async def head_of(
     kept: Conversations, tenant: str, conversation: str, param: str | None = None
-) -> dict[str, Any]:
-    """`created_at` and `metadata`. Raises NotFound."""
+) -> Head:
+    """Raises NotFound."""
     [record] = await kept.get(tenant, [conversation])
     if record is None or not is_conversation(conversation):
         raise NotFound(f"Conversation with id '{conversation}' not found.", param=param)
-    head: dict[str, Any] = orjson.loads(record.data)
-    return head
+    return Head(orjson.loads(record.data), record.order)
 
 
 def is_conversation(text: str) -> bool:
     return _CONVERSATION.fullmatch(text) is not None
 
 
-def head_record(conversation: str, head: dict[str, Any]) -> Record:
-    return Record(conversation, orjson.dumps(head), version=microseconds())
+def head_record(conversation: str, head: Head) -> Record:
+    data = orjson.dumps(head.told)
+    return Record(conversation, data, version=microseconds(), order=head.began)
 
 
 def item_records(conversation: str, items: Sequence[Item], last: int) -> list[Record]:

@@ -18,6 +18,7 @@ from gateway.api.messages import Strict
 from gateway.api.responses import items
 from gateway.api.responses.chats import validated
 from gateway.api.responses.conversation_items import (
+    Head,
     add_items,
     delete_all,
     head_of,
@@ -85,7 +86,8 @@ async def create(request: Request) -> Response:
     async with asking(request, counted=True) as ask:
         wanted = await ask.intake.read(partial(validated, NewConversation))
         conversation = f"conv_{secrets.token_hex(16)}"
-        head = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
+        told = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
+        head = Head(told, ask.kept.time)
         await ask.kept.put(ask.tenant, [head_record(conversation, head)])
         if wanted.items:
             await _add(ask, conversation, wanted.items)
@@ -111,7 +113,7 @@ async def update(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
         wanted = await ask.intake.read(partial(validated, ChangedConversation))
         head = await head_of(ask.kept, ask.tenant, conversation_id)
-        head["metadata"] = wanted.metadata or {}
+        head.told["metadata"] = wanted.metadata or {}
         await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
         return _told(conversation_id, head)
 
@@ -190,8 +192,8 @@ def _page(page: Page, data: Sequence[bytes]) -> bytes:
     return page.of(orjson.loads(b"[" + b",".join(data) + b"]"))
 
 
-def _told(conversation: str, head: dict[str, Any]) -> Response:
-    return _json(Conversation(id=conversation, **head))
+def _told(conversation: str, head: Head) -> Response:
+    return _json(Conversation(id=conversation, **head.told))
 
 
 def _json(answer: Strict) -> Response:

@@ -50,6 +50,7 @@ class Keeping:
         own: its new items as JSON, which is less than what was read of them.
         conversation: whose items these become, with those of the answer, behind the place `last`.
         turns: of its prompt.
+        began: `Conversations.time` of its request.
     """
 
     service: Service
@@ -62,6 +63,7 @@ class Keeping:
     conversation: str | None
     last: int
     turns: KnownTurns
+    began: int
 
     @property
     def keeps(self) -> bool:
@@ -89,7 +91,7 @@ class Keeping:
         if self.stored:
             turned = bool(self.turns.new) and version == FINISHED
             data = encode(response, orjson.dumps(own), self.chain, self.before, turned=turned)
-            records.append(Record(told["id"], data, version))
+            records.append(Record(told["id"], data, version, order=self.began))
             if turned:
                 records.append(turns_record(told["id"], self.turns.new))
         if conversation is not None and told["status"] in ("completed", "incomplete"):
@@ -152,6 +154,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
         conversation=asked.conversation_id,
         last=place,
         turns=KnownTurns(service.prompts, before.turns),
+        began=ask.kept.time,
     )
     return Settled(chat, found, keeping)
 

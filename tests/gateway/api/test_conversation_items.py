@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.responses.conversation_items import delete_all, head_record
+from gateway.api.responses.conversation_items import Head, delete_all, head_record
 from gateway.api.responses.stored import MOST_ITEMS
 from gateway.conversations.record import MAX_MEMBERS, MAX_READ, Record
 from gateway.conversations.store import Conversations
@@ -26,7 +26,7 @@ async def test_what_cannot_be_read_is_deleted(tmp_path: Path, count: int, size: 
     assert count > MOST_ITEMS or count * size > MAX_READ
     items = [_item(number, size) for number in range(count)]
     async with Conversations(tmp_path, ttl_s=1000, tenant_bytes=2**28) as kept:
-        await kept.put("t", [head_record(CONVERSATION, {})])
+        await kept.put("t", [head_record(CONVERSATION, Head({}, 0))])
         each = count if size == 1 else 1
         for start in range(0, count, each):
             await kept.put("t", items[start : start + each])
@@ -41,7 +41,7 @@ async def test_what_cannot_be_read_is_deleted(tmp_path: Path, count: int, size: 
 
 async def test_a_deletion_that_ended_midway_is_ended_by_the_next(tmp_path: Path) -> None:
     async with Conversations(tmp_path, ttl_s=1000, tenant_bytes=2**28) as kept:
-        await kept.put("t", [head_record(CONVERSATION, {}), _item(1, 1)])
+        await kept.put("t", [head_record(CONVERSATION, Head({}, 0)), _item(1, 1)])
         await kept.delete("t", [CONVERSATION])
         await delete_all(kept, "t", CONVERSATION)
         assert await kept.get("t", ["msg_1"]) == [None]

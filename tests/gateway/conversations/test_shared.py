@@ -77,7 +77,7 @@ def test_tenants_are_apart(shared: Callable[..., SharedConversations]) -> None:
     for name in names:
         found = one.get(name, ["conv_1"])["conv_1"].record
         assert found.data == (b"" if name == "a" else name.encode() + b"'s")
-        ids, records, _ = one.members(name, "conv_1", -1, 10)
+        ids, records, *_ = one.members(name, "conv_1", -1, 10)
         assert (ids, list(records)) == (([], []) if name == "a" else (["m"], ["m"]))
 
 
@@ -86,7 +86,7 @@ def test_members_come_by_order(shared: Callable[..., SharedConversations]) -> No
     first = 1_800_000_000_000_000_000  # a float could not tell it from the next
     items = [Record(f"msg_{n}", b"x", 0, "conv_1", first + n) for n in range(20)]
     one.put("", [Record("conv_1", b"head"), *items[10:], *items[:10]])
-    ids, copies, _ = one.members("", "conv_1", -1, 1000)
+    ids, copies, *_ = one.members("", "conv_1", -1, 1000)
     assert [copies[id_].record for id_ in ids] == items
     assert one.members("", "conv_1", first + 4, 3)[0] == ["msg_5", "msg_6", "msg_7"]
     # One moves to another group, and another place.
@@ -208,7 +208,7 @@ def test_a_conversation_is_evicted_whole(shared: Callable[..., SharedConversatio
         assert 0 < evicted <= 256
         assert one.get("", ["conv_1"]) == {}, "items are missing, and nobody is told"
         assert one.members("", "conv_1", -1, 1000).epoch == -1
-    assert one.members("", "conv_1", -1, 1000) == Members([], {}, -1)
+    assert one.members("", "conv_1", -1, 1000) == Members([], {}, -1, 0)
     assert set(one.deleted()) == {("", "conv_1", True)}
 
 

@@ -1,0 +1,291 @@
+"""Gateways whose disks end with them, at one real Redis.
+
+Nobody waits for one that said goodbye, and nothing is read short for want of what it alone had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.conversations import shared as shared_module
+from gateway.conversations import upkeep as upkeep_module
+from gateway.conversations.record import FINAL, Record
+from gateway.conversations.store import Conversations
+from gateway.errors import ConversationsUnavailable
+from tests.support.redis_server import RedisServer
+
+T = TypeVar("T")
+
+_GATEWAYS = "conversations:{all}:gateways"
+_LOST, _LEFT = "conversations:{all}:lost", "conversations:{all}:left"
+
+
+@contextlib.asynccontextmanager
+async def _gateway(folder: Path, url: str) -> AsyncIterator[Conversations]:
+    bounds = {"ttl_s": 10**6, "tenant_bytes": 8 * 1024 * 1024}
+    async with Conversations(folder, url, **bounds, ephemeral=True) as store:
+        following = asyncio.create_task(store.follow())
+        try:
+            yield store
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def _patiently(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """As a client that tries again after 503."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(ConversationsUnavailable):
+                return await ask()
+            await asyncio.sleep(0.05)
+
+
+def _number(at_redis: redis.Redis, key: str) -> int:
+    return int(at_redis.get(key) or 0)
+
+
+def _item(conversation: str, place: int) -> Record:
+    return Record(f"{conversation}/{place}", b"x", FINAL, conversation, place)
+
+
+async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_short(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    url = redis_server.url
+    async with AsyncExitStack() as new, AsyncExitStack() as old:
+        one = await old.enter_async_context(_gateway(tmp_path / "1", url))
+        two = await old.enter_async_context(_gateway(tmp_path / "2", url))
+        head = Record("conv_1", b"head", order=one.time)
+        await one.put("t", [head, _item("conv_1", 0)])
+        await two.put("t", [_item("conv_1", 1)])
+        running = Record("resp_3", b"half", 1, order=one.time)
+        await one.put("t", [running])
+        for id_ in ("resp_1", "resp_2"):
+            await one.put("t", [Record(id_, b"x", FINAL)])
+        three = await new.enter_async_context(_gateway(tmp_path / "3", url))
+        # It has a part of it, as of other things.
+        assert await _patiently(lambda: three.get("t", ["conv_1", "resp_3"])) == [head, running]
+        assert await three.members("t", "conv_1", limit=1) == [_item("conv_1", 0)]
+        assert None not in await three.get("t", ["resp_2"])
+        await two.put("t", [_item("conv_1", 2), running._replace(data=b"whole", version=FINAL)])
+        await old.aclose()
+        assert len(at_redis.hkeys(_GATEWAYS)) == 1
+        # As long as Redis has them they are all there, whoever has gone.
+        assert len(await three.members("t", "conv_1")) == 3
+        await _until(lambda: three.time > _number(at_redis, _LEFT) > 0)
+        fresh = Record("conv_2", b"head", order=three.time)
+        await three.put("t", [fresh, _item("conv_2", 0)])
+        ids = ["conv_1", "conv_2", "resp_1", "resp_2", "resp_3"]
+        for _ in range(2):  # however often
+            at_redis.flushall()
+            found = await _patiently(lambda: three.get("t", ids))
+            assert found == [None, fresh, None, Record("resp_2", b"x", FINAL), None]
+            assert await three.members("t", "conv_2") == [_item("conv_2", 0)]
+            with pytest.raises(ConversationsUnavailable):
+                await three.members("t", "conv_1")
+        # It still can be deleted.
+        assert await three.members("t", "conv_1", whole=False)
+
+
+async def test_one_that_comes_later_learns_what_may_be_short(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """Whoever knows that a gateway has gone tells it to a Redis that does not any more."""
+    url = redis_server.url
+    async with _gateway(tmp_path / "2", url) as two:
+        async with _gateway(tmp_path / "1", url) as one:
+            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            await _patiently(lambda: two.get("t", ["conv_1"]))
+        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        left = _number(at_redis, _LEFT)
+    # The second one has gone as well, but comes back with its disk: its container was started anew.
+    at_redis.flushall()
+    async with _gateway(tmp_path / "2", url) as two, _gateway(tmp_path / "3", url) as three:
+        assert _number(at_redis, _LOST) >= left
+        for store in (two, three):
+            assert await _patiently(lambda store=store: store.get("t", ["conv_1"])) == [None]
+
+
+async def test_what_redis_lost_with_a_goodbye_is_not_read_short(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    """It has lost its last moments, and with them what that gateway wrote before."""
+    url = redis_server.url
+    async with _gateway(tmp_path / "2", url) as two:
+        async with _gateway(tmp_path / "1", url) as one:
+            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            assert len(await _patiently(lambda: two.members("t", "conv_1"))) == 1
+            at_redis.save()
+            await one.put("t", [_item("conv_1", 1)])
+        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        epoch = at_redis.get("conversations:{all}:epoch")
+        redis_server.kill()
+        redis_server.start()
+        await _until(lambda: at_redis.get("conversations:{all}:epoch") != epoch)
+        with pytest.raises(ConversationsUnavailable):
+            await two.members("t", "conv_1")
+        # It is an hour later; Redis has it on its list again.
+        [gone] = [name for name in at_redis.hkeys(_GATEWAYS) if name.endswith(b"/1")]
+        at_redis.hset(_GATEWAYS, gone, b"1 1")
+        assert await _patiently(lambda: two.get("t", ["conv_1"])) == [None]
+
+
+async def test_one_that_dies_is_waited_for(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    url = redis_server.url
+    async with _gateway(tmp_path / "2", url) as two:
+        async with _gateway(tmp_path / "1", url) as one:
+            await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
+            await _patiently(lambda: two.get("t", ["conv_1"]))
+            [died] = [name for name in at_redis.hkeys(_GATEWAYS) if name.endswith(b"/1")]
+        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        # As if it had not come to say it.
+        at_redis.delete(_LEFT, _LOST)
+        at_redis.hset(_GATEWAYS, died, b"0 %d" % two.time)
+        with pytest.raises(ConversationsUnavailable):
+            await two.get("t", ["resp_9"])
+        # Given up, it may have had more than there is of what was brought.
+        long_ago = two.time - shared_module.GONE_MS - 1000
+        at_redis.hset(_GATEWAYS, died, b"0 %d" % long_ago)
+        await _until(lambda: _number(at_redis, _LOST) > 0)
+        assert _number(at_redis, _LEFT) == _number(at_redis, _LOST)
+
+
+async def test_nobody_says_goodbye_with_something_that_redis_has_not(
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = redis_server.url
+    caplog.set_level(logging.INFO, upkeep_module.__name__)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_S", 0.5)
+    async with _gateway(tmp_path / "1", url) as one:
+        at_redis.config_set("maxmemory", 1)
+        await one.put("t", [Record("resp_1", b"on disk", FINAL)])
+    assert "Redis has not all" in caplog.text
+    assert at_redis.hlen(_GATEWAYS) == 1
+    at_redis.config_set("maxmemory", 0)
+    # What was written last is brought before.
+    async with _gateway(tmp_path / "1", url) as one:
+        redis_server.kill()
+        await one.put("t", [Record("resp_2", b"on disk", FINAL)])
+        redis_server.start()
+        monkeypatch.setattr(upkeep_module, "GOODBYE_S", 60)
+    assert at_redis.hlen(_GATEWAYS) == 0
+    async with _gateway(tmp_path / "2", url) as two:
+        assert None not in await _patiently(lambda: two.get("t", ["resp_1", "resp_2"]))
+
+
+async def test_the_last_worker_says_goodbye(
+    redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
+) -> None:
+    url = redis_server.url
+    async with _gateway(tmp_path / "1", url) as second:
+        async with _gateway(tmp_path / "1", url):
+            pass
+        assert at_redis.hlen(_GATEWAYS) == 1
+        await second.put("t", [Record("resp_1", b"x", FINAL)])
+    assert at_redis.hlen(_GATEWAYS) == 0
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "stop", "begin", "add", "add", "peek", "wait", "flush"]),
+        st.integers(0, 2),
+        st.integers(0, 3),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(_STEPS)
+def test_no_rollouts_and_flushes_make_a_conversation_short(
+    shared_redis: RedisServer, steps: list[tuple[str, int, int]]
+) -> None:
+    async def run(at_redis: redis.Redis, folder: Path) -> None:
+        at_redis.flushall()
+        alive: list[tuple[Conversations, AsyncExitStack]] = []
+        said: dict[str, list[Record]] = {}
+        count = 0
+
+        async def start() -> None:
+            nonlocal count
+            count += 1
+            stack = AsyncExitStack()
+            gateway = _gateway(folder / str(count), shared_redis.url)
+            alive.append((await stack.enter_async_context(gateway), stack))
+
+        async def head_of(store: Conversations, name: str) -> Record | None:
+            [head] = await _patiently(lambda: store.get("t", [name]))
+            return head
+
+        await start()
+        for step, at, which in [*steps, ("flush", 0, 0)]:
+            store, stack = alive[at % len(alive)]
+            name = f"conv_{which % len(said)}" if said else ""
+            if step == "start" and len(alive) < 3:
+                await start()
+            elif step == "stop" and len(alive) > 1:
+                alive.remove((store, stack))
+                await stack.aclose()
+            elif step == "begin":
+                name = f"conv_{len(said)}"
+                await _patiently(
+                    lambda name=name, store=store: store.put(
+                        "t", [Record(name, b"head", order=store.time)]
+                    )
+                )
+                said[name] = []
+            elif step == "add" and name and await head_of(store, name):
+                item = _item(name, len(said[name]))
+                await _patiently(lambda item=item, store=store: store.put("t", [item]))
+                said[name].append(item)
+            elif step == "peek" and name and await head_of(store, name):
+                await _patiently(lambda name=name, store=store: store.members("t", name, limit=1))
+            elif step == "wait":
+                before = store.time
+                await _until(lambda before=before, store=store: store.time > before)
+            elif step == "flush":
+                at_redis.flushall()
+        for store, _ in alive:
+            for name, items in said.items():
+                if await head_of(store, name) is not None:
+                    found = await _patiently(
+                        lambda name=name, store=store: store.members("t", name)
+                    )
+                    assert found == items
+        for _, stack in alive:
+            await stack.aclose()
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        shared_redis.client() as at_redis,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        patch.setattr(upkeep_module, "LOOK_S", 0.03)
+        patch.setattr(shared_module, "_SETTLED_MS", 300)
+        asyncio.run(run(at_redis, Path(folder)))
