@@ -17,11 +17,12 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/tools/bin/pip install --require-hashes --requirement requirements/tools.txt
 # Dependencies change less often than code and have a layer of their own. uv takes a tenth of pip's
 # time. It does not read pip's configuration: where that is what leads to a registry, pip installs.
+# The file has all that is needed; dependencies of it that it does not name are never imported.
 RUN --mount=type=cache,target=/root/.cache \
     /opt/tools/bin/uv pip install --python /opt/venv/bin/python \
-        --require-hashes --requirement requirements/gateway.txt \
+        --no-deps --require-hashes --requirement requirements/gateway.txt \
     || /opt/tools/bin/pip --python /opt/venv/bin/python install \
-        --require-hashes --requirement requirements/gateway.txt
+        --no-deps --require-hashes --requirement requirements/gateway.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY adapters adapters
 COPY gateway gateway

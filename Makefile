@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for file in triton_repo/*/1/*.py; do MYPYPATH=$$(dirname $$file) $(BIN)/mypy $$file || exit; done
+	for model in triton_repo/*/1; do MYPYPATH=$$model $(BIN)/mypy $$model/*.py || exit; done
 	MYPYPATH=triton_repo/tensorrt_llm/1 $(BIN)/mypy triton_repo/gpt/tensorrt_llm/1/model.py
 	MYPYPATH=triton_repo/llmapi/tensorrt_llm/1 $(BIN)/mypy triton_repo/llmapi/tensorrt_llm/1/model.py
 
@@ -67,7 +67,8 @@ lock: setup
 	$(LOCK) pyproject.toml --all-extras --output-file requirements/dev.txt
 	$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt \
 		--output-file requirements/local.txt
-	$(LOCK) pyproject.toml --output-file requirements/gateway.txt
+	$(LOCK) pyproject.toml --excludes requirements/excluded.txt \
+		--output-file requirements/gateway.txt
 
 # uv takes a tenth of pip's CPU time. It does not read pip's configuration: where that is what leads
 # to a registry, pip installs.

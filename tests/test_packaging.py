@@ -8,6 +8,7 @@ import sys
 import tomllib
 import zipfile
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,31 @@ def test_the_locks_agree() -> None:
                 }, f"`make lock`: {package} differs between {name}.txt and dev.txt"
 
 
+def test_the_gateway_starts_without_what_its_lock_leaves_out() -> None:
+    """The image installs that lock and nothing else."""
+    installed = {canonicalize_name(name) for name in locked("gateway")}
+    top_level = packages_distributions()
+    missing = sorted(
+        module
+        for module, names in top_level.items()
+        if not {canonicalize_name(name) for name in names} & (installed | {PROJECT["name"]})
+    )
+    assert {"transformers", "huggingface_hub", "ml_dtypes", "rapidjson"} <= set(missing)
+    program = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({missing}))\n"
+        "import gateway.server, gateway.triton.grpcio, gateway.triton.logits\n"
+        "import gateway.sources.remote, ops.commands.lora, ops.commands.key, adapters.convert\n"
+        "import httpx; httpx.Client()  # imports httpcore\n"
+        "from ops.cli import main\n"
+        "main(['key', '--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_dependency_has_an_upper_bound() -> None:
     unbounded = [
         line
@@ -92,7 +118,8 @@ def test_every_dependency_has_an_upper_bound() -> None:
 
 
 def test_what_builds_the_project_is_locked() -> None:
-    assert set(PYPROJECT["build-system"]["requires"]) <= set(TOOLS)
+    hook = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    assert {*PYPROJECT["build-system"]["requires"], *hook["dependencies"]} <= set(TOOLS)
 
 
 def test_the_wheel_holds_the_product_and_its_data(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ class Prompts:
         """Reads a Hugging Face tokenizer folder.
 
         Raises OSError where a file is missing or cannot be read, ValueError naming what is broken.
-        A folder without `tokenizer.json` (sentencepiece only) is converted with transformers.
+        A folder without `tokenizer.json` (sentencepiece only) is converted with transformers,
+        of the extra `sentencepiece`.
         """
         config = _read_json(folder / "tokenizer_config.json")
         template_file = folder / "chat_template.jinja"
@@ -345,7 +346,13 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     if not (folder / "tokenizer.model").is_file():
         raise FileNotFoundError(f"no tokenizer.json or tokenizer.model in {folder}")
     with _naming(folder / "tokenizer.model"):
-        from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import and rarely needed
+        try:
+            from transformers import AutoTokenizer  # noqa: PLC0415 - slow to import, rarely needed
+        except ImportError:
+            raise ValueError(
+                "only transformers can convert this, and it is not installed: save a "
+                "tokenizer.json beside it, or install the extra `sentencepiece`"
+            ) from None
 
         tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
         assert isinstance(tokenizer, Tokenizer)

@@ -1,0 +1,64 @@
+"""The wheel whose token path is compiled: what its modules do is what their sources say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"][
+    "build"
+]["targets"]["wheel"]["hooks"]["custom"]
+# Of each module those that are about it; of a served stream, its faults and those that leave it.
+TESTS = (
+    "tests/gateway/api/test_answers.py",
+    "tests/gateway/api/test_request_ends.py",
+    "tests/gateway/pipeline/test_faults.py",
+    "tests/gateway/tokenization/test_text_stream.py",
+    "tests/gateway/tokenization/test_vocabulary.py",
+    "tests/gateway/triton/http2",
+    "tests/gateway/triton/test_response_template.py",
+    "tests/gateway/triton/test_transports.py",
+    "tests/test_compiled.py::test_what_is_listed_is_what_is_imported",
+)
+_COMPILED = "TOKEN_PATH_IS_COMPILED"
+
+
+@pytest.mark.skipif(_COMPILED not in os.environ, reason="run by the test below")
+@pytest.mark.parametrize("path", HOOK["modules"])
+def test_what_is_listed_is_what_is_imported(path: str) -> None:
+    name = path.removesuffix(".py").replace("/", ".")
+    module = import_module(name)
+    assert module.__file__ is not None
+    assert module.__file__.endswith(".so")
+
+
+@pytest.mark.slow
+def test_the_compiled_token_path_passes_the_tests_of_its_sources(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [Path(sys.executable).parent / "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT,
+        env=os.environ | {"HATCH_BUILD_HOOK_ENABLE_CUSTOM": "true"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    assert not wheel.name.endswith("-none-any.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    # Appended, the checkout comes behind the installed packages; a working directory, before them.
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=append", "-n", "2"]
+    command += ["--dist", "loadfile", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1", _COMPILED: "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
