@@ -64,7 +64,8 @@ class TextDelta(NamedTuple):
 
     `ids` are those of this delta. `finish` is set on the last delta and only there, with the `stop`
     string that was reached where it was one. Where a message is read for tool calls or reasoning,
-    `events` say what the text is, and lag behind it while that is undecided.
+    `events` say what the text is, and lag behind it while that is undecided. `continued` is set on
+    the last delta of what was sampled by two replicas.
     """
 
     text: str
@@ -75,6 +76,7 @@ class TextDelta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     events: tuple[MessageEvent, ...] | None = None
     stop: str | None = None
+    continued: bool = False
 
 
 class Sink(Protocol):

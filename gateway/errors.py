@@ -222,5 +222,9 @@ class InternalError(GatewayError):
     """A mistake of ours. What it was is in the log alone."""
 
 
+class ReplicaLeft(Exception):
+    """A stream leaves a replica that is to have none, and goes on at another one."""
+
+
 class ClientDisconnected(Exception):
     """The client left. Nobody is there to be told."""

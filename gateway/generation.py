@@ -19,6 +19,7 @@ from guides.kinds import Kind, Policy
 _LEAST = 1e-6
 MAX_CHOICES = 128
 """In one request, over all its prompts."""
+MAX_SEED = 2**63 - 1
 
 
 PlainParameter = Literal["frequency_penalty", "presence_penalty", "repetition_penalty"]
@@ -242,6 +243,8 @@ class Meter:
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
     """Of the models that have answered, by the place of the generation in the request."""
+    continued: int = 0
+    """How often one of its choices has gone on at another replica."""
     first_token: float | None = None
     """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
 

@@ -109,6 +109,19 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.continued = Counter(
+            "gateway_generations_continued_total",
+            "Times that a generation went on at another replica: its own had failed, or was "
+            "drained.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.continued_tokens = Counter(
+            "gateway_generations_continued_tokens_total",
+            "Tokens of prompts and answers that another replica was given for that; no tenant is "
+            "charged for them.",
+            registry=self.registry,
+        )
         self.cold_sends = Counter(
             "gateway_lora_cold_sends_total",
             "Requests that carried LoRA weights, by adapter and cause.",
@@ -249,6 +262,11 @@ class Metrics:
 
     def count_stop(self, reason: StopReason) -> None:
         self.stops.labels(reason).inc()
+
+    def count_continued(self, tokens: int, *, failed: bool) -> None:
+        """`tokens` are those of the prompt that goes on."""
+        self.continued.labels("failed" if failed else "drained").inc()
+        self.continued_tokens.inc(tokens)
 
     def count_cold_send(self, sent: ColdSend) -> None:
         self.cold_sends.labels(sent.adapter, sent.cause).inc()

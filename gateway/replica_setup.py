@@ -37,6 +37,7 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             tokens_per_block=settings.tokens_per_block,
         ),
         partial(_places, settings),
+        drain_grace_s=settings.replica_drain_grace,
     )
 
 

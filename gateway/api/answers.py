@@ -240,7 +240,10 @@ class Answer:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])
         if self._prompt_ids is not None:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
-        return choice | {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
+        choice |= {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
+        if deltas[-1].continued:
+            choice["continued"] = True
+        return choice
 
     def _of_prompt(self, prompt: int) -> dict[str, Any]:
         """What is wanted of a prompt; vLLM has it beside the choices of a chat, else in them."""

@@ -117,7 +117,8 @@ class Frames:
             frames += self._text_before + orjson.dumps(delta.text) + after
         if delta.finish is not None:
             frames += self._closing + self._taken()
-            frames += b',"finish_reason":"' + delta.finish.encode() + b'"}]'
+            frames += b',"finish_reason":"' + delta.finish.encode()
+            frames += b'","continued":true}]' if delta.continued else b'"}]'
             frames += self._usage + _END
         return frames
 

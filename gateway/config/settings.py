@@ -163,6 +163,18 @@ class Settings(BaseSettings):
         "answer; another replica is asked then, else the answer is 503. Some of its releases leave "
         "errors unanswered. Longer than the engine lets requests wait under load.",
     )
+    continuations: int = Field(
+        2,
+        ge=0,
+        description="How many failures of replicas a streamed or whole answer outlives behind its "
+        "first token: another replica goes on with it. 0 turns that off, and answers then stay on "
+        "a replica that is drained.",
+    )
+    replica_drain_grace: Seconds = Field(
+        10.0,
+        description="Seconds that answers get to end on a replica that is drained, or that the "
+        "configuration or DNS names no more, before another one goes on with them.",
+    )
     keep_alive: Seconds = Field(
         10.0,
         description="Seconds without a first token after which a stream whose turn it is sends "
@@ -296,6 +308,12 @@ class Settings(BaseSettings):
         description="Folder that keeps all adapter versions durably, keys made over the API, and "
         "conversations.",
     )
+    store_ephemeral: bool = Field(
+        False,
+        description="Whether GATEWAY_STORE_DIR ends with this gateway, as a pod's emptyDir does: "
+        "when it is stopped it makes sure that Redis has all conversations that it kept, and no "
+        "other gateway waits for them.",
+    )
     redis_url: str | None = Field(
         None,
         description="Redis that shares adapters, limits and keys between gateways: redis://, "
@@ -308,12 +326,6 @@ class Settings(BaseSettings):
         default=0.25,
         gt=0,
         description="Seconds that Redis may take to count a request for its tenant's limits. A "
-    store_ephemeral: bool = Field(
-        False,
-        description="Whether GATEWAY_STORE_DIR ends with this gateway, as a pod's emptyDir does: "
-        "when it is stopped it makes sure that Redis has all conversations that it kept, and no "
-        "other gateway waits for them.",
-    )
         "request waits for twice that at most; then they are counted as when_redis_is_away says.",
     )
     redis_ttl: int | None = Field(

@@ -69,7 +69,8 @@ class RequestContext:
 
         `status` is what the request ended with, which headers that went out before cannot tell.
         `prompt_tokens` are those of the request, whatever came of it: the bill is the usage log.
-        `finish` has the reason of each choice that came to its end. `ttft_ms`, the time to the
+        `finish` has the reason of each choice that came to its end, `continued` says how often one
+        went on at another replica. `ttft_ms`, the time to the
         first token, and `duration_ms` count from the request's headers.
         """
         facts: dict[str, object] = {
@@ -84,6 +85,7 @@ class RequestContext:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": None,
             "finish": None,
+            "continued": None,
             "ttft_ms": None,
             "duration_ms": _milliseconds(time.perf_counter() - self.started),
         }
@@ -92,6 +94,7 @@ class RequestContext:
             facts["prompt_tokens"] = self.batch.prompt_tokens
             facts["completion_tokens"] = meter.tokens
             facts["finish"] = meter.finished
+            facts["continued"] = meter.continued or None
             if meter.first_token is not None:
                 facts["ttft_ms"] = _milliseconds(meter.first_token - self.started)
         return facts

@@ -1,23 +1,26 @@
-"""One generation on one replica; on another one when the first fails before its first token.
+"""One generation on one replica; on another one when the first fails.
 
-After the first token there is no second attempt: another engine would go on with another text.
+Before the first token it is asked for the same, behind it for what is left, where that can go on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from gateway.errors import (
+    EngineBroken,
     EngineError,
     EngineStepFailed,
     EngineUnavailable,
     Overloaded,
+    ReplicaLeft,
 )
-from gateway.generation import Batch, Lora
+from gateway.generation import Batch, Generation, Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
@@ -36,30 +39,38 @@ async def attempt(
     batch: Batch,
     index: int,
     ask: Callable[[ReplicaLease], Awaitable[T]],
+    go_on: Callable[[Replica, Exception], Generation | None] = lambda _replica, _error: None,
 ) -> T:
     """What `ask` returns. Raises TimeoutError from the batch's deadline on.
 
     `index` is the generation's place in the batch. `ask` says ``lease.answered()`` when the first
-    token is there.
+    token is there. `go_on` is told when that replica fails behind it, and says what `ask` asks for
+    next; None is the end.
     """
     tried: list[Replica] = []
     generation = batch.generations[index]
     lora = generation.params.lora
     home = _home_of(batch, index) if replicas.several else None
+    came = batch.came
     while True:
-        lease = replicas.pick(request, generation, home, tried, batch.came)
+        lease = replicas.pick(request, generation, home, tried, came)
         try:
             with lease, _using(lora, lease.replica):
                 if asyncio.get_running_loop().time() >= batch.deadline:
                     raise TimeoutError
                 return await ask(lease)
-        except (EngineUnavailable, Overloaded):
+        except (EngineUnavailable, EngineBroken, Overloaded, ReplicaLeft) as error:
             if lease.has_answered:
+                rest = None if isinstance(error, Overloaded) else go_on(lease.replica, error)
+                if rest is None:
+                    raise
+                # To a replica that is drained nothing goes that could go elsewhere.
+                generation, tried, came = rest, [lease.replica], math.inf
+                continue
+            if isinstance(error, EngineBroken):
                 raise
             tried.append(lease.replica)
-            if len(tried) == _ATTEMPTS or not replicas.has_other_than(
-                tried, generation, batch.came
-            ):
+            if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried, generation, came):
                 raise
         except EngineStepFailed as error:
             # No other replica is risked for it. Whether it was this request that ended the others

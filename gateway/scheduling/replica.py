@@ -51,7 +51,24 @@ class Replica:
     answered_at: float = 0.0
     """When it last gave somebody a first token, in `time.monotonic`."""
     leaving: bool = False
+    sends_away: bool = False
+    """Streams that can go on elsewhere do so now."""
+    grace: asyncio.TimerHandle | None = None
+    """Until they do, of one that is drained or leaves."""
     watch: asyncio.Task[None] | None = None
+
+    def keep(self) -> None:
+        """Its streams stay."""
+        self.sends_away = False
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+    def send_away(self, grace_s: float) -> None:
+        """Its streams go on elsewhere, so many seconds from when this was first said."""
+        if self.grace is None:
+            loop = asyncio.get_running_loop()
+            self.grace = loop.call_later(grace_s, setattr, self, "sends_away", True)
 
     @property
     def ready(self) -> bool:
@@ -153,13 +170,19 @@ class ReplicaLease:
             self.replica.lanes[self._lane] -= 1
             if not self.replica.lanes[self._lane]:
                 del self.replica.lanes[self._lane]
-        silent_s = time.monotonic() - max(self._began, self.replica.answered_at)
-        late = isinstance(error, TimeoutError) and not self._answered
-        # An EngineError is the answer to one request: its tenant could take the replica from all.
-        if (late and silent_s > _SILENCE_S) or isinstance(error, EngineUnavailable | EngineBroken):
+        if error is not None and self._blames(error):
             self.replica.breaker.failed(self._began, probe=self._probe)
         else:
             self.replica.breaker.undecided(probe=self._probe)
         if self._span is not None:
             self._span.end(error_type)
         self._released(self.replica)
+
+    def _blames(self, error: BaseException) -> bool:
+        """Whether it is the replica that has failed.
+
+        An EngineError is the answer to one request: its tenant could take the replica from all.
+        """
+        if isinstance(error, TimeoutError) and not self._answered:
+            return time.monotonic() - max(self._began, self.replica.answered_at) > _SILENCE_S
+        return isinstance(error, (EngineUnavailable, EngineBroken))

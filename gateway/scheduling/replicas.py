@@ -35,8 +35,11 @@ class Replicas:
         self,
         make: Callable[[str], Engine],
         limit: Callable[[ModelCapabilities], int | None] = lambda _: None,
+        *,
+        drain_grace_s: float,
     ) -> None:
-        """`limit` says how many requests a replica may have in flight, None without a limit."""
+        """`limit` says how many requests a replica may have in flight, None without a limit. One
+        that is drained, or leaves, keeps its streams for `drain_grace_s`."""
         self._make = make
         self._replicas: dict[str, Replica] = {}
         self._leaving: set[Replica] = set()
@@ -51,6 +54,7 @@ class Replicas:
         self._closing: set[asyncio.Task[None]] = set()
         self._seen_ready = asyncio.Event()
         self._draining = False
+        self._drain_grace_s = drain_grace_s
 
     def __iter__(self) -> Iterator[Replica]:
         """Those that have left and still finish what they have, and those of the configuration.
@@ -262,6 +266,7 @@ class Replicas:
         for endpoint in [e for e in self._replicas if e not in targets and not away]:
             replica = self._replicas.pop(endpoint)
             replica.leaving = True
+            replica.send_away(self._drain_grace_s)
             self._leaving.add(replica)
             log.info("replica %s leaves with %d requests", endpoint, replica.in_flight)
             self._released(replica)
@@ -285,9 +290,11 @@ class Replicas:
             return
         if target.drain:
             replica.drained_at = asyncio.get_running_loop().time()
+            replica.send_away(self._drain_grace_s)
             log.info("replica %s is drained of %d requests", replica.endpoint, replica.in_flight)
         else:
             replica.drained_at = None
+            replica.keep()
             log.info("replica %s takes requests again", replica.endpoint)
 
     def _look_at_kinds(self) -> None:
@@ -321,6 +328,7 @@ class Replicas:
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, replica: Replica) -> None:
+        replica.keep()
         if replica.watch is not None:
             replica.watch.cancel()
         await replica.engine.close()

@@ -52,6 +52,11 @@ class PieceStream:
         found = TextDelta(text, tokens, finish, self._stats, stop=stopped)
         return found if self._message is None else with_events(self._message, found)
 
+    @property
+    def at_end(self) -> bool:
+        """As of `TextStream`. Of text it is never known: what the engine holds back is not here."""
+        return False
+
     def cut_short(self) -> TextDelta:
         """The last delta, were this the limit of tokens."""
         self._max_tokens = self._tokens

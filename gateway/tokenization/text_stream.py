@@ -96,6 +96,11 @@ class TextStream:
         text = self._each(delta) if self._one_by_one else self._all(delta)
         return text if self._message is None else with_events(self._message, text)
 
+    @property
+    def at_end(self) -> bool:
+        """Whether an engine would have nothing to add to what has come."""
+        return self._tokens >= self._max_tokens or self._ends_with_stop_ids()
+
     def cut_short(self) -> TextDelta:
         """The last delta, were this the limit of tokens."""
         self._max_tokens = self._tokens

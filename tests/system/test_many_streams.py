@@ -75,7 +75,7 @@ def many_files() -> Iterator[None]:
 async def _open(port: int, *, seed: int, tokens: int) -> tuple[Any, Any]:
     """A stream whose first token has come."""
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
-    body = {"model": "demo", "prompt": "Z", "max_tokens": tokens, "seed": seed}
+    body = {"model": "demo", "prompt": "~", "max_tokens": tokens, "seed": seed}
     data = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
     writer.write(head.encode() + data)
@@ -95,7 +95,7 @@ async def _rest(reader: asyncio.StreamReader) -> str:
 async def _active(port: int) -> None:
     """A stream that comes whole."""
     reader, writer = await _open(port, seed=PAUSE_MS, tokens=TOKENS)
-    assert await _rest(reader) == "Z" * TOKENS
+    assert await _rest(reader) == "~" * TOKENS
     writer.close()
 
 

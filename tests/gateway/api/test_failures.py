@@ -45,6 +45,7 @@ _INTERNAL = {
     "gateway.conversations.disk.ForeignFile",
     "gateway.conversations.disk_thread.DiskAway",
     "gateway.conversations.redis_threads.RedisAway",
+    "gateway.errors.ReplicaLeft",
     "gateway.parsers.tools.parser.NotACall",
     "gateway.triton.http2.frames.ConnectionFault",
     "gateway.triton.pbtxt.PbtxtError",

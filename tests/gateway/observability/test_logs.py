@@ -31,7 +31,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 COMMON = {"time", "level", "logger", "message", "request_id", "trace_id"}
 OF_A_REQUEST = {
     "method", "path", "status", "error", "tenant", "model", "adapter_version", "replica",
-    "prompt_tokens", "completion_tokens", "finish", "ttft_ms", "duration_ms",
+    "prompt_tokens", "completion_tokens", "finish", "continued", "ttft_ms", "duration_ms",
 }  # fmt: skip
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.config.file import Configuration
 from gateway.deltas import TextDelta
 from gateway.errors import RequestTimeout
 from gateway.generation import Batch, Generation, GenerationParams, Options
+from gateway.http.exchange import Exchange
 from gateway.observability.logs import configure_logging
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
@@ -27,7 +27,7 @@ from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
 TEXT = "hello"
-_OF_A_REQUEST = (RequestResponseCycle, RequestContext, Batch, Generation)
+_OF_A_REQUEST = (Exchange, RequestContext, Batch, Generation)
 
 
 @pytest.fixture

@@ -1,0 +1,231 @@
+"""One choice that is sampled: its generation to the deltas of its answer.
+
+What happens once a token is `Choice._emit`, called from where the engine's bytes are received.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
+from gateway.errors import EngineBroken, EngineUnavailable, ReplicaLeft
+from gateway.generation import Batch, Generation, Running
+from gateway.observability.request_context import RequestContext
+from gateway.pipeline.continuation import Continuation
+from gateway.scheduling.attempts import attempt
+from gateway.scheduling.replica import Replica, ReplicaLease
+from gateway.service import Service
+from gateway.tokenization.piece_stream import PieceStream
+from gateway.tokenization.text_stream import TextStream
+from gateway.triton.token_stream import Aside
+
+
+class Choice:
+    """The generation at `index` of the batch; its last delta carries the finish reason."""
+
+    __slots__ = (
+        "_batch",
+        "_continuation",
+        "_generation",
+        "_index",
+        "_last",
+        "_of_model",
+        "_replica",
+        "_request",
+        "_service",
+        "_sink",
+        "_started",
+        "_stays",
+        "_text",
+    )
+
+    def __init__(
+        self, service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._batch = batch
+        self._index = index
+        self._sink = sink
+        self._generation = batch.generations[index]
+        self._continuation = Continuation(self._generation, service.settings.continuations)
+        self._of_model = service.metrics.of(model_name(service, self._generation))
+        self._started = time.perf_counter()
+        self._last = TextDelta("", 0)
+        self._text: TextStream | PieceStream
+        self._replica: Replica
+        # There is no other replica for it, so that it is not looked for with each token.
+        self._stays = False
+
+    async def run(self) -> None:
+        """Raises TimeoutError at the batch's deadline, and what the engine fails with."""
+        batch, index, metrics = self._batch, self._index, self._service.metrics
+        metrics.in_flight.inc()
+        self._of_model.prompt_tokens.inc(len(self._generation.prompt_ids))
+        batch.meter.running[index] = Running(lambda: self._last.tokens, self._cut_short)
+        try:
+            of_prompt = await _of_prompt(self._service, self._request, batch, index)
+            if of_prompt is not None:
+                self._sink.accept(index, of_prompt)
+                await self._sink.drain()
+                if not self._generation.max_tokens:
+                    self._last = of_prompt
+                    return
+            await self._generate()
+            await self._sink.drain()
+        finally:
+            metrics.in_flight.dec()
+            self._of_model.completion_tokens.inc(self._last.tokens)
+            del batch.meter.running[index]
+            batch.meter.add(self._last)
+            self._of_model.duration.observe(time.perf_counter() - self._started)
+
+    async def _generate(self) -> None:
+        service = self._service
+        try:
+            await attempt(
+                service.replicas, self._request, self._batch, self._index, self._ask, self._go_on
+            )
+        except (EngineUnavailable, EngineBroken):
+            # The replica may fail between the last token and the word that it was that.
+            if not self._last.tokens or not self._text.at_end:
+                raise
+            self._cut_short()
+
+    async def _ask(self, lease: ReplicaLease) -> None:
+        """What `attempt` asks of a replica: all of it, or what is left."""
+        batch, service = self._batch, self._service
+        if self._last.finish is not None:
+            return  # cut short while no replica had it
+        self._replica = lease.replica
+        sent = self._continuation.sent
+        if sent is None:
+            sent = batch.sends(self._index, lease.replica.kind)
+            self._text = text_stream(service, sent)
+        with lease.engine.generate(
+            sent, batch.deadline, lease.metadata, aside(service, batch)
+        ) as tokens:
+            first = await tokens.first()
+            answered(lease, batch, self._index)
+            self._emit(first)
+            while self._last.finish is None:
+                if self._replica.sends_away and not self._stays:
+                    self._leave()
+                await self._sink.drain()
+                await tokens.feed_deltas(self._emit)
+
+    def _emit(self, tokens: TokenDelta) -> bool:
+        """Once a token, from where its bytes are received."""
+        last = self._last
+        if last.finish is not None:
+            return False  # it came together with the end of a stop string
+        if not last.tokens and (tokens.ids or tokens.text):
+            now = time.perf_counter()
+            self._of_model.time_to_first_token.observe(now - self._started)
+            meter = self._batch.meter
+            meter.first_token = meter.first_token or now
+        self._continuation.ids.extend(tokens.ids)
+        last = self._last = self._marked(self._text.to_text(tokens))
+        return (
+            self._sink.accept(self._index, last)
+            and last.finish is None
+            and (self._stays or not self._replica.sends_away)
+        )
+
+    def _cut_short(self) -> None:
+        """Tokens that still come are passed over, and the first of them ends the stream."""
+        if self._last.tokens and self._last.finish is None:
+            self._last = self._marked(self._text.cut_short())
+            self._sink.accept(self._index, self._last)
+
+    def _marked(self, delta: TextDelta) -> TextDelta:
+        if delta.finish is not None and self._continuation.sampled_anew:
+            return delta._replace(continued=True)
+        return delta
+
+    def _leave(self) -> None:
+        """Raises ReplicaLeft where another replica can go on with it."""
+        if self._rest(self._replica, failed=False) is not None:
+            raise ReplicaLeft
+        self._stays = True
+
+    def _go_on(self, left: Replica, error: Exception) -> Generation | None:
+        failed = not isinstance(error, ReplicaLeft)
+        rest = self._rest(left, failed=failed)
+        if rest is not None:
+            self._continuation.goes_on(rest, failed=failed)
+            self._batch.meter.continued += 1
+            self._service.metrics.count_continued(len(rest.prompt_ids), failed=failed)
+        return rest
+
+    def _rest(self, left: Replica, *, failed: bool) -> Generation | None:
+        # Of an answer that came as text nobody knows the ids, whatever another kind would take.
+        if not isinstance(self._text, TextStream):
+            return None
+        rest = self._continuation.rest(failed=failed)
+        if rest is None or not self._service.replicas.has_other_than([left], rest):
+            return None
+        return rest
+
+
+def aside(service: Service, batch: Batch) -> Aside:
+    """Where this tenant's logits are worked on."""
+    return partial(service.logits.run, batch.caller.tenant, 0)
+
+
+def model_name(service: Service, generation: Generation) -> str:
+    """What metrics call the model that answers: the adapter, or the base model."""
+    lora = generation.params.lora
+    return lora.name if lora else service.settings.model_name
+
+
+def answered(lease: ReplicaLease, batch: Batch, index: int) -> None:
+    """The first token is there."""
+    lease.answered()
+    batch.meter.fingerprints[index] = lease.engine.fingerprint
+
+
+def text_stream(service: Service, generation: Generation) -> TextStream | PieceStream:
+    if generation.text is None:
+        return TextStream(service.prompts.vocabulary, generation)
+    return PieceStream(service.prompts.tokenizer, generation)
+
+
+async def _of_prompt(
+    service: Service, request: RequestContext, batch: Batch, index: int
+) -> TextDelta | None:
+    """The echoed prompt as the first delta, None where there is no echo.
+
+    It is the last one too when nothing is to be generated.
+    """
+    generation = batch.generations[index]
+    if generation.prompt_logprobs is not None:
+        batch.prompt_logprobs[index] = await _prompt_logprobs(service, request, batch, index)
+    if generation.echo is None and generation.max_tokens:
+        return None
+    logprobs: list[TokenLogprob] = []
+    count = generation.params.logprobs
+    if generation.echo is not None and count is not None:
+        offsets = service.prompts.vocabulary.offsets(generation.prompt_ids)
+        entries = zip(batch.prompt_logprobs[index], offsets, strict=True)
+        logprobs = [replace(e, top=e.top[:count], text_offset=at) for e, at in entries]
+    finish: FinishReason | None = None if generation.max_tokens else "length"
+    return TextDelta(generation.echo or "", 0, finish, logprobs=tuple(logprobs))
+
+
+async def _prompt_logprobs(
+    service: Service, request: RequestContext, batch: Batch, index: int
+) -> list[TokenLogprob]:
+    """Those of the prompt's tokens, from a run over it apart from the one that generates."""
+
+    async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
+        sent = batch.sends(index, lease.replica.kind)
+        found = await lease.engine.prompt_logprobs(
+            sent, batch.deadline, lease.metadata, aside(service, batch)
+        )
+        answered(lease, batch, index)
+        return found
+
+    return await attempt(service.replicas, request, batch, index, ask)

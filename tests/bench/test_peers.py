@@ -1,0 +1,52 @@
+"""The gateway beside compiled peers: the smallest run, and what is said where a peer is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from bench.servers import Bench, Unmeasured
+from bench.wheels import importable
+
+
+class Quiet:
+    def say(self, line: str) -> None:
+        pass
+
+
+def test_what_cannot_be_had_is_told_and_not_measured() -> None:
+    with pytest.raises(Unmeasured, match=r"nothing could not be installed: .*no_such_folder"):
+        importable(cast(Bench, Quiet()), "nothing", ["./no_such_folder"], ["no_such_module"])
+
+
+@pytest.mark.slow
+def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
+    """Each answers the same number of tokens to the same ids, or it would be left out."""
+    command = [sys.executable, "-m", "bench", "--quick", "--seconds", "0.4", "--only", "peers"]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    results = json.loads((tmp_path / "results.json").read_text())
+    missing = [note for note in results["notes"] if "could not be installed" in note]
+    if not results["parts"].get("peers") and missing:
+        pytest.skip(missing[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row.pop("what"): row for row in results["parts"]["peers"]}
+    assert missing or "SMG 1.13.0" in rows["MiB at start"], results["notes"]
+    assert rows["MiB at start"]["relay in C"] < 10 or shutil.which("gcc") is None
+    for name, row in rows.items():
+        # A peer may never stop what its client left.
+        assert math.isfinite(row["gateway"]), name
+        assert "stop" in name or all(math.isfinite(value) for value in row.values()), name
+    assert rows["stopped of 20 left before the first token"]["gateway"] == 20
