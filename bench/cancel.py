@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from bench.grpc_server import MARKED
 from bench.load import LETTER, Load, request, total
 from bench.measure import chat, percentile, wait_until
 from bench.pace import SILENT
 from bench.servers import Bench, Server, Unmeasured
-from bench.upstream import MARKED
 from ops.local_stack.ports import LOCALHOST
 
 _BEAT_MS = 20
@@ -24,6 +25,7 @@ _AFTER_S = 0.15
 _APART_S = 0.027
 _PATIENCE_S = 60.0
 """What has not come to Triton by then does not come."""
+_PEER_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,25 @@ def cancel(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
+def before_first_token(bench: Bench, server: Server, first: int, count: int) -> list[float]:
+    """Seconds from a client's leaving, before the first token, to the stop at the upstream.
+
+    Of those that are stopped at all; no others have the marks from `first` on.
+    """
+    (kind,) = (kind for kind in KINDS if kind.seed == SILENT)
+    left = asyncio.run(_leave(bench, server, kind, first, count, {"stop"}, _PEER_PATIENCE_S))
+    arrived = _events(bench)
+    return [arrived[key, "stop"] - at for key, at in left.items() if (key, "stop") in arrived]
+
+
 async def _leave(
-    bench: Bench, server: Server, kind: _Kind, first: int, count: int
+    bench: Bench,
+    server: Server,
+    kind: _Kind,
+    first: int,
+    count: int,
+    events: Set[str] = frozenset({"stop", "reset"}),
+    patience_s: float = _PATIENCE_S,
 ) -> dict[int, float]:
     """When the client of each request left, by the request's max_tokens, which marks it."""
     left = {}
@@ -99,26 +118,26 @@ async def _leave(
         for key in range(first + n, first + count, _LANES):
             body = orjson.loads(chat(seed=kind.seed, tokens=key)) | {"stream": kind.stream}
             reader, writer = await asyncio.open_connection(LOCALHOST, server.port)
-            writer.write(request(server.port, server.path, orjson.dumps(body)))
+            writer.write(request(server.port, server.path, server.body(orjson.dumps(body))))
             if kind.stream and kind.seed != SILENT:
                 while LETTER not in (data := await reader.read(65536)):
                     if not data:
                         raise Unmeasured("the gateway closed a stream before its first token")
             await asyncio.sleep(_AFTER_S)
             # A busy machine takes longer to bring a request to Triton, and nothing else shows it.
-            await _noted(bench, {(key, "arrival")})
+            await _noted(bench, {(key, "arrival")}, _PATIENCE_S)
             left[key] = time.monotonic()
             writer.transport.abort()
             await asyncio.sleep(_APART_S)
 
     await asyncio.gather(*[lane(n) for n in range(_LANES)])
-    await _noted(bench, {(key, event) for key in left for event in ("stop", "reset")})
+    await _noted(bench, {(key, event) for key in left for event in events}, patience_s)
     return left
 
 
-async def _noted(bench: Bench, wanted: set[tuple[int, str]]) -> None:
+async def _noted(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) -> None:
     """Until the scripted Triton has noted all of these, or for as long as it may take."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not wanted <= _events(bench).keys():
         if time.monotonic() > deadline:
             return

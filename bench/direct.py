@@ -1,4 +1,4 @@
-"""ModelStreamInfer with nothing in between: frames written and read by hand, for a trusted server.
+"""One gRPC call with nothing in between: frames written and read by hand, for a trusted server.
 
 What a request through a gateway takes longer than one through here is what the gateway adds. A
 gRPC library in this place would add its own time and make the gateway look better.
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from bench import frames
 
 _ANSWER_WITHIN_S = 30.0
-_PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
+PATH = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class Received(Protocol):
@@ -46,11 +46,11 @@ def infer_request(request_id: str, ids: list[int], tokens: int, seed: int) -> by
 class Direct(asyncio.Protocol):
     """One connection with any number of requests on it."""
 
-    def __init__(self, authority: str) -> None:
+    def __init__(self, authority: str, path: str) -> None:
         self._headers = b"\x83\x86" + b"".join(  # ":method POST", ":scheme http"
             frames.literal(name, value)
             for name, value in (
-                (":path", _PATH),
+                (":path", path),
                 (":authority", authority),
                 ("content-type", "application/grpc"),
                 ("te", "trailers"),
@@ -98,19 +98,19 @@ class Direct(asyncio.Protocol):
         self._transport.abort()
 
 
-async def connect(address: str) -> Direct:
+async def connect(address: str, path: str = PATH) -> Direct:
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
-    _, line = await loop.create_connection(lambda: Direct(address), host, int(port))
+    _, line = await loop.create_connection(lambda: Direct(address, path), host, int(port))
     return line
 
 
-async def first_tokens(address: str, requests: list[bytes]) -> list[float]:
+async def first_tokens(address: str, requests: list[bytes], path: str = PATH) -> list[float]:
     """Seconds from sending each request to its first message, one after the other.
 
     Raises TimeoutError when the server does not answer.
     """
-    line = await connect(address)
+    line = await connect(address, path)
     loop = asyncio.get_running_loop()
     seconds = []
     for request in requests:

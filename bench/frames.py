@@ -33,6 +33,11 @@ def grpc_message(payload: bytes) -> bytes:
     return struct.pack(">BI", 0, len(payload)) + payload
 
 
+def data(stream: int, message: bytes) -> bytes:
+    """A gRPC message of less than 16 KiB as one DATA frame."""
+    return frame(DATA, 0, stream, grpc_message(message))
+
+
 def window_update(stream: int, size: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
 

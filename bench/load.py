@@ -24,7 +24,7 @@ import uvloop
 
 from bench.machine import pin
 
-LETTER = b"Z"
+LETTER = b"~"
 NUMBER = b"@@@@@@@@"
 """In a body: becomes another number in every request, so that no cache of prompts can help."""
 

@@ -128,7 +128,7 @@ def window(
     load = Load(
         port=server.port,
         path=server.path,
-        body=body,
+        body=server.body(body),
         streams=streams,
         ramp_s=ramp_s,
         begin=begin,

@@ -37,7 +37,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 _ROLE = _event({"role": "assistant", "content": ""})
-_TOKEN = _event({"content": "Z"})
+_TOKEN = _event({"content": "~"})
 _END = _event({}, "length") + _chunk(b"data: [DONE]\n\n") + _chunk(b"")
 
 

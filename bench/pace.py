@@ -13,8 +13,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
-BURST = 0
-"""Seed: tokens as fast as they are taken. Other seeds are milliseconds between two tokens."""
+BURST = 1
+"""Seed: tokens as fast as they are taken; so are those of a request without one, or with 0.
+
+Other seeds are milliseconds between two tokens.
+"""
 
 IDLE = 1_000_000
 """Seed: one token and no more."""
@@ -62,7 +65,7 @@ class Pacer:
         """Begins the script `seed` of a source."""
         if seed == SILENT:
             return
-        if seed == BURST:
+        if seed <= BURST:
             self._bursting.append(source)
             self.wake()
         elif source.emit() and seed != IDLE:

@@ -14,16 +14,17 @@ from typing import Any
 
 import psutil
 
-from bench import direct, litellm, lora
+from bench import direct, litellm, lora, peers
 from bench.cancel import cancel
 from bench.instructions import instructions
 from bench.llmapi import llmapi
 from bench.load import NUMBER, Clients, Load, total
 from bench.machine import cores_for
-from bench.measure import Window, chat, encode, percentile, prompt, receive, wait_until, window
-from bench.pace import BURST, IDLE
+from bench.measure import Window, chat, encode, percentile, prompt, receive, window
+from bench.pace import BURST
 from bench.protocols import protocols
-from bench.servers import TRITON_TOKENS_PER_SECOND, Bench, Server, Unmeasured
+from bench.resident import resident
+from bench.servers import TRITON_TOKENS_PER_SECOND, Bench, Server
 from gateway.config.settings import Settings
 
 Row = dict[str, Any]
@@ -181,35 +182,15 @@ def many(bench: Bench) -> list[Row]:
 
 def memory(bench: Bench) -> list[Row]:
     """Resident memory: started, after load, and with streams that are open and silent."""
-    streams = 200 if bench.quick else 2000
     with bench.upstream() as triton, bench.gateway(triton) as server:
-        started = server.rss()
-        window(bench, server, chat(seed=BURST, tokens=16), 16, seconds=1.0)
-        used = server.rss()
-        ramp_s = streams / 400
-        begin = time.monotonic() + ramp_s + 3.0
-        load = Load(
-            port=server.port,
-            path=server.path,
-            body=chat(seed=IDLE),
-            streams=streams,
-            ramp_s=ramp_s,
-            begin=0.0,
-            end=begin + 0.5,
-        )
-        shares = bench.clients.start(load)
-        wait_until(begin)
-        idle = server.rss()
-        seen = total(shares)
-    if seen.errors or seen.tokens < streams / 2:
-        raise Unmeasured(f"{seen.tokens} of {streams} streams began; {seen.errors[:1]}")
+        found = resident(bench, server)
     return [
         {
             "who": server.name,
-            "started MiB": started / 2**20,
-            "after load MiB": used / 2**20,
-            "idle streams": seen.tokens,
-            "KiB per idle stream": (idle - used) / seen.tokens / 1024,
+            "started MiB": found.started / 2**20,
+            "after load MiB": found.used / 2**20,
+            "idle streams": found.streams,
+            "KiB per idle stream": found.per_stream / 1024,
         }
     ]
 
@@ -300,4 +281,5 @@ PARTS: dict[str, Part] = {
     "workers": workers,
     "lora": lora.lora,
     "litellm": litellm.litellm,
+    "peers": peers.peers,
 }

@@ -27,6 +27,7 @@ TITLES = {
     "workers": "Workers on one port",
     "lora": "Adapters",
     "litellm": "Beside LiteLLM",
+    "peers": "Beside compiled gateways, window by window in turn",
 }
 
 

@@ -38,13 +38,21 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A process that answers chats. `port` listens on 127.0.0.1."""
+    """A process that answers chats. `port` listens on 127.0.0.1.
+
+    `script` is the parameter that it passes on unchanged, and so the upstream's script.
+    """
 
     name: str
     pid: int
     port: int
     path: str = CHAT
     live: str = "/health/live"
+    script: str = "seed"
+
+    def body(self, chat: bytes) -> bytes:
+        """The body of a chat as this server is asked for it."""
+        return chat.replace(b'"seed"', f'"{self.script}"'.encode())
 
     def _family(self) -> list[psutil.Process]:
         process = psutil.Process(self.pid)
@@ -224,7 +232,7 @@ def real_triton(
         vocab_size=4096,
         tokens_per_second=tokens_per_second,
         first_token_ms=0,
-        tokens=[60],  # the scripted upstream's letter
+        tokens=[96],  # the scripted upstream's letter
         max_seq_len=MAX_SEQ_LEN,
     )
     parameters: dict[str, Any] = {

@@ -1,0 +1,310 @@
+"""The server's end of HTTP/2 and gRPC for scripted upstreams: calls, windows, answers at a pace.
+
+A message is built once per request, so a token costs such a process about a microsecond where a
+gRPC library needs tens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Set
+from typing import Any, TextIO, cast
+
+import hpack
+
+from bench import frames, pace
+
+MARKED = 900_000
+"""Answers of at least as many tokens are of requests whose fate is noted."""
+
+_HEADERS = b"\x88" + frames.literal("content-type", "application/grpc")  # 0x88: ":status 200"
+_OK = frames.literal("grpc-status", "0")
+_UNIMPLEMENTED = frames.literal("grpc-status", "12")
+
+
+class Log:
+    """What became of marked requests; ids are remembered until their stop request comes."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+        self._keys: dict[str, int] = {}
+
+    def began(self, request_id: str, key: int) -> None:
+        if key >= MARKED and self._file is not None:
+            self._keys[request_id] = key
+            self.note(request_id, "arrival")
+
+    def follows(self, request_id: str) -> bool:
+        return request_id in self._keys
+
+    def note(self, request_id: str, event: str) -> None:
+        if (key := self._keys.get(request_id)) is not None and self._file is not None:
+            line = {"key": key, "event": event, "at": time.monotonic()}
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+class Service(ABC):
+    """What all connections share. Create inside the event loop.
+
+    `methods` are the paths that it has; `running` has the answers by request id.
+    """
+
+    def __init__(self, log: Log, methods: Set[str]) -> None:
+        self.pacer = pace.Pacer()
+        self.log = log
+        self.methods = methods
+        self.running: dict[str, Answer] = {}
+
+    @abstractmethod
+    def receive(self, call: Call, message: bytes) -> None:
+        """A message has come on a call of one of the methods."""
+
+    def begin(self, answer: Answer, key: int, seed: int) -> None:
+        """Answers at the pace of `seed`; what becomes of it is noted where `key` is marked."""
+        self.log.began(answer.request_id, key)
+        answer.call.answers.append(answer)
+        self.running[answer.request_id] = answer
+        self.pacer.add(answer, seed)
+
+    def stop(self, request_id: str) -> bool:
+        """Ends a request, as an engine would that was told to; one that is marked goes on.
+
+        Returns whether it ran.
+        """
+        self.log.note(request_id, "stop")
+        running = self.running.get(request_id)
+        if running is not None and not self.log.follows(request_id):
+            running.stop()
+        return running is not None
+
+
+class Answer(ABC):
+    """One request being answered: `left` more tokens, `owed` of them due but not sent.
+
+    `size` is the bytes that the next message's frames take, roughly.
+    """
+
+    __slots__ = ("call", "left", "owed", "request_id", "size")
+
+    def __init__(self, call: Call, request_id: str, tokens: int) -> None:
+        self.call = call
+        self.request_id = request_id
+        self.left = tokens
+        self.owed = 0
+        self.size = 0
+
+    @abstractmethod
+    def message(self) -> list[bytes]:
+        """The frames of the next token; `left` more are to come behind it."""
+
+    @abstractmethod
+    def stopped(self) -> None:
+        """Sends what ends an answer early."""
+
+    def takes(self) -> bool:
+        return self.call.takes(self.size)
+
+    def emit(self) -> bool:
+        if self.call.closed:
+            return False
+        self.owed += 1
+        self.pump()
+        return self.left > 0
+
+    def stop(self) -> None:
+        self.left = 0
+        self.stopped()
+        self.call.answered(self)
+
+    def pump(self) -> None:
+        while self.owed and self.left and self.takes():
+            self.owed -= 1
+            self.left -= 1
+            for frame in self.message():
+                self.call.send(frame)
+            if not self.left:
+                self.call.answered(self)
+
+
+class Call:
+    """One stream of HTTP/2, which may have several answers. It ends after the last of them."""
+
+    def __init__(self, connection: Connection, stream: int, path: str) -> None:
+        self.stream = stream
+        self.window = connection.stream_window
+        self.closed = False
+        self.answers: list[Answer] = []
+        self.path = path
+        self._connection = connection
+        self._received = bytearray()
+        self._half_closed = False
+        if path not in connection.service.methods:
+            self._end(_UNIMPLEMENTED)
+        else:
+            connection.send(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _HEADERS))
+
+    def takes(self, size: int) -> bool:
+        """Also when it is closed, so that a pacer finds out. Frame headers are counted too."""
+        open_for = min(self.window, self._connection.window)
+        return self.closed or (not self._connection.paused and open_for >= size)
+
+    def send(self, data: bytes) -> None:
+        self.window -= len(data) - 9
+        self._connection.window -= len(data) - 9
+        self._connection.send(data)
+
+    def receive(self, data: bytes, *, last: bool) -> None:
+        if self.closed:
+            return
+        self._received += data
+        for message in frames.take_messages(self._received):
+            self._connection.service.receive(self, message)
+        if last:
+            self._half_closed = True
+            self._end_if_done()
+
+    def answered(self, answer: Answer) -> None:
+        self.answers.remove(answer)
+        self._connection.service.running.pop(answer.request_id, None)
+        self._end_if_done()
+
+    def reset(self) -> None:
+        self.closed = True
+        for answer in self.answers:
+            self._connection.service.log.note(answer.request_id, "reset")
+            self._connection.service.running.pop(answer.request_id, None)
+
+    def say(self, message: bytes) -> None:
+        """Sends a whole message, in as many frames as it takes."""
+        data = frames.grpc_message(message)
+        for at in range(0, len(data), 16_384):
+            self.send(frames.frame(frames.DATA, 0, self.stream, data[at : at + 16_384]))
+
+    def _end_if_done(self) -> None:
+        if self._half_closed and not self.answers and not self.closed:
+            self._end(_OK)
+
+    def _end(self, trailers: bytes) -> None:
+        if trailers is _UNIMPLEMENTED:
+            trailers = _HEADERS + trailers
+        self.closed = True
+        flags = frames.END_HEADERS | frames.END_STREAM
+        self._connection.send(frames.frame(frames.HEADERS, flags, self.stream, trailers))
+        self._connection.forget(self)
+
+
+class Connection(asyncio.Protocol):
+    """One connection; what is sent within one turn of the loop goes out in one write."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.paused = False
+        self.window = self.stream_window = frames.DEFAULT_WINDOW
+        self._calls: dict[int, Call] = {}
+        self._buffer = bytearray()
+        self._preface = len(frames.PREFACE)
+        self._hpack = hpack.Decoder()
+        self._consumed = 0
+        self._out: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=256 * 1024)
+        self.send(frames.opening())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for call in self._calls.values():
+            call.reset()
+        self.service.pacer.wake()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._resume()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if self._preface:
+            if len(self._buffer) < self._preface:
+                return
+            del self._buffer[: self._preface]
+            self._preface = 0
+        for kind, flags, stream, payload in frames.take_frames(self._buffer):
+            self._frame(kind, flags, stream, payload)
+
+    def send(self, data: bytes) -> None:
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out.append(data)
+
+    def forget(self, call: Call) -> None:
+        self._calls.pop(call.stream, None)
+
+    def _flush(self) -> None:
+        data, self._out = b"".join(self._out), []
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _resume(self) -> None:
+        for call in list(self._calls.values()):
+            for answer in list(call.answers):
+                answer.pump()
+        self.service.pacer.wake()
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        call = self._calls.get(stream)
+        if kind == frames.DATA:
+            self._consumed += len(payload)
+            if self._consumed > 2**24:
+                self.send(frames.window_update(0, self._consumed))
+                self._consumed = 0
+            if call is not None:
+                last = bool(flags & frames.END_STREAM)
+                call.receive(frames.bare_payload(flags, payload), last=last)
+        elif kind == frames.HEADERS:
+            if not flags & frames.END_HEADERS:
+                raise ValueError("headers in several frames")
+            fields: dict[Any, Any] = dict(self._hpack.decode(frames.bare_payload(flags, payload)))
+            self._calls[stream] = Call(self, stream, str(fields[":path"]))
+        elif kind == frames.RST_STREAM and call is not None:
+            del self._calls[stream]
+            call.reset()
+        elif kind == frames.WINDOW_UPDATE:
+            size = struct.unpack(">I", payload)[0]
+            if call is not None:
+                call.window += size
+            elif stream == 0:
+                self.window += size
+            self._resume()
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._settings(payload)
+            self.send(frames.frame(frames.SETTINGS, frames.ACK, 0))
+        elif kind == frames.PING and not flags & frames.ACK:
+            self.send(frames.frame(frames.PING, frames.ACK, 0, payload))
+
+    def _settings(self, payload: bytes) -> None:
+        for identifier, value in struct.iter_unpack(">HI", payload):
+            if identifier == frames.INITIAL_WINDOW_SIZE:
+                for call in self._calls.values():
+                    call.window += value - self.stream_window
+                self.stream_window = value
+        self._resume()
+
+
+async def serve(service: Service, port: int) -> None:
+    """Until cancelled. Several processes may serve one port: the kernel deals out connections."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(service), sock=listener, backlog=1024)
+    await server.serve_forever()

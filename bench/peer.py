@@ -1,0 +1,111 @@
+"""One of those that are measured by turns, and what is measured of it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import orjson
+
+from bench import direct
+from bench.load import LETTER, NUMBER
+from bench.measure import chat, encode, percentile, prompt, window
+from bench.pace import BURST
+from bench.servers import Bench, Server, Unmeasured
+from ops.local_stack.ports import LOCALHOST
+
+Figures = dict[str, float]
+"""By the name that the table has."""
+
+_BEAT_MS, _TRICKLE_STREAMS = 20, 100
+_BURST_STREAMS, _ANSWER_TOKENS = 64, 256
+_AT_A_TIME = 16
+_CHECKED_TOKENS = 37
+_STRAIGHT = 200
+_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Straight:
+    """The upstream of a peer without it: its address, the method, and a request of one token."""
+
+    address: str
+    path: str
+    request: Callable[[str, list[int]], bytes]
+
+    def first_tokens(self, ids: list[int]) -> list[float]:
+        """Seconds from each request to its first token, one after the other."""
+        asks = [self.request(str(n), ids) for n in range(_STRAIGHT)]
+        return asyncio.run(direct.first_tokens(self.address, asks, self.path))[20:]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server of chats, and its upstream alone. The `floor` does nothing that a gateway does."""
+
+    server: Server
+    straight: Straight
+    floor: bool = False
+
+
+def check(peer: Peer) -> int | None:
+    """The prompt's tokens as the peer counts them, after an answer of the right length.
+
+    Raises Unmeasured when the answer is another.
+    """
+    body = orjson.loads(chat(seed=BURST, tokens=_CHECKED_TOKENS, prompt_tokens=64))
+    body["stream"] = peer.floor
+    line = http.client.HTTPConnection(LOCALHOST, peer.server.port, timeout=_WITHIN_S)
+    asked = peer.server.body(orjson.dumps(body))
+    line.request("POST", peer.server.path, asked, {"content-type": "application/json"})
+    answer = line.getresponse()
+    said = answer.read()
+    line.close()
+    if answer.status != 200 or said.count(LETTER) != _CHECKED_TOKENS:
+        raise Unmeasured(f"{peer.server.name}: {answer.status} {said[-300:]!r}")
+    return None if peer.floor else int(orjson.loads(said)["usage"]["prompt_tokens"])
+
+
+def request(size: int) -> Callable[[Bench, Peer], Figures]:
+    """The CPU of requests of one token, some at a time."""
+
+    def measured(bench: Bench, peer: Peer) -> Figures:
+        body = chat(seed=BURST, tokens=1, prompt_tokens=size)
+        seen = window(bench, peer.server, body, _AT_A_TIME, seconds=bench.seconds / 2)
+        return {f"CPU us/request, prompt of {size} tokens": seen.us_per_request}
+
+    return measured
+
+
+def trickle(bench: Bench, peer: Peer) -> Figures:
+    """The CPU of tokens that come one by one."""
+    seen = window(bench, peer.server, chat(seed=_BEAT_MS), _TRICKLE_STREAMS)
+    return {f"CPU us/token, {_TRICKLE_STREAMS} streams of 50 tokens/s": seen.us_per_token}
+
+
+def burst(bench: Bench, peer: Peer) -> Figures:
+    """The CPU of tokens that come as fast as they are taken, requests included."""
+    body = chat(seed=BURST, tokens=_ANSWER_TOKENS)
+    seen = window(bench, peer.server, body, _BURST_STREAMS, seconds=bench.seconds / 2)
+    name = f"{_BURST_STREAMS} whole answers of {_ANSWER_TOKENS} at once"
+    return {
+        f"CPU us/token, {name}": seen.us_per_token,
+        f"tokens/s, {name}": seen.seen.tokens / seen.seconds,
+        f"core %, {name}": seen.core_percent,
+    }
+
+
+def first_token(size: int) -> Callable[[Bench, Peer], Figures]:
+    """What a peer adds to the time to the first token, one request at a time."""
+
+    def measured(bench: Bench, peer: Peer) -> Figures:
+        body = chat(seed=BURST, tokens=1, prompt_tokens=size)
+        seen = window(bench, peer.server, body, 1, seconds=bench.seconds / 2, settle_s=0.3)
+        ids = encode(prompt(size).replace(NUMBER.decode(), "12345678"))
+        straight = peer.straight.first_tokens(ids)
+        added = percentile(seen.seen.first, 50) - percentile(straight, 50)
+        return {f"added first token p50 ms, prompt of {size} tokens": 1e3 * added}
+
+    return measured

@@ -1,0 +1,136 @@
+"""The gateway beside compiled ones and beside a relay that only copies, window by window in turn.
+
+All stand on the same core, before scripted upstreams at the same pace, under the same load client,
+with the same tokenizer; only one is measured at a time. What a virtual machine does from one minute
+to the next falls out of the ratio of two windows side by side, so ratios are medians of those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from statistics import median
+from typing import Any
+
+from bench import direct, peer
+from bench.cancel import before_first_token
+from bench.grpc_server import MARKED
+from bench.measure import percentile
+from bench.pace import BURST
+from bench.peer import Figures, Peer, Straight
+from bench.relay import relay
+from bench.resident import resident
+from bench.servers import Bench, Unmeasured
+from bench.smg import smg
+
+_SIZES = (8, 64, 750)
+_WINDOWS = (
+    *(peer.request(size) for size in _SIZES),
+    peer.trickle,
+    peer.burst,
+    *(peer.first_token(size) for size in _SIZES[1:]),
+)
+_ROUNDS, _QUICK_ROUNDS = 5, 3
+
+
+def peers(bench: Bench) -> list[dict[str, Any]]:
+    """A row for each figure: the gateway's, each peer's, and what the gateway's is of that.
+
+    Raises Unmeasured when there is no peer to be had.
+    """
+    with contextlib.ExitStack() as stack:
+        triton = stack.enter_context(bench.upstream())
+        straight = Straight(triton, direct.PATH, _request)
+        ours = Peer(stack.enter_context(bench.gateway(triton)), straight)
+        counted = peer.check(ours)
+        turns = _Turns(bench, [ours])
+        turns.once(ours, _memory(bench, ours))
+        begin: dict[str, Callable[[], AbstractContextManager[Peer]]] = {
+            "SMG": lambda: smg(bench),
+            "the relay in C": lambda: _floor(bench, straight),
+        }
+        for name, begun in begin.items():
+            try:
+                other = stack.enter_context(begun())
+                if peer.check(other) not in {counted, None}:
+                    raise Unmeasured("it counts other tokens in the same prompt")
+                turns.once(other, _memory(bench, other))
+            except Unmeasured as error:
+                bench.notes.append(f"peers: {name}: not measured: {error}")
+            else:
+                turns.peers.append(other)
+        if len(turns.peers) == 1:
+            raise Unmeasured("no peer can be had; the notes say why")
+        for n in range(_QUICK_ROUNDS if bench.quick else _ROUNDS):
+            turns.round()
+            bench.say(f"peers: round {n + 1}")
+        # Last: what is not stopped goes on.
+        for n, each in enumerate(each for each in turns.peers if not each.floor):
+            turns.once(each, _left(bench, each, n))
+    return turns.rows()
+
+
+class _Turns:
+    """Whose turn it is, the gateway's first, and what was found: by figure and by peer."""
+
+    def __init__(self, bench: Bench, peers: list[Peer]) -> None:
+        self.peers = peers
+        self._bench = bench
+        self._found: dict[str, dict[str, list[float]]] = {}
+
+    def once(self, each: Peer, figures: Figures) -> None:
+        for name, value in figures.items():
+            by_peer = self._found.setdefault(name, {})
+            by_peer.setdefault(each.server.name, []).append(value)
+
+    def round(self) -> None:
+        """A window of each kind for each peer, the same kind one after the other."""
+        for measured in _WINDOWS:
+            for each in self.peers:
+                self.once(each, measured(self._bench, each))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Medians, and medians of the ratios of what was found in the same round."""
+        ours = self.peers[0].server.name
+        rows = []
+        for figure, by_peer in self._found.items():
+            row: dict[str, Any] = {"what": figure, ours: median(by_peer[ours])}
+            for each in self.peers[1:]:
+                name = each.server.name
+                row[name] = median(by_peer.get(name, [math.nan]))
+                if not each.floor:
+                    pairs = zip(by_peer[ours], by_peer[name], strict=True)
+                    row[f"of {name}"] = median(_ratio(mine, theirs) for mine, theirs in pairs)
+            rows.append(row)
+        return rows
+
+
+def _ratio(mine: float, theirs: float) -> float:
+    return mine / theirs if theirs else math.nan
+
+
+@contextlib.contextmanager
+def _floor(bench: Bench, straight: Straight) -> Iterator[Peer]:
+    with relay(bench, straight.address) as server:
+        yield Peer(server, straight, floor=True)
+
+
+def _request(request_id: str, ids: list[int]) -> bytes:
+    return direct.infer_request(request_id, ids, 1, BURST)
+
+
+def _memory(bench: Bench, each: Peer) -> Figures:
+    found = resident(bench, each.server)
+    return {"MiB at start": found.started / 2**20, "KiB of an idle stream": found.per_stream / 1024}
+
+
+def _left(bench: Bench, each: Peer, n: int) -> Figures:
+    """What becomes of requests whose clients leave before the first token."""
+    count = 20 if bench.quick else 100
+    late = before_first_token(bench, each.server, MARKED + n * count, count)
+    return {
+        f"stopped of {count} left before the first token": len(late),
+        "their stop p99 ms": 1e3 * percentile(late, 99),
+    }

@@ -1,0 +1,50 @@
+"""Resident memory of a server: started, after load, and for each stream that is open and silent."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from bench.load import Load, total
+from bench.measure import chat, wait_until, window
+from bench.pace import BURST, IDLE
+from bench.servers import Bench, Server, Unmeasured
+
+_PER_SECOND = 400
+
+
+@dataclass(frozen=True)
+class Resident:
+    """In bytes; `per_stream` is of each of the idle `streams`."""
+
+    started: int
+    used: int
+    streams: int
+    per_stream: float
+
+
+def resident(bench: Bench, server: Server) -> Resident:
+    """To be asked of a server that has just started. Raises Unmeasured where streams failed."""
+    streams = 200 if bench.quick else 2000
+    started = server.rss()
+    window(bench, server, chat(seed=BURST, tokens=16), 16, seconds=1.0)
+    used = server.rss()
+    ramp_s = streams / _PER_SECOND
+    begin = time.monotonic() + ramp_s + 3.0
+    load = Load(
+        port=server.port,
+        path=server.path,
+        body=server.body(chat(seed=IDLE)),
+        streams=streams,
+        ramp_s=ramp_s,
+        begin=0.0,
+        end=begin + 0.5,
+    )
+    shares = bench.clients.start(load)
+    wait_until(begin)
+    idle = server.rss()
+    seen = total(shares)
+    if seen.errors or seen.tokens < streams / 2:
+        said = f"{seen.tokens} of {streams} streams began; {seen.errors[:1]}"
+        raise Unmeasured(f"{server.name}: {said}")
+    return Resident(started, used, seen.tokens, (idle - used) / seen.tokens)

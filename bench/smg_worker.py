@@ -1,0 +1,120 @@
+"""A scripted TensorRT-LLM worker of SMG's gRPC mode, without an engine behind it.
+
+    python -m bench.smg_worker --port N --model NAME [--events FILE]
+
+Its messages are those of TensorRT-LLM's own gRPC server (`TrtllmService`): a chunk for each token
+with the count so far, and at the end all ids once more. Answers, paces and FILE are as the scripted
+Triton's (`upstream`), by `max_tokens` and `top_k`, as SMG passes no seed on; Abort is its stop
+request. Needs the package smg-grpc-proto.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import uvloop
+from smg_grpc_proto.generated import trtllm_service_pb2 as pb
+
+from bench import frames
+from bench.grpc_server import Answer, Call, Log, Service, serve
+from bench.upstream import TOKEN
+from gateway.triton.request import varint
+
+SERVICE = "/trtllm.TrtllmService/"
+_MAX_SEQ_LEN = 1_000_000
+
+
+class Worker(Service):
+    """The methods that SMG calls of it."""
+
+    def __init__(self, model: str, log: Log) -> None:
+        info = pb.GetModelInfoResponse(
+            model_id=model, max_input_len=_MAX_SEQ_LEN, max_seq_len=_MAX_SEQ_LEN, vocab_size=4096
+        )
+        replies = {
+            "HealthCheck": pb.HealthCheckResponse(status="OK"),
+            "GetModelInfo": info,
+            "GetServerInfo": pb.GetServerInfoResponse(version="1.2.0", backend="tensorrt-llm"),
+        }
+        self._replies = {SERVICE + name: reply for name, reply in replies.items()}
+        super().__init__(log, {*self._replies, SERVICE + "Generate", SERVICE + "Abort"})
+
+    def receive(self, call: Call, message: bytes) -> None:
+        if (reply := self._replies.get(call.path)) is not None:
+            call.say(reply.SerializeToString())
+        elif call.path == SERVICE + "Abort":
+            ran = self.stop(pb.AbortRequest.FromString(message).request_id)
+            call.say(pb.AbortResponse(success=ran).SerializeToString())
+        else:
+            request = pb.GenerateRequest.FromString(message)
+            answer = GenerateAnswer(call, request)
+            self.begin(answer, request.max_tokens, request.sampling_config.top_k)
+
+
+class GenerateAnswer(Answer):
+    """The chunks of one request, and what follows the last."""
+
+    __slots__ = ("_heads", "_prompt", "_tokens")
+
+    def __init__(self, call: Call, request: pb.GenerateRequest) -> None:
+        super().__init__(call, request.request_id, request.max_tokens)
+        self._tokens = 0
+        self._prompt = len(request.tokenized.input_token_ids)
+        # Chunks differ in their last field, the count so far; its size is that of the rest, too.
+        self._heads = [self._chunk(128**size)[: -size - 1] for size in range(4)]
+        self._reserve()
+
+    def message(self) -> list[bytes]:
+        self._tokens += 1
+        count = varint(self._tokens)
+        chunk = self._heads[len(count) - 1] + count
+        if not self.left:
+            return [chunk, self._complete()]
+        self._reserve()
+        return [chunk]
+
+    def stopped(self) -> None:
+        """Nothing but the end of the call."""
+
+    def _reserve(self) -> None:
+        last = self.left == 1
+        self.size = len(self._heads[-1]) + 4 + (len(self._complete()) if last else 0)
+
+    def _chunk(self, count: int) -> bytes:
+        """With the count so far."""
+        chunk = pb.GenerateStreamChunk(
+            token_ids=[TOKEN], prompt_tokens=self._prompt, completion_tokens=count
+        )
+        return self._framed(pb.GenerateResponse(request_id=self.request_id, chunk=chunk))
+
+    def _complete(self) -> bytes:
+        tokens = self._tokens + self.left
+        complete = pb.GenerateComplete(
+            output_token_ids=[TOKEN] * tokens,
+            finish_reason="length",
+            prompt_tokens=self._prompt,
+            completion_tokens=tokens,
+        )
+        return self._framed(pb.GenerateResponse(request_id=self.request_id, complete=complete))
+
+    def _framed(self, response: pb.GenerateResponse) -> bytes:
+        return frames.data(self.call.stream, response.SerializeToString())
+
+
+async def run(port: int, model: str, events: Path | None) -> None:
+    """Until cancelled."""
+    await serve(Worker(model, Log(events.open("a") if events else None)), port)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--events", type=Path)
+    options = parser.parse_args()
+    uvloop.run(run(options.port, options.model, options.events))
+
+
+if __name__ == "__main__":
+    main()
