@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,15 +17,26 @@ import yaml
 from gateway.config.settings import Settings
 from gateway.conversations.upkeep import GOODBYE_S
 from ops.deployment.launch import Launch, command, shell_text
+from tests.deploy.manifests import (
+    KUBERNETES,
+    Object,
+    containers,
+    kustomization,
+    of,
+    on_each_overlay,
+    pod_templates,
+    rendered,
+    written,
+)
 
-KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
 KUSTOMIZATIONS = sorted(path.parent for path in KUBERNETES.rglob("kustomization.yaml"))
-OVERLAYS = sorted((KUBERNETES / "overlays").iterdir())
 MULTI_NODE = KUBERNETES / "overlays/multi-node"
 # preStop.sleep is on by default from 1.30 on.
 RESTRICTED = Launch(model_repo="/models/repository", tritonserver="/launch/tritonserver.sh")
 KEYS = ("redis-password", "triton-key")
-VERSIONS = ("1.30", kubernetes_validate.latest_version())
+# The oldest that the manifests are for, and the last three that the schemas know.
+_NEWEST = int(kubernetes_validate.latest_version().split(".")[1])
+VERSIONS = ("1.30", *(f"1.{minor}" for minor in range(_NEWEST - 2, _NEWEST + 1)))
 
 # Of the two custom resources, what is used here (leaderworkerset.x-k8s.io/v1 and
 # monitoring.coreos.com/v1); pod templates are checked as pods.
@@ -83,34 +93,6 @@ CUSTOM: dict[str, dict[str, Any]] = {
     },
 }
 
-Object = dict[str, Any]
-
-
-def _read(path: Path) -> list[Object]:
-    return [found for found in yaml.safe_load_all(path.read_text(encoding="utf-8")) if found]
-
-
-def _kustomization(folder: Path) -> Object:
-    return _read(folder / "kustomization.yaml")[0]
-
-
-def _manifests(folder: Path) -> list[Object]:
-    """Objects of a kustomization and of those it is made from, as they are written."""
-    found: list[Object] = []
-    kustomization = _kustomization(folder)
-    for name in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
-        path = (folder / name).resolve()
-        found += _manifests(path) if path.is_dir() else _read(path)
-    return found
-
-
-def _pods(manifest: Object) -> list[Object]:
-    """Pod templates within an object."""
-    spec = manifest.get("spec", {})
-    group = spec.get("leaderWorkerTemplate", {})
-    candidates = [spec.get("template"), group.get("leaderTemplate"), group.get("workerTemplate")]
-    return [pod for pod in candidates if pod]
-
 
 def _check(manifest: Object) -> None:
     if manifest["kind"] not in CUSTOM:
@@ -118,72 +100,48 @@ def _check(manifest: Object) -> None:
             kubernetes_validate.validate(manifest, version, strict=True)
         return
     jsonschema.validate(manifest["spec"], CUSTOM[manifest["kind"]])
-    for pod in _pods(manifest):
+    for pod in pod_templates(manifest):
         named = {**pod, "metadata": {"name": "pod", **pod.get("metadata", {})}}
         _check({"apiVersion": "v1", "kind": "Pod", **named})
 
 
-def _containers(manifests: list[Object]) -> list[tuple[Object, Object]]:
-    """Each container with its pod's spec."""
-    return [
-        (pod["spec"], container)
-        for manifest in manifests
-        for pod in _pods(manifest)
-        for container in pod["spec"]["containers"]
-    ]
-
-
-BASE = _manifests(KUBERNETES / "base")
-
-
-def _of(manifests: list[Object], kind: str, name: str) -> Object:
-    return next(m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, name))
+BASE = written(KUBERNETES / "base")
 
 
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
 def test_manifests_are_valid(folder: Path) -> None:
-    manifests = _manifests(folder)
+    manifests = written(folder)
     for manifest in manifests:
         _check(manifest)
     keys = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
     assert len(keys) == len(set(keys))
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
+@on_each_overlay
 def test_patches_have_their_targets(folder: Path) -> None:
-    kustomization = _kustomization(folder)
-    known = {(m["kind"], m["metadata"]["name"]) for m in _manifests(folder)}
-    for patch in kustomization.get("patches", []):
+    own = kustomization(folder)
+    known = {(m["kind"], m["metadata"]["name"]) for m in written(folder)}
+    for patch in own.get("patches", []):
         content = yaml.safe_load(patch["patch"])
         target = patch.get("target") or {"kind": content["kind"], **content["metadata"]}
         assert (target["kind"], target["name"]) in known
-    for replicas in kustomization.get("replicas", []):
+    for replicas in own.get("replicas", []):
         assert ("StatefulSet", replicas["name"]) in known
-    images = {image["name"] for image in kustomization.get("images", [])}
-    assert images <= {container["image"] for _, container in _containers(_manifests(folder))}
-    for made in kustomization.get("configMapGenerator", []):
+    images = {image["name"] for image in own.get("images", [])}
+    assert images <= {container["image"] for _, container in containers(written(folder))}
+    for made in own.get("configMapGenerator", []):
         assert all((folder / name).exists() for name in made.get("files", []))
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not there")
+@on_each_overlay
 def test_kustomize_builds_it(folder: Path) -> None:
-    done = subprocess.run(
-        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    built = list(yaml.safe_load_all(done.stdout))
+    built = rendered(folder)
     for manifest in built:
         _check(manifest)
-    # Names with a hash of the content have reached those who mount them.
-    maps = {m["metadata"]["name"] for m in built if m["kind"] == "ConfigMap"}
-    named = set(re.findall(r"\b(?:gateway-settings|triton-launch)[a-z0-9-]*", str(built)))
-    assert named <= maps
-    assert not re.search(r"image: triton-with-ssh$", done.stdout, re.MULTILINE)
 
 
 def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    literals = _kustomization(KUBERNETES / "base")["configMapGenerator"][0]["literals"]
+    literals = kustomization(KUBERNETES / "base")["configMapGenerator"][0]["literals"]
     values = dict(literal.split("=", 1) for literal in literals)
     env = {entry["name"]: entry.get("value", "") for entry in _gateway()["env"]}
     values |= {name: value for name, value in env.items() if name.startswith("GATEWAY_")}
@@ -194,10 +152,10 @@ def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = {port["name"]: port["containerPort"] for port in _gateway()["ports"]}
     assert ports == {"api": 9000, "admin": int(values["GATEWAY_ADMIN_PORT"])}
     host, _, port = values["GATEWAY_TRITON_GRPC"].removeprefix("dns:///").partition(":")
-    service = _of(BASE, "Service", host)
+    service = of(BASE, "Service", host)
     assert service["spec"]["clusterIP"] == "None"
     assert int(port) in [port["port"] for port in service["spec"]["ports"]]
-    spec = _of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
+    spec = of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
     needed = _gateway()["lifecycle"]["preStop"]["sleep"]["seconds"]
     needed += int(values["GATEWAY_SHUTDOWN_GRACE"]) + GOODBYE_S
     assert spec["terminationGracePeriodSeconds"] > needed
@@ -207,14 +165,14 @@ def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _gateway() -> Object:
-    spec = _of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
+    spec = of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
     container: Object = spec["containers"][0]
     return container
 
 
 @pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "PodDisruptionBudget"])
 def test_selectors_and_ports_name_pods(kind: str) -> None:
-    pods = [pod for manifest in BASE for pod in _pods(manifest)]
+    pods = [pod for manifest in BASE for pod in pod_templates(manifest)]
     found = 0
     for manifest in BASE:
         if manifest["kind"] != kind:
@@ -236,40 +194,24 @@ def test_selectors_and_ports_name_pods(kind: str) -> None:
 
 def test_only_the_gateway_reaches_triton_and_redis() -> None:
     for name in ("triton", "redis"):
-        spec = _of(BASE, "NetworkPolicy", name)["spec"]
+        spec = of(BASE, "NetworkPolicy", name)["spec"]
         assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
         assert "egress" not in spec
         assert all("from" in rule for rule in spec["ingress"])
 
 
-def test_containers_of_ours_have_no_rights() -> None:
-    demo, group = _manifests(KUBERNETES / "overlays/demo-cpu"), _manifests(MULTI_NODE)
-    manifests = [*BASE, *demo, *(m for m in group if m["kind"] == "LeaderWorkerSet")]
-    checked = 0
-    for spec, container in _containers(manifests):
-        assert spec["automountServiceAccountToken"] is False
-        assert container["securityContext"]["allowPrivilegeEscalation"] is False
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        if "nvidia.com/gpu" not in container["resources"]["limits"]:
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        checked += 1
-    assert checked == 6
-
-
 def test_no_pod_gets_variables_for_services() -> None:
     """That of the Service `gateway` would be GATEWAY_PORT=tcp://..."""
     for folder in KUSTOMIZATIONS:
-        for manifest in _manifests(folder):
-            for pod in _pods(manifest):
+        for manifest in written(folder):
+            for pod in pod_templates(manifest):
                 assert pod["spec"]["enableServiceLinks"] is False, manifest["metadata"]
 
 
 def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
     keys = {name: {"secretKeyRef": {"name": "backend-keys", "key": name}} for name in KEYS}
     password, key = keys.values()
-    container = _of(BASE, "StatefulSet", "redis")["spec"]["template"]["spec"]["containers"][0]
+    container = of(BASE, "StatefulSet", "redis")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "REDIS_PASSWORD", "valueFrom": password} in container["env"]
     assert {"name": "REDISCLI_AUTH", "valueFrom": password} in container["env"]
     arguments = container["args"]
@@ -282,9 +224,9 @@ def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
     for name in ("GATEWAY_REDIS_URL", "GATEWAY_TRITON_METADATA"):
         for used in re.findall(r"\$\((\w+)\)", environment[name]["value"]):
             assert names.index(used) < names.index(name)
-    group = _of(_manifests(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
+    group = of(written(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
     for pod in (
-        _of(BASE, "StatefulSet", "triton")["spec"]["template"],
+        of(BASE, "StatefulSet", "triton")["spec"]["template"],
         group["leaderTemplate"],
         group["workerTemplate"],
     ):
@@ -300,19 +242,19 @@ def test_redis_and_triton_want_keys_that_are_in_no_file() -> None:
 def test_every_image_can_be_named_by_digest() -> None:
     """In `images` of a kustomization, where its digest goes."""
     for folder in (KUBERNETES / "base", MULTI_NODE, KUBERNETES / "overlays/demo-cpu"):
-        named = {image["name"] for image in _kustomization(folder)["images"]}
-        manifests = [m for m in _manifests(folder) if folder.name == "base" or m not in BASE]
-        for _, container in _containers(manifests):
+        named = {image["name"] for image in kustomization(folder)["images"]}
+        manifests = [m for m in written(folder) if folder.name == "base" or m not in BASE]
+        for _, container in containers(manifests):
             assert container["image"].partition(":")[0] in named
 
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:
-    spec = _of(BASE, "StatefulSet", "triton")["spec"]["template"]["spec"]
+    spec = of(BASE, "StatefulSet", "triton")["spec"]["template"]["spec"]
     assert spec["containers"][0]["command"] == command(RESTRICTED)
 
 
 def test_several_nodes_start_as_the_launcher_starts_them() -> None:
-    group = _of(_manifests(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
+    group = of(written(MULTI_NODE), "LeaderWorkerSet", "triton")["spec"]["leaderWorkerTemplate"]
     gpus = {
         container["resources"]["limits"]["nvidia.com/gpu"]
         for pod in (group["leaderTemplate"], group["workerTemplate"])
