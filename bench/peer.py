@@ -43,10 +43,13 @@ class Straight:
 
 @dataclass(frozen=True)
 class Peer:
-    """A server of chats, and its upstream alone. The `floor` does nothing that a gateway does."""
+    """A server of chats, and its upstream alone, None where that speaks a protocol of its own.
+
+    The `floor` does nothing that a gateway does.
+    """
 
     server: Server
-    straight: Straight
+    straight: Straight | None
     floor: bool = False
 
 
@@ -101,6 +104,8 @@ def first_token(size: int) -> Callable[[Bench, Peer], Figures]:
     """What a peer adds to the time to the first token, one request at a time."""
 
     def measured(bench: Bench, peer: Peer) -> Figures:
+        if peer.straight is None:
+            return {}
         body = chat(seed=BURST, tokens=1, prompt_tokens=size)
         seen = window(bench, peer.server, body, 1, seconds=bench.seconds / 2, settle_s=0.3)
         ids = encode(prompt(size).replace(NUMBER.decode(), "12345678"))

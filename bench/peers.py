@@ -16,6 +16,7 @@ from typing import Any
 
 from bench import direct, peer
 from bench.cancel import before_first_token
+from bench.dynamo import dynamo
 from bench.grpc_server import MARKED
 from bench.measure import percentile
 from bench.pace import BURST
@@ -49,6 +50,7 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
         turns.once(ours, _memory(bench, ours))
         begin: dict[str, Callable[[], AbstractContextManager[Peer]]] = {
             "SMG": lambda: smg(bench),
+            "Dynamo": lambda: dynamo(bench),
             "the relay in C": lambda: _floor(bench, straight),
         }
         for name, begun in begin.items():
@@ -99,9 +101,10 @@ class _Turns:
             row: dict[str, Any] = {"what": figure, ours: median(by_peer[ours])}
             for each in self.peers[1:]:
                 name = each.server.name
-                row[name] = median(by_peer.get(name, [math.nan]))
+                found = by_peer.get(name, [math.nan] * len(by_peer[ours]))
+                row[name] = median(found)
                 if not each.floor:
-                    pairs = zip(by_peer[ours], by_peer[name], strict=True)
+                    pairs = zip(by_peer[ours], found, strict=True)
                     row[f"of {name}"] = median(_ratio(mine, theirs) for mine, theirs in pairs)
             rows.append(row)
         return rows

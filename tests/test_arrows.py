@@ -109,6 +109,7 @@ ORDER = {room: place for place, room in enumerate(ALLOWED)}
 
 # Library -> the places (rooms, or modules in them) that may import it; `tests` may import all.
 LIBRARIES: dict[str, str] = {
+    "dynamo": "bench.dynamo_worker",
     "fastapi": "gateway.api gateway.app bench.ordinary_gateway",
     "google": "gateway.triton bench",  # protobuf
     "grpc": "gateway.triton.grpcio",
