@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks audit
+.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks test-containers audit
 
 setup: $(INSTALLED)
 
@@ -49,6 +49,10 @@ chaos: setup
 
 disks: setup
 	$(BIN)/python -m tests.disks $(ARGS)
+
+# As root on Debian; says why where no engine can be had. Images and layers stay in build/containers.
+test-containers: setup
+	$(BIN)/python -m tests.containers $(ARGS)
 
 # Known weaknesses of all that is installed, by PyPI's advisories. --strict: a package that cannot
 # be looked up is a failure, not a pass. An environment of its own, so that it audits no tool of its.

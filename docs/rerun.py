@@ -321,10 +321,15 @@ def enter_own_namespaces() -> bool:
         os.environ[_ALONE] = "yes"
         os.execvp(unshare[0], [*unshare, sys.executable, "-m", "docs.rerun", *sys.argv[1:]])
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    set_loopback_up()
+    return True
+
+
+def set_loopback_up() -> None:
+    """In a network of one's own, where nothing is."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         set_flags, up_and_running = 0x8914, 0x1 | 0x40  # SIOCSIFFLAGS; IFF_UP, IFF_RUNNING
         fcntl.ioctl(handle, set_flags, struct.pack("16sH14x", b"lo", up_and_running))
-    return True
 
 
 def main() -> int:

@@ -1,0 +1,80 @@
+"""docker-compose.yml as somebody has it up: a project of its own, with volumes of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tests.containers.engine import Engine
+from tests.containers.images import COMPOSE
+
+API = "http://127.0.0.1:9000"
+ADMIN = "http://127.0.0.1:9001"
+UP_WITHIN = "240"  # seconds; only ends what would never end
+
+
+class Project:
+    """Call it with a command of `docker compose`; gives what that prints."""
+
+    def __init__(self, engine: Engine, name: str, **variables: str) -> None:
+        """`variables` are those of .env."""
+        self._engine = engine
+        self._name = name
+        self._variables = variables
+
+    def __call__(self, *arguments: str) -> str:
+        command = [*COMPOSE, "--project-name", self._name, *arguments]
+        return self._engine.docker(*command, **self._variables)
+
+    def up(self, *services: str) -> None:
+        """Returns when they are healthy."""
+        self("up", "--detach", "--wait", "--wait-timeout", UP_WITHIN, *services)
+
+    def exec(self, service: str, *command: str) -> str:
+        return self("exec", "--no-TTY", service, *command)
+
+    def container(self, service: str) -> Any:
+        """What the engine knows of the one container of a service."""
+        [name] = self("ps", "--all", "--quiet", service).split()
+        return self._engine.inspect(name)
+
+    def network(self, name: str) -> str:
+        return f"{self._name}_{name}"
+
+
+@contextmanager
+def project(engine: Engine, name: str, **variables: str) -> Iterator[Project]:
+    """One that is not up yet; what it has made is removed in the end, after its logs are shown."""
+    made = Project(engine, name, **variables)
+    try:
+        yield made
+    except BaseException:
+        print(made("ps", "--all"), made("logs", "--no-color", "--tail", "60"), sep="\n")
+        raise
+    finally:
+        made("down", "--volumes", "--timeout", "5")
+
+
+def completion(model: str, prompt: str, url: str = API, **options: Any) -> str:
+    """The text that a greedy completion answers with. Raises httpx.HTTPError for another status."""
+    headers = options.pop("headers", {})
+    asked = {"model": model, "prompt": prompt, "temperature": 0, **options}
+    answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers)
+    answer.raise_for_status()
+    return str(json.loads(answer.text)["choices"][0]["text"])
+
+
+def assert_without_rights(compose: Project, service: str, user: str) -> None:
+    """It is nobody of importance and can do nothing, nor write anywhere but where it must."""
+    host = compose.container(service)["HostConfig"]
+    assert (host["ReadonlyRootfs"], host["CapDrop"], host["Privileged"]) == (True, ["ALL"], False)
+    status = dict(
+        line.split(":", 1) for line in compose.exec(service, "cat", "/proc/1/status").splitlines()
+    )
+    assert set(status["Uid"].split()) == {user}
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+    assert status["NoNewPrivs"].strip() == "1"

@@ -1,0 +1,97 @@
+"""Makes all images, in the network of this machine: ``python -m tests.containers.images``.
+
+The project's own come from its Dockerfile as it is. What that and docker-compose.yml would pull
+cannot be pulled without a registry of images, so it is made from Debian's packages, and from pip's
+configuration of this machine, under the names that the files use.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.containers.engine import Engine, mirror, running
+from tests.support.dockerfile import DOCKERFILE, stages
+
+HERE = Path(__file__).parent
+RELEASE = "bookworm"
+PYTHON = stages(DOCKERFILE.read_text(encoding="utf-8"))["build"].base
+COMPOSE = ("compose", "--file", "docker-compose.yml", "--file", str(HERE / "override.yaml"))
+# Stage of stand_ins/Dockerfile -> the name that docker-compose.yml has it by.
+STAND_INS = {
+    "redis": "redis:7.4-bookworm",
+    "prometheus": "prom/prometheus:v3.5.0",
+    "triton": "stand-in-triton",
+}
+AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+# Options of pip that are no folder of this machine.
+_OF_PIP = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout")
+
+
+def make(engine: Engine) -> None:
+    """Raises CalledProcessError where one cannot be made."""
+    if not engine.has_image(PYTHON):
+        with _told("base"):
+            _make_base(engine)
+    with _told("project"):
+        engine.docker(*COMPOSE, "build", "gateway", "demo")
+    for stage, name in STAND_INS.items():
+        with _told(stage):
+            command = ["build", "--network", "host", "--target", stage, "--tag", name]
+            engine.docker(*command, HERE / "stand_ins", DOCKER_BUILDKIT="1")
+
+
+@contextmanager
+def _told(image: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    print(f"image {image}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _make_base(engine: Engine) -> None:
+    """Python on Debian, as `python:3.11-slim-bookworm` is."""
+    with tempfile.TemporaryDirectory(prefix="base-") as name:
+        root = Path(name)
+        packages = ["ca-certificates", "python3-distutils", "python3-venv", "libpython3.11"]
+        command = ["debootstrap", "--variant=minbase", f"--include={','.join(packages)}"]
+        subprocess.run([*command, RELEASE, name, mirror()], check=True, stdout=subprocess.DEVNULL)
+        (root / "usr/bin/python").symlink_to("python3")
+        for folder in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
+            subprocess.run(["find", root / folder, "-mindepth", "1", "-delete"], check=True)
+        (root / AUTHORITIES.lstrip("/")).write_bytes(Path(AUTHORITIES).read_bytes())
+        (root / "etc/pip.conf").write_text(_pip_configuration())
+        changes = ["ENV LANG=C.UTF-8", f"ENV SSL_CERT_FILE={AUTHORITIES}", 'CMD ["python3"]']
+        options = [word for change in changes for word in ("--change", change)]
+        tar = root.with_suffix(".tar")
+        try:
+            subprocess.run(["tar", "--create", "--file", tar, "--directory", root, "."], check=True)
+            engine.docker("import", *options, tar, PYTHON)
+        finally:
+            tar.unlink(missing_ok=True)
+
+
+def _pip_configuration() -> str:
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    ).stdout
+    lines = ["[global]", f"cert = {AUTHORITIES}"]
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        if (option := name.rpartition(".")[2]) in _OF_PIP:
+            lines.append(f"{option} = {value.strip(chr(39))}")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    # Neither bridge nor firewall: what is built is in the network of this machine, as it is.
+    with running("--bridge=none", "--iptables=false", "--ip-forward=false") as engine:
+        make(engine)
+
+
+if __name__ == "__main__":
+    main()
