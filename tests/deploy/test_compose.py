@@ -175,7 +175,7 @@ def test_redis_keeps_records_and_drops_versions() -> None:
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:
     launch = Launch(model_repo="/models/repository", tritonserver="/launch/tritonserver.sh")
-    composed = command(launch)
+    composed = ["/launch/mpirun.sh", *command(launch)[1:]]
     assert shlex.split(_variables()["TRITON_COMMAND"]) == composed
 
 

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from gateway.config.settings import Settings
-from gateway.conversations.upkeep import GOODBYE_S
 from ops.deployment.launch import Launch, command, shell_text
 from tests.deploy.manifests import (
     KUBERNETES,
@@ -156,9 +155,6 @@ def test_settings_of_the_gateway_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     assert service["spec"]["clusterIP"] == "None"
     assert int(port) in [port["port"] for port in service["spec"]["ports"]]
     spec = of(BASE, "Deployment", "gateway")["spec"]["template"]["spec"]
-    needed = _gateway()["lifecycle"]["preStop"]["sleep"]["seconds"]
-    needed += int(values["GATEWAY_SHUTDOWN_GRACE"]) + GOODBYE_S
-    assert spec["terminationGracePeriodSeconds"] > needed
     # Its disk ends with the pod: other gateways are not to wait for it.
     [store] = [v for v in spec["volumes"] if v["name"] == "adapters"]
     assert ("emptyDir" in store) == (values["GATEWAY_STORE_EPHEMERAL"] == "true")
@@ -250,7 +246,7 @@ def test_every_image_can_be_named_by_digest() -> None:
 
 def test_triton_starts_as_the_launcher_starts_it() -> None:
     spec = of(BASE, "StatefulSet", "triton")["spec"]["template"]["spec"]
-    assert spec["containers"][0]["command"] == command(RESTRICTED)
+    assert spec["containers"][0]["command"] == ["/launch/mpirun.sh", *command(RESTRICTED)[1:]]
 
 
 def test_several_nodes_start_as_the_launcher_starts_them() -> None:
@@ -265,12 +261,13 @@ def test_several_nodes_start_as_the_launcher_starts_them() -> None:
     ranks = group["size"] * int(gpus.pop())
     launch = replace(RESTRICTED, world_size=ranks)
     script = (MULTI_NODE / "ranks.sh").read_text(encoding="utf-8")
-    assert script.partition("exec ")[2].strip() == shell_text(command(launch), {}).strip()
+    started = script.partition("exec ")[2].replace("/launch/mpirun.sh", "mpirun")
+    assert started.strip() == shell_text(command(launch), {}).strip()
 
 
 def test_scripts_are_sound() -> None:
     scripts = sorted(KUBERNETES.parent.rglob("*.sh"))
-    assert len(scripts) == 5
+    assert len(scripts) == 6
     checker = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([checker, *scripts], capture_output=True, text=True, check=False)
     assert done.stdout == ""

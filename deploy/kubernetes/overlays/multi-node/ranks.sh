@@ -1,8 +1,8 @@
 #!/bin/sh
-# What this prints, for other sizes of the engine:
+# What this prints, for other sizes of the engine, with /launch/mpirun.sh for mpirun:
 #   gateway triton launch --world-size 16 --model-repo /models/repository \
 #     --tritonserver /launch/tritonserver.sh --dry-run
-exec mpirun --allow-run-as-root \
+exec /launch/mpirun.sh --allow-run-as-root \
   -n 1 /launch/tritonserver.sh --model-repository=/models/repository --grpc-port=8001 --http-port=8000 --metrics-port=8002 --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix0_ : \
   -n 1 /launch/tritonserver.sh --model-repository=/models/repository --model-control-mode=explicit --load-model=tensorrt_llm --grpc-port=8001 --http-port=8000 --metrics-port=8002 --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix1_ : \
   -n 1 /launch/tritonserver.sh --model-repository=/models/repository --model-control-mode=explicit --load-model=tensorrt_llm --grpc-port=8001 --http-port=8000 --metrics-port=8002 --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix2_ : \
