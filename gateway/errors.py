@@ -187,6 +187,10 @@ class EngineUnreachable(EngineUnavailable):
         self.why = why
 
 
+class AnswerLost(GatewayError):
+    """The replica of an answer that had begun is gone, and another one could not go on with it."""
+
+
 class Overloaded(GatewayError):
     """There is no place for the request, here or in the engine.
 

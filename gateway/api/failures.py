@@ -84,6 +84,7 @@ TABLE: Mapping[type[Exception], Row] = {
     ),
     errors.EngineUnavailable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineUnreachable: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    errors.AnswerLost: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),

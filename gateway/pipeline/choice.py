@@ -5,12 +5,13 @@ What happens once a token is `Choice._emit`, called from where the engine's byte
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
-from gateway.errors import EngineBroken, EngineUnavailable, ReplicaLeft
+from gateway.errors import AnswerLost, GatewayError, ReplicaLeft
 from gateway.generation import Batch, Generation, Running
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.continuation import Continuation
@@ -20,6 +21,9 @@ from gateway.service import Service
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Aside
+
+# Between two looks for a replica to which a stream could go from one that is drained.
+_LOOK_S = 1.0
 
 
 class Choice:
@@ -31,13 +35,14 @@ class Choice:
         "_generation",
         "_index",
         "_last",
+        "_left",
         "_of_model",
         "_replica",
         "_request",
         "_service",
         "_sink",
         "_started",
-        "_stays",
+        "_stays_until",
         "_text",
     )
 
@@ -56,8 +61,9 @@ class Choice:
         self._last = TextDelta("", 0)
         self._text: TextStream | PieceStream
         self._replica: Replica
-        # There is no other replica for it, so that it is not looked for with each token.
-        self._stays = False
+        # There was no other replica for it: it is not looked for with each token.
+        self._stays_until = 0.0
+        self._left: Replica | None = None
 
     async def run(self) -> None:
         """Raises TimeoutError at the batch's deadline, and what the engine fails with."""
@@ -88,9 +94,10 @@ class Choice:
             await attempt(
                 service.replicas, self._request, self._batch, self._index, self._ask, self._go_on
             )
-        except (EngineUnavailable, EngineBroken):
-            # The replica may fail between the last token and the word that it was that.
-            if not self._last.tokens or not self._text.at_end:
+        except (GatewayError, TimeoutError):
+            # The replica may fail between the last token and the word that it was that, or behind
+            # the end at which it was cut short.
+            if not self._last.tokens or not (self._last.finish or self._text.at_end):
                 raise
             self._cut_short()
 
@@ -100,21 +107,28 @@ class Choice:
         if self._last.finish is not None:
             return  # cut short while no replica had it
         self._replica = lease.replica
-        sent = self._continuation.sent
+        # Back where it was it stays: it has fared ill elsewhere.
+        self._stays_until = math.inf if self._replica is self._left else 0.0
+        sent, take = self._continuation.sent, self._emit
         if sent is None:
             sent = batch.sends(self._index, lease.replica.kind)
             self._text = text_stream(service, sent)
+        elif self._continuation.again:
+            take = self._emit_new
         with lease.engine.generate(
             sent, batch.deadline, lease.metadata, aside(service, batch)
         ) as tokens:
             first = await tokens.first()
             answered(lease, batch, self._index)
-            self._emit(first)
+            self._left = None
+            take(first)
             while self._last.finish is None:
-                if self._replica.sends_away and not self._stays:
+                if self._continuation.differs:
+                    raise AnswerLost("Another replica would have said something else; try again.")
+                if self._replica.sends_away and time.monotonic() >= self._stays_until:
                     self._leave()
                 await self._sink.drain()
-                await tokens.feed_deltas(self._emit)
+                await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
         """Once a token, from where its bytes are received."""
@@ -131,8 +145,15 @@ class Choice:
         return (
             self._sink.accept(self._index, last)
             and last.finish is None
-            and (self._stays or not self._replica.sends_away)
+            and not (self._replica.sends_away and time.monotonic() >= self._stays_until)
         )
+
+    def _emit_new(self, tokens: TokenDelta) -> bool:
+        """As `_emit`, of an answer that is said again: what the client has is passed over."""
+        new = self._continuation.new(tokens)
+        if new is not None:
+            return self._emit(new)
+        return self._last.finish is None and not self._continuation.differs
 
     def _cut_short(self) -> None:
         """Tokens that still come are passed over, and the first of them ends the stream."""
@@ -148,24 +169,28 @@ class Choice:
     def _leave(self) -> None:
         """Raises ReplicaLeft where another replica can go on with it."""
         if self._rest(self._replica, failed=False) is not None:
+            self._left = self._replica
             raise ReplicaLeft
-        self._stays = True
+        self._stays_until = time.monotonic() + _LOOK_S
 
     def _go_on(self, left: Replica, error: Exception) -> Generation | None:
         failed = not isinstance(error, ReplicaLeft)
         rest = self._rest(left, failed=failed)
         if rest is not None:
-            self._continuation.goes_on(rest, failed=failed)
+            tokens = self._continuation.goes_on(rest, failed=failed)
             self._batch.meter.continued += 1
-            self._service.metrics.count_continued(len(rest.prompt_ids), failed=failed)
+            self._service.metrics.count_continued(tokens, failed=failed)
         return rest
 
     def _rest(self, left: Replica, *, failed: bool) -> Generation | None:
         # Of an answer that came as text nobody knows the ids, whatever another kind would take.
-        if not isinstance(self._text, TextStream):
+        if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         rest = self._continuation.rest(failed=failed)
-        if rest is None or not self._service.replicas.has_other_than([left], rest):
+        # One that works is left for nothing that may not.
+        if rest is None or not self._service.replicas.has_other_than(
+            [left], rest, works=not failed
+        ):
             return None
         return rest
 

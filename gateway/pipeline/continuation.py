@@ -3,6 +3,9 @@
 The other is asked for what is left, behind the prompt and all that the client has. A greedy answer
 is then the one that it would have been. A sampled one goes on by another seed, and says so: the
 random numbers that it would have had are known to the engine that is gone.
+
+An engine begins with a guide at its beginning. So what is guided is asked for again as a whole, by
+the same seed; where the other says what the client has, its guide is where the first one was.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from array import array
 from dataclasses import replace
 from hashlib import blake2b
 
+from gateway.deltas import TokenDelta
 from gateway.generation import MAX_SEED, Generation
 from gateway.pipeline.fit import longest_prompt
 from gateway.scheduling.kinds import Kind
@@ -19,9 +23,8 @@ from gateway.scheduling.kinds import Kind
 class Continuation:
     """What has come of one generation, and what of it is left.
 
-    Only what is made of token ids goes on: of a text nobody knows which ids it was. Nor does
-    what is guided, as an engine begins with a guide at its beginning, nor a search, of which
-    nothing is known before its end.
+    Only what is made of token ids goes on: of a text nobody knows which ids it was. Nor does a
+    search, of which nothing is known before its end.
     """
 
     def __init__(self, generation: Generation, failures: int) -> None:
@@ -29,21 +32,41 @@ class Continuation:
         self._whole = generation
         self._failures = self._allowed = failures
         self._times = 0
+        self.again = generation.params.guide is not None
+        """Whether it is said again from its beginning."""
         self.sent: Generation | None = None
         """What goes on now; None before that."""
         self.ids = array("i")
         """What has come, to be added to by who receives it."""
+        self._heard = 0
+        self.differs = False
+        """Whether what was said again is something else."""
 
     @property
     def sampled_anew(self) -> bool:
         """Whether another seed has decided on some of it."""
-        return bool(self._times) and not self._whole.params.sampling.greedy
+        return bool(self._times) and not self.again and not self._whole.params.sampling.greedy
 
-    def goes_on(self, rest: Generation, *, failed: bool) -> None:
-        """It does, with `rest`: since its replica has failed, or is left."""
+    def goes_on(self, rest: Generation, *, failed: bool) -> int:
+        """It does, with `rest`: since its replica has failed, or is left. Returns how many tokens
+        the other has to read or to say before a new one."""
         self.sent = rest
         self._times += 1
         self._failures -= failed
+        self._heard = 0
+        return len(self._whole.prompt_ids) + len(self.ids)
+
+    def new(self, delta: TokenDelta) -> TokenDelta | None:
+        """What of a delta of an answer that is said again has not come before."""
+        known = self.ids[self._heard : self._heard + len(delta.ids)]
+        count = len(known)
+        self._heard += len(delta.ids)
+        missing = delta.final and self._heard < len(self.ids)
+        self.differs = self.differs or missing or delta.ids[:count] != known.tolist()
+        if self.differs or (count == len(delta.ids) and not delta.final):
+            return None
+        logprobs = None if delta.logprobs is None else delta.logprobs[count:]
+        return delta._replace(ids=delta.ids[count:], logprobs=logprobs)
 
     def rest(self, *, failed: bool) -> Generation | None:
         """What is left, as a generation of its own; None where that is nothing that can go on.
@@ -52,25 +75,28 @@ class Continuation:
         be what kills an engine, so after a bounded number of failures it is given to no other.
         """
         whole = self._whole
-        if self._failures < failed or not self._allowed:
+        if self._failures < failed or not self._allowed or whole.beams:
             return None
+        if self.again and not failed:
+            return None  # the other may say it otherwise, and this one is still there
+        ids = array("i") if self.again else self.ids
+        length = len(whole.prompt_ids) + len(ids)
         forms = {kind: None for kind, text in whole.forms.items() if text is None}
-        length = len(whole.prompt_ids) + len(self.ids)
         forms = {kind: None for kind in forms if _takes(kind, length)}
-        left = whole.max_tokens - len(self.ids)
-        if not forms or left < 1 or whole.beams or whole.params.guide is not None:
+        if not forms or len(self.ids) >= whole.max_tokens:
             return None
-        params = whole.params
-        if params.sampling.min_tokens:
-            min_tokens = max(params.sampling.min_tokens - len(self.ids), 0)
-            params = replace(params, sampling=replace(params.sampling, min_tokens=min_tokens))
-        times = self._times + 1
+        sampling, times = whole.params.sampling, self._times + 1
+        min_tokens = max(sampling.min_tokens - len(ids), 0)
+        # What another engine's cache has is nothing that the client's prompt has found.
+        params = replace(
+            whole.params, sampling=replace(sampling, min_tokens=min_tokens), usage=False
+        )
         return replace(
             whole,
             request_id=f"{whole.request_id}-{times}",
-            prompt_ids=[*whole.prompt_ids, *self.ids],
-            max_tokens=left,
-            seed=_another(whole.seed, times),
+            prompt_ids=[*whole.prompt_ids, *ids],
+            max_tokens=whole.max_tokens - len(ids),
+            seed=whole.seed if self.again else _another(whole.seed, times),
             params=params,
             text=None,
             forms=forms,

@@ -13,10 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from gateway.errors import (
+    AnswerLost,
     EngineBroken,
     EngineError,
     EngineStepFailed,
     EngineUnavailable,
+    GatewayError,
+    InvalidRequest,
     Overloaded,
     ReplicaLeft,
 )
@@ -45,9 +48,13 @@ async def attempt(
 
     `index` is the generation's place in the batch. `ask` says ``lease.answered()`` when the first
     token is there. `go_on` is told when that replica fails behind it, and says what `ask` asks for
-    next; None is the end.
+    next; None is the end. How many replicas may fail before a first token is bounded for all of it
+    together, as it may be what they fail on.
     """
     tried: list[Replica] = []
+    failed = 0
+    # It has left a replica that works, and no other has answered yet.
+    moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
     home = _home_of(batch, index) if replicas.several else None
@@ -59,28 +66,36 @@ async def attempt(
                 if asyncio.get_running_loop().time() >= batch.deadline:
                     raise TimeoutError
                 return await ask(lease)
-        except (EngineUnavailable, EngineBroken, Overloaded, ReplicaLeft) as error:
+        except (GatewayError, ReplicaLeft) as error:
             if lease.has_answered:
-                rest = None if isinstance(error, Overloaded) else go_on(lease.replica, error)
+                goes_on = isinstance(error, (EngineUnavailable, EngineBroken, ReplicaLeft))
+                rest = go_on(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
                 # To a replica that is drained nothing goes that could go elsewhere.
                 generation, tried, came = rest, [lease.replica], math.inf
-                continue
-            if isinstance(error, EngineBroken):
+                moves = isinstance(error, ReplicaLeft)
+            elif moves:
+                # Back to where it was: that it was to move must not end it.
+                moves, tried, came = False, [lease.replica], batch.came
+            elif isinstance(error, (EngineUnavailable, Overloaded)):
+                tried.append(lease.replica)
+                failed += 1
+                if failed == _ATTEMPTS or not replicas.has_other_than(tried, generation, came):
+                    raise
+            elif generation is not batch.generations[index]:
+                if isinstance(error, InvalidRequest):
+                    raise AnswerLost("The answer could not go on; try again.") from error
                 raise
-            tried.append(lease.replica)
-            if len(tried) == _ATTEMPTS or not replicas.has_other_than(tried, generation, came):
+            elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
+                # No other replica is risked for it. Whether it was this request that ended the
+                # others is not known; one with a guide that has not begun most likely was.
+                raise EngineError(
+                    "The engine failed when it began with this request, most likely on what its "
+                    "answer must match."
+                ) from error
+            else:
                 raise
-        except EngineStepFailed as error:
-            # No other replica is risked for it. Whether it was this request that ended the others
-            # is not known; one with a guide that has not begun most likely was.
-            if lease.has_answered or generation.params.guide is None:
-                raise
-            raise EngineError(
-                "The engine failed when it began with this request, most likely on what its answer "
-                "must match."
-            ) from error
 
 
 def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:

@@ -115,9 +115,18 @@ class Replicas:
         return None if all(replica.kind in able for replica in there) else frozenset(able)
 
     def has_other_than(
-        self, tried: Collection[Replica], generation: Generation, came: float = math.inf
+        self,
+        tried: Collection[Replica],
+        generation: Generation,
+        came: float = math.inf,
+        *,
+        works: bool = False,
     ) -> bool:
-        """Whether `pick` would find one that is none of `tried`."""
+        """Whether `pick` would find one that is none of `tried`; with `works` one that has
+        not just failed others."""
+        if works:
+            there = [r for r in self._open_to(came, tried) if not r.breaker.open]
+            return any(replica.takes(generation) for replica in there)
         return bool(self._candidates(tried, generation, came))
 
     def can_take(self, generation: Generation, came: float) -> bool:
@@ -270,6 +279,12 @@ class Replicas:
             self._leaving.add(replica)
             log.info("replica %s leaves with %d requests", endpoint, replica.in_flight)
             self._released(replica)
+        for replica in self._leaving:
+            again = targets.get(replica.endpoint)
+            if again is not None and not again.drain:
+                replica.keep()  # it is still there, and has no reason to have less to do
+            elif not away:
+                replica.send_away(self._drain_grace_s)
         for endpoint, replica in new.items():
             log.info("replica %s joins", endpoint)
             replica.engine.draining = self._draining

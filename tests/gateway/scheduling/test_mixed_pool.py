@@ -298,6 +298,16 @@ async def test_one_that_fails_is_replaced_by_one_without_a_weight(tmp_path: Path
         assert {await both.says() for _ in range(3)} == {NEW}
 
 
+async def test_an_answer_that_came_as_text_goes_on_nowhere(tmp_path: Path) -> None:
+    """Nobody knows its ids, so one that takes ids would begin anew behind what the client has."""
+    async with pool(tmp_path, 0, 100) as both:
+        both.new.steps = [told("ne"), "Stub process 'm' is not healthy."]
+        answer = await both.ask(stream=True)
+        assert '"text":"ne"' in answer.text
+        assert '"code":"engine_unavailable"' in answer.text
+        assert not both.old.requests
+
+
 async def test_the_fingerprint_is_of_who_answered(tmp_path: Path) -> None:
     async with pool(tmp_path, 100, 0) as both:
         old = (await both.ask()).json()["system_fingerprint"]

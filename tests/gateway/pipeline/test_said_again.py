@@ -1,0 +1,97 @@
+"""A guided answer is said again by another replica, and the client hears what is new of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.in_process import metric_of
+from tests.support.two_replicas import (
+    CONTINUED,
+    PROMPT,
+    TEXT,
+    events,
+    numbers,
+    pair,
+    streamed,
+    whole,
+)
+
+GUIDED = {"guided_regex": "h.*", "seed": 7}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_wherever_a_replica_fails_a_guided_answer_is_the_same(
+    tmp_path: Path, stream: bool, temperature: int
+) -> None:
+    async with pair(tmp_path) as it:
+        for step in range(1, len(it.ids)):
+            await it.breaks("abort", step)
+            it.other.tokens = it.ids
+            answer = await it.ask(**GUIDED, **streamed(stream), temperature=temperature)
+            choice = whole(answer, stream=stream)
+            assert (choice["text"], choice["finish_reason"]) == (TEXT, "stop")
+            assert "continued" not in choice
+            (again,) = it.other.requests
+            first = it.first.requests[-1]
+            for name in ("input_ids", "request_output_len", "guided_decoding_guide"):
+                assert _raw(again, name) == _raw(first, name)
+            assert numbers(again, "random_seed", "Q") == [7]
+            assert again.id != first.id
+        assert metric_of(it.service, CONTINUED, cause="failed") == len(it.ids) - 1
+        tokens = metric_of(it.service, "gateway_generations_continued_tokens_total")
+        assert tokens == sum(len(PROMPT) + step for step in range(1, len(it.ids)))
+
+
+@pytest.mark.parametrize("other", ["hallo", "h"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_said_otherwise_it_ends_once_and_plainly(
+    tmp_path: Path, other: str, stream: bool
+) -> None:
+    """And nobody is to blame for it."""
+    async with pair(tmp_path) as it:
+        for _ in range(5):
+            await it.breaks("abort", 3)
+            it.other.tokens = [it.ids[0], *it.ids[4:]] if other == "hallo" else it.ids[:1]
+            answer = await it.ask(stream=stream, **GUIDED)
+            error = events(answer)[-1] if stream else answer.json()
+            assert error["error"]["code"] == "engine_unavailable"
+            assert len(it.other.requests) == 1
+            it.replica(0).breaker.succeeded()
+        assert not it.replica(1).breaker.open
+        assert it.replica(1).in_flight == 0
+
+
+async def test_several_choices_are_said_again_each_by_itself(tmp_path: Path) -> None:
+    async with pair(tmp_path) as it:
+        await it.breaks("abort", 3)
+        it.other.tokens = it.ids
+        answer = (await it.ask(**GUIDED, n=2)).json()
+        assert [choice["text"] for choice in answer["choices"]] == [TEXT] * 2
+        assert answer["usage"]["completion_tokens"] == 2 * len(it.ids)
+        assert {numbers(each, "random_seed", "Q")[0] for each in it.other.requests} == {7, 8}
+
+
+async def test_a_drain_leaves_it_where_it_is(tmp_path: Path) -> None:
+    """Another one might say it otherwise."""
+    async with pair(tmp_path, replica_drain_grace=0.05) as it:
+        await it.breaks("slow", 2)
+        asked = asyncio.create_task(it.ask(**GUIDED))
+        while not it.first.reached:
+            await asyncio.sleep(0.01)
+        it.configure(drain=True)
+        while not it.replica(0).sends_away:
+            await asyncio.sleep(0.01)
+        it.first.released.set()
+        assert (await asked).json()["choices"][0]["text"] == TEXT
+        assert not it.other.requests
+
+
+def _raw(request: Any, name: str) -> bytes:
+    names = [tensor.name for tensor in request.inputs]
+    raw: bytes = request.raw_input_contents[names.index(name)]
+    return raw
