@@ -173,26 +173,52 @@ def test_alerts_say_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["annotations"].keys() == {"summary", "action"}
 
 
-def test_the_autoscaler_reads_a_metric_that_exists(exported: Exported) -> None:
-    scaler = yaml.safe_load((BASE / "gateway-scaling.yaml").read_text(encoding="utf-8"))
-    wanted = {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
-    assert wanted <= exported.names
+def _rules(kind: str) -> dict[str, str]:
+    """By the metric's name in Kubernetes, the query as prometheus-adapter fills it in."""
     path = DEPLOY / "kubernetes/components/monitoring/prometheus-adapter-values.yaml"
-    rules = yaml.safe_load(path.read_text(encoding="utf-8"))["rules"]["custom"]
-    assert {rule["seriesQuery"].partition("{")[0] for rule in rules} == wanted
+    found = {}
+    for rule in yaml.safe_load(path.read_text(encoding="utf-8"))["rules"][kind]:
+        series = rule["seriesQuery"].partition("{")[0]
+        query = rule["metricsQuery"].replace("<<.Series>>", series)
+        query = query.replace("<<.LabelMatchers>>", 'namespace="a",pod=~"b|c"')
+        found[rule.get("name", {"as": series})["as"]] = query.replace("<<.GroupBy>>", "pod")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["custom", "external"])
+def test_autoscalers_read_metrics_that_exist(exported: Exported, kind: str) -> None:
+    rules = _rules(kind)
+    source = {"custom": "Pods", "external": "External"}[kind]
+    wanted = {
+        metric[source.lower()]["metric"]["name"]
+        for path in (DEPLOY / "kubernetes").rglob("*-scaling.yaml")
+        for metric in yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["metrics"]
+        if metric["type"] == source
+    }
+    assert wanted == rules.keys()
+    for name, query in rules.items():
+        for selector in _selectors(query):
+            assert selector.name in exported.names, name
+            labels = exported.labels.get(selector.name, set())
+            assert {m.name for m in selector.matchers.matchers} <= labels | TARGET_LABELS, name
 
 
 def test_the_autoscaler_counts_all_workers_of_a_pod() -> None:
-    path = DEPLOY / "kubernetes/components/monitoring/prometheus-adapter-values.yaml"
-    for rule in yaml.safe_load(path.read_text(encoding="utf-8"))["rules"]["custom"]:
-        # As prometheus-adapter fills it in for pods.
-        query = rule["metricsQuery"].replace("<<.Series>>", rule["seriesQuery"].partition("{")[0])
-        query = query.replace("<<.LabelMatchers>>", 'namespace="a",pod=~"b|c"')
-        parsed = promql_parser.parse(query.replace("<<.GroupBy>>", "pod"))
+    for query in _rules("custom").values():
+        parsed = promql_parser.parse(query)
         assert isinstance(parsed, promql_parser.AggregateExpr)
         assert str(parsed.op) == "sum"
         assert parsed.modifier is not None
         assert parsed.modifier.labels == ["pod"]
+
+
+def test_a_gateway_is_given_the_tokens_that_one_is_planned_with() -> None:
+    path = BASE / "gateway-scaling.yaml"
+    metrics = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["metrics"]
+    targets = {m["pods"]["metric"]["name"]: m["pods"]["target"]["averageValue"] for m in metrics}
+    planned = int(targets["gateway_completion_tokens_per_second"])
+    scaling = (DEPLOY.parent / "docs/scaling.md").read_text(encoding="utf-8")
+    assert f"**{planned:,} tokens/s for each worker**" in scaling
 
 
 def test_scraped_ports_are_those_of_the_services() -> None:
