@@ -1,0 +1,107 @@
+"""Each container killed, stopped in its tracks and cut off: what users are told, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.containers.compose import API, Project, completion
+from tests.containers.engine import Engine
+from tests.containers.gpu import Deployment, bearer
+
+CAPITAL = "The capital of France is"
+Up = tuple[Deployment, Project]
+
+
+@pytest.fixture(scope="module")
+def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    deployment = Deployment(tmp_path_factory.mktemp("faults"))
+    with deployment.up(engine, "faults") as compose:
+        assert deployment.add_adapter("zh", "zh").status_code == 201
+        yield deployment, compose
+
+
+@pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
+def test_killed(up: Up, service: str) -> None:
+    """As the kernel does it when memory is short: the engine starts it again."""
+    deployment, compose = up
+    before = compose.container(service)["State"]
+    os.kill(before["Pid"], signal.SIGKILL)
+    answer = _asked(deployment) if service == "redis" else None
+    _until(lambda: compose.container(service)["State"]["StartedAt"] != before["StartedAt"])
+    _until(lambda: _answers(deployment))
+    # An adapter's name without Redis: the gateway knows it.
+    assert answer is None or answer.status_code == 200
+    assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
+    compose.up()  # healthy again, all of them
+
+
+@pytest.mark.parametrize("service", ["redis", "triton", "gateway"])
+def test_paused(up: Up, engine: Engine, service: str) -> None:
+    """Nothing is refused and nothing closed: who has asked is answered when it goes on."""
+    deployment, compose = up
+    name = compose.container(service)["Name"].lstrip("/")
+    with ThreadPoolExecutor(1) as others:
+        engine.docker("pause", name)
+        asked = others.submit(_asked, deployment)
+        # Limits and adapters' names do not wait for Redis.
+        answered = asked.result(60) if service == "redis" else None
+        time.sleep(3)
+        assert answered is not None or not asked.done()
+        engine.docker("unpause", name)
+        assert asked.result(60).status_code == 200
+    _until(lambda: _answers(deployment))
+    assert "never retrieved" not in compose("logs", "gateway")
+
+
+@pytest.mark.parametrize("service", ["redis", "triton"])
+def test_cut_off(up: Up, engine: Engine, service: str) -> None:
+    deployment, compose = up
+    name, network = compose.container(service)["Name"].lstrip("/"), compose.network("engine")
+    engine.docker("network", "disconnect", network, name)
+    try:
+        answer = _asked(deployment)
+        if service == "redis":
+            assert answer.status_code == 200, answer.text
+        else:
+            assert answer.status_code == 503, answer.text
+            assert answer.json()["error"]["type"] == "server_error"
+            # For as long as it is away, soon.
+            began = time.monotonic()
+            assert _asked(deployment).status_code == 503
+            assert time.monotonic() - began < 15
+            _until(lambda: httpx.get(f"{API}/health/ready").status_code == 503)
+            # Its name is not found, and who answers that takes longer than a connection may.
+            _until(lambda: compose("logs", "gateway").count("engine not ready") >= 4)
+        assert httpx.get(f"{API}/health/live").status_code == 200
+    finally:
+        engine.docker("network", "connect", "--alias", service, network, name)
+    _until(lambda: _answers(deployment))
+    assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
+    # What nobody waited for any more has not been left to complain.
+    assert "never retrieved" not in compose("logs", "gateway")
+
+
+def _asked(deployment: Deployment) -> httpx.Response:
+    asked = {"model": "zh", "prompt": CAPITAL, "temperature": 0}
+    return httpx.post(f"{API}/v1/completions", json=asked, headers=bearer(deployment.acme))
+
+
+def _answers(deployment: Deployment) -> bool:
+    try:
+        return _asked(deployment).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -1,0 +1,125 @@
+"""The profile `gpu`: jobs, who may reach whom, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.containers.compose import ADMIN, API, Project, assert_without_rights, completion
+from tests.containers.engine import Engine
+from tests.containers.gpu import Deployment, bearer
+
+CAPITAL = "The capital of France is"
+Up = tuple[Deployment, Project]
+PYTHON = "python:3.11-slim-bookworm"
+
+
+@pytest.fixture(scope="module")
+def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    deployment = Deployment(tmp_path_factory.mktemp("gpu"))
+    with deployment.up(engine, "gpu") as compose:
+        yield deployment, compose
+
+
+def test_tenants_are_answered(up: Up) -> None:
+    deployment, _ = up
+    assert httpx.get(f"{API}/v1/models").status_code == 401
+    assert completion("demo", CAPITAL, headers=bearer(deployment.acme)).strip() == "Paris."
+    added = deployment.add_adapter("zh", "zh")
+    assert added.status_code == 201, added.text
+    assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
+    # Admins have a port of their own.
+    assert deployment.add_adapter("ja", "ja", url=API).status_code == 404
+
+
+def test_down_and_up_again_keeps_adapters_keys_and_limits(up: Up) -> None:
+    deployment, compose = up
+    added = deployment.add_adapter("ja", "ja")
+    assert added.status_code == 201, added.text
+    made = httpx.post(f"{ADMIN}/v1/keys", headers=bearer(deployment.admin), json={"tenant": "acme"})
+    key = made.json()["value"]
+    for _ in range(3):  # until the day's tokens are used
+        last = _asked(deployment.small)
+    assert (last.status_code, last.json()["error"]["code"]) == (429, "insufficient_quota")
+
+    compose("down")
+    compose.up()
+    assert completion("ja", CAPITAL, headers=bearer(key)) == "パリ"
+    again = _asked(deployment.small)
+    assert (again.status_code, again.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+def _asked(key: str) -> httpx.Response:
+    asked = {"model": "demo", "prompt": CAPITAL, "max_tokens": 20, "ignore_eos": True}
+    return httpx.post(f"{API}/v1/completions", json=asked, headers=bearer(key))
+
+
+def test_nothing_has_rights(up: Up) -> None:
+    _, compose = up
+    assert_without_rights(compose, "gateway", user="10001")
+    assert_without_rights(compose, "redis", user="999")
+    assert_without_rights(compose, "triton", user="1000", read_only=False)
+    # Root writes the keys' volumes once, with no capability and no network.
+    keys = compose.container("keys")
+    assert (keys["State"]["ExitCode"], keys["HostConfig"]["NetworkMode"]) == (0, "none")
+    assert keys["HostConfig"]["CapDrop"] == ["ALL"]
+
+
+def test_triton_and_redis_are_reached_from_nowhere_else(up: Up, engine: Engine) -> None:
+    _, compose = up
+    redis, triton = (compose.address(service, "engine") for service in ("redis", "triton"))
+    for target in [(redis, 6379), (triton, 8000), (triton, 8001), (triton, 8002)]:
+        assert _reaches(engine, compose.network("engine"), *target), target
+        assert not _reaches(engine, compose.network("edge"), *target), target
+    assert _reaches(engine, compose.network("edge"), "gateway", 9000)
+    # Published for this machine alone, and nothing but the API's two ports.
+    published = {
+        service: compose.container(service)["HostConfig"]["PortBindings"] or {}
+        for service in ("gateway", "redis", "triton")
+    }
+    assert published == {
+        "gateway": {
+            "9000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "9000"}],
+            "9001/tcp": [{"HostIp": "127.0.0.1", "HostPort": "9001"}],
+        },
+        "redis": {},
+        "triton": {},
+    }
+
+
+def _reaches(engine: Engine, network: str, host: str, port: int) -> bool:
+    """Whether a container of that network has a connection to it."""
+    program = f"import socket; socket.create_connection(({host!r}, {port}), 3); print('reached')"
+    run = ["container", "run", "--rm", "--network", network, PYTHON]
+    return "reached" in engine.docker(*run, "sh", "-c", 'python3 -c "$0" 2>&1 || true', program)
+
+
+def test_keys_are_seen_by_those_who_need_them(up: Up) -> None:
+    _, compose = up
+    password = compose.exec("redis", "cat", "/run/secrets/password")
+    key = compose.exec("triton", "cat", "/run/secrets/triton/key")
+    assert len(password) == len(key) == 64
+    assert len({password, key}) == 2
+    own = compose.exec("gateway", "sh", "-c", "cat /run/secrets/*")
+    assert password in own
+    assert key in own
+    for service in ("gateway", "redis", "triton"):
+        known = str(compose.container(service)["Config"])
+        assert password not in known
+        assert key not in known
+    unknown = compose.exec("redis", "redis-cli", "get", "anything")
+    assert unknown.startswith("NOAUTH")
+
+
+def test_each_stops_within_its_grace_period(up: Up) -> None:
+    """What takes longer is killed, with 137 as its exit code."""
+    _, compose = up
+    compose("stop")
+    codes = {
+        service: compose.container(service)["State"]["ExitCode"]
+        for service in ("gateway", "redis", "triton")
+    }
+    assert codes == {"gateway": 0, "redis": 0, "triton": 0}
+    compose.up()
