@@ -1,4 +1,4 @@
-"""Streams outlive their Triton: killed, frozen or drained, with every answer as if nothing was.
+"""Streams outlive their Triton: killed, frozen, cut off or drained, each as if nothing was.
 
 `KILLS=50 STREAMS=64` breaks it as often under as many streams, and prints the gaps that they saw.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,10 +20,12 @@ import pytest
 import yaml
 
 from ops.commands.up import DEMO_ADAPTERS
-from tests.support.cluster import Tritons, demo_engine, tritons
+from tests.support.cluster import Tritons, tritons
 from tests.support.gateway_process import GatewayProcess
 from tests.support.metrics import sample
 from tests.support.triton_server import long_model
+from tests.support.wire import Wire
+from triton_repo.cpu_executor import engine
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +34,16 @@ STREAMS = int(os.environ.get("STREAMS", "8"))
 TOKENS = 120
 WITHIN_S = 120.0
 MODELS = ("demo", "zh", "ja")
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.3},
+    {"repetition_penalty": 1.2, "min_tokens": 100},
+    {"bad_words": [" the", "he c"], "logit_bias": {"65": 1.5}},
+    {"guided_regex": "[a-z ]{1000}"},
+)
+
+
+Started = tuple[Tritons, GatewayProcess, Path, list["Answer"]]
 
 
 class Answer(NamedTuple):
@@ -45,11 +58,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Fleet:
+    """`undisturbed` are the answers of all, by their numbers."""
+
     tritons: Tritons
     gateway: GatewayProcess
     config: Path
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
+    undisturbed: list[Answer]
 
     async def metric(self, name: str, **labels: str) -> float:
         return sample((await self.admin.get("/metrics")).text, name, **labels)
@@ -60,7 +76,8 @@ class Fleet:
                 await asyncio.sleep(0.02)
 
     async def ask(self, number: int) -> Answer:
-        """A greedy answer; every third with log probabilities, every fourth not streamed."""
+        """A greedy answer; every third with log probabilities, every fourth not streamed, of each
+        five all but one with something that the engine must go on with."""
         body: dict[str, Any] = {
             "model": MODELS[number % len(MODELS)],
             "prompt": f"{number} and {number + 1} are",
@@ -68,8 +85,9 @@ class Fleet:
             "ignore_eos": True,
             "temperature": 0,
         }
+        body |= OPTIONS[number % len(OPTIONS)]
         if number % 3 == 0:
-            body["logprobs"] = 0
+            body["logprobs"] = number % 2 * 2
         if number % 4 == 0:
             answer = await self.client.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
@@ -108,12 +126,26 @@ class Fleet:
         name = "gateway_generations_continued_total"
         return sum([await self.metric(name, cause=cause) for cause in causes])
 
+    async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> list[float]:
+        """Some have gone on since `before`, and nobody can tell but by the gaps of streams, which it
+        returns, in seconds."""
+        found = await asyncio.gather(*asked)
+        assert [each._replace(gap_s=0.0) for each in found] == self.undisturbed
+        assert await self.continued() > before
+        return [each.gap_s for each in found if each.gap_s]
+
+    def configure(self, *endpoints: str | dict[str, Any]) -> None:
+        document = {"anonymous": True, "replicas": list(endpoints)}
+        self.config.write_text(yaml.safe_dump(document))
+
     def drain(self, *indexes: int) -> None:
-        replicas = [
-            {"endpoint": each.endpoint, "drain": index in indexes}
-            for index, each in enumerate(self.tritons.replicas)
-        ]
-        self.config.write_text(yaml.safe_dump({"anonymous": True, "replicas": replicas}))
+        """These, and no other."""
+        self.configure(
+            *[
+                {"endpoint": each.endpoint, "drain": index in indexes}
+                for index, each in enumerate(self.tritons.replicas)
+            ]
+        )
 
 
 def _answer(frames: list[dict[str, Any]], gap_s: float) -> Answer:
@@ -128,18 +160,26 @@ def _answer(frames: list[dict[str, Any]], gap_s: float) -> Answer:
     return Answer("".join([c["text"] for c in choices]), finish, usage, values, gap_s)
 
 
-def _equal(found: list[Answer], undisturbed: list[Answer]) -> None:
-    assert [each._replace(gap_s=0.0) for each in found] == [
-        each._replace(gap_s=0.0) for each in undisturbed
-    ]
+def told(what: str, gaps: list[float]) -> None:
+    ordered = sorted(gaps)
+    p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.99))
+    print(
+        f"{what}: longest gaps p50 {p50:.2f} s, p99 {p99:.2f} s, of {len(gaps)} streams", flush=True
+    )
 
 
 @pytest.fixture(scope="module")
 def started(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Tritons, GatewayProcess, Path]]:
+) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("continuation")
-    with tritons(folder, demo_engine(folder / "engine", long_model(folder))) as both:
+    engine_dir = engine.build(
+        long_model(folder),
+        folder / "engine",
+        lora_target_modules=engine.LLAMA_LORA_MODULES,
+        gather_generation_logits=True,
+    )
+    with tritons(folder, engine_dir) as both:
         config = folder / "c.yaml"
         config.write_text(
             yaml.safe_dump({"anonymous": True, "replicas": both.triton_grpc.split(",")})
@@ -152,55 +192,72 @@ def started(
             "replica_drain_grace": 0.2,
         }
         with GatewayProcess(folder / "g", both, **settings) as gateway:
-            yield both, gateway, config
+            yield both, gateway, config, []
 
 
 @pytest.fixture
-async def fleet(started: tuple[Tritons, GatewayProcess, Path]) -> AsyncIterator[Fleet]:
-    both, gateway, config = started
+async def fleet(started: Started) -> AsyncIterator[Fleet]:
+    both, gateway, config, known = started
     admin = httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.admin_port}", timeout=60)
     limits = httpx.Limits(max_connections=None)
     client = httpx.AsyncClient(base_url=gateway.url, timeout=600, limits=limits)
     async with admin, client:
-        fleet = Fleet(both, gateway, config, client, admin)
+        fleet = Fleet(both, gateway, config, client, admin, known)
         await fleet.until("gateway_replica_ready", 2)
+        if not known:
+            known += [each._replace(gap_s=0.0) for each in await fleet.all()]
+            assert len(known) == STREAMS
+            assert not await fleet.continued()
         yield fleet
 
 
-async def test_whatever_becomes_of_a_triton_every_answer_is_the_undisturbed_one(
-    fleet: Fleet,
-) -> None:
-    undisturbed = await fleet.all()
+async def test_killed(fleet: Fleet) -> None:
     gaps: list[float] = []
     for kill in range(KILLS):
         victim = fleet.tritons[kill % 2]
         asked, before = await fleet.half_way()
         victim.kill()
-        found = await asyncio.gather(*asked)
-        _equal(found, undisturbed)
-        assert await fleet.continued() > before
-        gaps += [answer.gap_s for answer in found]
+        gaps += await fleet.are_whole(asked, before)
         victim.start()
         victim.wait_ready()
         await fleet.until("gateway_replica_ready", 2)
-    print(f"{KILLS} kills: longest gaps {sorted(gaps)[-len(gaps) // 100 or -1 :]} s")
+        told(f"killed {kill + 1} times", gaps)
 
+
+async def test_frozen(fleet: Fleet) -> None:
     asked, before = await fleet.half_way()
     fleet.tritons[0].freeze()
     try:
-        _equal(await asyncio.gather(*asked), undisturbed)
+        told("frozen", await fleet.are_whole(asked, before))
     finally:
         fleet.tritons[0].thaw()
-    assert await fleet.continued() > before
     await fleet.until("gateway_replica_ready", 2)
 
+
+async def test_cut_off(fleet: Fleet) -> None:
+    wire = Wire(fleet.tritons[0].endpoint)
+    async with wire.running() as endpoint:
+        fleet.configure(endpoint, fleet.tritons[1].endpoint)
+        await fleet.until("gateway_replica_ready", 1, replica=endpoint)
+        await fleet.until("gateway_replica_ready", 2)
+        asked, before = await fleet.half_way()
+        wire.cut()
+        told("cut off", await fleet.are_whole(asked, before))
+        wire.mend()
+        fleet.drain()
+        await fleet.until("gateway_replica_ready", 1, replica=fleet.tritons[0].endpoint)
+    fleet.tritons.wait_idle()
+
+
+async def test_drained(fleet: Fleet) -> None:
+    """What is guided stays, everything else has left before its end."""
     asked, before = await fleet.half_way()
     fleet.drain(1)
+    guided = len([n for n in range(STREAMS) if "guided_regex" in OPTIONS[n % len(OPTIONS)]])
     endpoint = fleet.tritons[1].endpoint
-    while await fleet.metric("gateway_replica_in_flight", replica=endpoint):
+    while await fleet.metric("gateway_replica_in_flight", replica=endpoint) > guided:
         assert not all(task.done() for task in asked)
         await asyncio.sleep(0.01)
-    _equal(await asyncio.gather(*asked), undisturbed)
-    assert await fleet.continued() > before
+    told("drained", await fleet.are_whole(asked, before))
     fleet.drain()
     fleet.tritons.wait_idle()
