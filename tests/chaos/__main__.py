@@ -1,6 +1,7 @@
 """Everything is killed, frozen, filled, corrupted and changed under load: is anything wrong?
 
     python -m tests.chaos [--minutes 10] [--seed N] [--out DIR] [--only ACT ...]
+        [--continuations N]
 
 Two gateways of two workers, two real Tritons and a Redis; 64 clients of four tenants. Each request
 must end in the right answer of the adapter version in force, or in a clear error, in time; usage
@@ -28,12 +29,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--out", type=Path, default=Path("build/chaos"))
     parser.add_argument("--only", choices=ACTS, nargs="+", default=list(ACTS), metavar="ACT")
+    parser.add_argument("--continuations", type=int, default=2, help="GATEWAY_CONTINUATIONS")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     world = options.out.absolute() / "world"
     shutil.rmtree(world, ignore_errors=True)
     world.mkdir(parents=True)
-    found = asyncio.run(run(world, 60 * options.minutes, options.seed, options.only))
+    seconds, settings = 60 * options.minutes, {"continuations": options.continuations}
+    found = asyncio.run(run(world, seconds, options.seed, options.only, **settings))
     found.write(options.out)
     print(found.text())
     return 1 if found.broken else 0

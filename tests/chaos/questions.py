@@ -32,17 +32,19 @@ class Question:
 
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 SHORT = Question("short", _COMPLETIONS, {"prompt": _CAPITAL, "max_tokens": 10}, 0.6)
+LONG = Question(
+    "long answer",
+    _CHAT,
+    {"messages": [{"role": "user", "content": _LONG_ANSWER}], "max_tokens": 230},
+    0.12,
+)
 QUESTIONS = (
     SHORT,
     Question("two choices", _COMPLETIONS, {**SHORT.fields, "n": 2}, 0.15),
     Question("log probabilities", _COMPLETIONS, {**SHORT.fields, "logprobs": 2}, 0.1),
     Question("long prompt", _COMPLETIONS, {**SHORT.fields, "prompt": _LONG_PROMPT}, 0.03),
-    Question(
-        "long answer",
-        _CHAT,
-        {"messages": [{"role": "user", "content": _LONG_ANSWER}], "max_tokens": 230},
-        0.12,
-    ),
+    LONG,
+    Question("guided", _CHAT, {**LONG.fields, "guided_regex": "[^#]*"}, 0.08),
 )
 GENERATED = Question("generated", _COMPLETIONS, {"prompt": PROMPT, "max_tokens": TOKENS}, 0)
 """What tells all contents apart: `tests.support.generated_adapters` knows the answers."""

@@ -23,12 +23,14 @@ async def run(
     acts: Iterable[str] = ACTS,
     *,
     clients: int = CLIENTS,
+    **settings: object,
 ) -> Report:
     """`folder` gets logs and all that the servers keep. Each of `acts` is done once at least.
+    `settings` are the gateways'.
 
     Raises AssertionError where the world cannot even be brought to rest.
     """
-    with running_world(folder, seed) as world:
+    with running_world(folder, seed, **settings) as world:
         await learn(world)
         calm, chaos = (Load(world, name, clients) for name in ("calm", "chaos"))
         async with calm.running():

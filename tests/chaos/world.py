@@ -94,8 +94,8 @@ class World:
 
 
 @contextlib.contextmanager
-def running_world(folder: Path, seed: int) -> Iterator[World]:
-    """All of them ready; nobody has been asked anything."""
+def running_world(folder: Path, seed: int, **more: object) -> Iterator[World]:
+    """All of them ready; nobody has been asked anything. `more` are settings of the gateways."""
     engine_dir = engine.build(
         DEMO_MODEL,
         folder / "engine",
@@ -105,6 +105,7 @@ def running_world(folder: Path, seed: int) -> Iterator[World]:
     made = adapters.generated_contents(folder, engine_dir, MANY)
     contents = {content.name: content for content in [*adapters.demo_contents(), *made]}
     settings = {
+        **more,
         "config": _config(folder),
         "adapters": json.dumps({n: str(DEMO_ADAPTERS / of) for n, of in _CONFIGURED.items()}),
         "admin_port": 0,

@@ -127,8 +127,8 @@ class Fleet:
         return sum([await self.metric(name, cause=cause) for cause in causes])
 
     async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> list[float]:
-        """Some have gone on since `before`, and nobody can tell but by the gaps of streams, which it
-        returns, in seconds."""
+        """Some have gone on since `before`, and nobody can tell but by the gaps of streams, in
+        seconds, which it returns."""
         found = await asyncio.gather(*asked)
         assert [each._replace(gap_s=0.0) for each in found] == self.undisturbed
         assert await self.continued() > before
@@ -163,9 +163,8 @@ def _answer(frames: list[dict[str, Any]], gap_s: float) -> Answer:
 def told(what: str, gaps: list[float]) -> None:
     ordered = sorted(gaps)
     p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.99))
-    print(
-        f"{what}: longest gaps p50 {p50:.2f} s, p99 {p99:.2f} s, of {len(gaps)} streams", flush=True
-    )
+    found = f"longest gaps of {len(gaps)} streams: p50 {p50:.2f} s, p99 {p99:.2f} s"
+    print(f"{what}: {found}", flush=True)
 
 
 @pytest.fixture(scope="module")
