@@ -7,7 +7,7 @@ none of them: they hold backtraces, paths and addresses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class GatewayError(Exception):
@@ -110,6 +110,11 @@ class SwitchedOff(GatewayError):
         self.setting = setting
 
 
+NoTurn = Literal["queue_full", "queue_timeout", "expected_wait", "too_late"]
+"""Too many waited, or it waited for as long as any may; its turn could not have come in time for
+its first token, or did not."""
+
+
 class Quota(NamedTuple):
     """What a limit allows, what is used of it, and when it is whole again.
 
@@ -194,12 +199,19 @@ class AnswerLost(GatewayError):
 class Overloaded(GatewayError):
     """There is no place for the request, here or in the engine.
 
-    `wait_s` is how long others who wanted one have waited by now, as far as is known.
+    `wait_s` is how long it would have to wait for one, or how long others who wanted one have
+    waited by now, as far as is known. `cause` says why a request did not get its turn.
     """
 
-    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+    def __init__(self, message: str, wait_s: float = 0.0, cause: NoTurn | None = None) -> None:
         super().__init__(message)
         self.wait_s = wait_s
+        self.cause = cause
+
+
+class ClientDeadlineTooNear(Overloaded):
+    """It is known by now that there is no place for it before the deadline that its client chose,
+    though there would be one for a request without."""
 
 
 class AdapterNotReady(Overloaded):

@@ -130,7 +130,8 @@ class GenerationParams:
 class Caller:
     """Whose request it is: what decides about its turn and its time.
 
-    `timeout_s` is what it may take, where the client wants less than the gateway allows. Where it
+    `timeout_s` is what it may take, where the client wants less than the gateway allows, and
+    `first_token_within` in how many seconds its first token is wanted, or else no turn. Where it
     is `billed`, cached tokens are counted although the answer may not tell of them. One that is
     `apart` is told nothing of what others' prompts have left in the engine's cache, and not sent
     there to meet them. `guides` says what becomes of its guides.
@@ -139,6 +140,7 @@ class Caller:
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    first_token_within: float | None = None
     billed: bool = False
     apart: bool = False
     guides: Policy = "checked"
@@ -292,6 +294,12 @@ class Batch:
     def came(self) -> float:
         """When the request came, in the event loop's time."""
         return self.deadline - self.timeout_s
+
+    @property
+    def first_token_by(self) -> float:
+        """When its first token must have come, in the event loop's time."""
+        within = self.caller.first_token_within
+        return self.deadline if within is None else min(self.deadline, self.came + within)
 
     def fingerprint_of(self, choice: int) -> str:
         """Of the model that answers for this choice, as far as is known by now."""

@@ -151,6 +151,14 @@ class Metrics:
             ["tenant", "limit"],
             registry=self.registry,
         )
+        self.no_turn = Counter(
+            "gateway_queue_refusals_total",
+            "Requests refused with 503 as they did not get their turn, by tenant and cause: "
+            "queue_full, queue_timeout, expected_wait (at once), too_late (for its first token, "
+            "when its turn had not come).",
+            ["tenant", "cause"],
+            registry=self.registry,
+        )
         self.tenant_requests = Counter(
             "gateway_tenant_requests_total",
             "Requests that were let in, by tenant, model, adapter and status (499: the client "

@@ -76,6 +76,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.EngineBroken: Row(500, _SERVER),
     errors.BadModelOutput: Row(502, _SERVER, "bad_model_output"),
     errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
+    errors.ClientDeadlineTooNear: Row(503, _SERVER, "overloaded", retry_after_s=1),
     errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),

@@ -17,7 +17,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.envelopes import answer_at
 from gateway.api.failures import status_of
-from gateway.errors import ClientDeadline, ClientDisconnected, InternalError
+from gateway.errors import (
+    ClientDeadline,
+    ClientDeadlineTooNear,
+    ClientDisconnected,
+    InternalError,
+)
 from gateway.http.exchange import EXCHANGE, Exchange
 from gateway.observability.logs import log_request
 from gateway.observability.request_context import RequestContext, current, trace_parent
@@ -30,6 +35,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _CONTEXT = "gateway.request"
 # Of a request that nobody waits for an answer to any more.
 _LEFT = status_of(ClientDisconnected())
+_BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Asked every few seconds by machines.
 _UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
@@ -78,7 +84,7 @@ class RequestLog:
             status = exchange.status or _LEFT
             ended = context.late_status or status
             # Alerts read it: a key that sets short deadlines must not wake anybody.
-            counted = _LEFT if context.error is ClientDeadline else ended
+            counted = _LEFT if context.error in _BY_DEADLINE else ended
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
             log_request(log, facts)

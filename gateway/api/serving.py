@@ -192,6 +192,7 @@ async def _prepare(
         tenant=tenant.name if tenant else "",
         priority=tenant.priority if tenant else 0,
         timeout_s=timeout_s,
+        first_token_within=tenant.first_token_within if tenant else None,
         billed=tenant is not None or service.settings.usage_log is not None,
         apart=tenant is not None and not service.settings.tenants_trust_each_other,
         guides=tenant.guides if tenant else "checked",

@@ -104,6 +104,12 @@ class Settings(BaseSettings):
         description="Seconds that a request may wait for its turn; it then gets 503. With "
         "GATEWAY_KEEP_ALIVE added, less than what proxies wait for a first byte.",
     )
+    refuse_early: bool = Field(
+        True,
+        description="Whether a request that has to wait gets 503 as soon as its first token cannot "
+        "be expected in time: before its deadline, its turn within GATEWAY_QUEUE_TIMEOUT, and "
+        "within `first_token_within` of its tenant. Off, it waits in vain.",
+    )
     tenant_share: float = Field(
         0.75,
         gt=0,

@@ -46,6 +46,8 @@ class Tenant(BaseModel):
     """Of one choice. A request that asks for more is refused, one that says nothing is cut."""
     priority: int = Field(0, ge=-100, le=100)
     """Greater goes first where requests wait."""
+    first_token_within: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Seconds. A request that has to wait and cannot have its first token by then is refused."""
     guides: Policy = "checked"
     """What becomes of its schemas, expressions and grammars. Unchecked, one that the engine cannot
     compile ends the requests of all."""

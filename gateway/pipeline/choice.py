@@ -138,6 +138,7 @@ class Choice:
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
             self._of_model.time_to_first_token.observe(now - self._started)
+            self._service.admission.answered(self._batch.caller.tenant, now - self._started)
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         self._continuation.ids.extend(tokens.ids)

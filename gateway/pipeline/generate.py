@@ -7,7 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.deltas import Sink, TextDelta, TokenDelta
-from gateway.errors import ClientDeadline, InvalidRequest, RequestTimeout
+from gateway.errors import (
+    ClientDeadline,
+    ClientDeadlineTooNear,
+    InvalidRequest,
+    Overloaded,
+    RequestTimeout,
+)
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.choice import Choice, answered, model_name, text_stream
@@ -15,6 +21,8 @@ from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
 from gateway.service import Service
+
+_TOO_NEAR = ("expected_wait", "too_late")
 
 
 async def generate(
@@ -42,6 +50,12 @@ async def generate(
                 await _generation(service, request, batch, 0, sink)
         else:
             await _several(service, request, batch, sink, on_place)
+    except Overloaded as error:
+        if error.cause is not None:
+            service.metrics.no_turn.labels(batch.caller.tenant, error.cause).inc()
+        if error.cause in _TOO_NEAR and _wants_it_sooner(service, batch):
+            raise ClientDeadlineTooNear(error.message, error.wait_s) from None
+        raise
     except TimeoutError:
         late = RequestTimeout if batch.caller.timeout_s is None else ClientDeadline
         raise late(batch.timeout_s) from None
@@ -56,15 +70,24 @@ def _permit(service: Service, batch: Batch, index: int) -> Permit:
             raise InvalidRequest(
                 f"n: found {cost} beams; allowed: {largest}, which may run at once.", param="n"
             )
-    left = batch.deadline - asyncio.get_running_loop().time()
+    now = asyncio.get_running_loop().time()
     return service.admission.permit(
         batch.caller.tenant,
         batch.caller.priority,
         cost=cost,
-        wait_s=max(left, 0),
+        wait_s=max(batch.deadline - now, 0),
+        first_token_s=max(batch.first_token_by - now, 0) if service.settings.refuse_early else None,
         goes_on=index > 0,
         lane=lane,
     )
+
+
+def _wants_it_sooner(service: Service, batch: Batch) -> bool:
+    """Whether it is its client's own deadline that comes first."""
+    caller = batch.caller
+    if caller.timeout_s is None or batch.first_token_by < batch.deadline:
+        return False
+    return caller.timeout_s < service.settings.queue_timeout
 
 
 async def _several(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 
 from gateway.errors import Overloaded
+from gateway.scheduling.forecast import Pace, Standing, expected_wait_s
 from gateway.scheduling.kinds import Lane
 from gateway.scheduling.queues import Scope, Scopes, Taken, TenantQueue, Waiting
 
@@ -57,6 +58,7 @@ class Admission:
         self._wait_s = wait_s
         self._share = share
         self._queues: dict[str, TenantQueue] = {}
+        self._paces: dict[str, Pace] = {}
         self._taken = Taken()
         self._awaited = Taken()
 
@@ -81,6 +83,7 @@ class Admission:
         *,
         cost: int = 1,
         wait_s: float | None = None,
+        first_token_s: float | None = None,
         goes_on: bool = False,
         lane: Lane = None,
     ) -> Permit:
@@ -88,13 +91,22 @@ class Admission:
 
         Entering raises Overloaded at once when the queue is full, and later when no place came
         free in time; TimeoutError after `wait_s` seconds, if that is less than everybody's limit.
+        With `first_token_s` it is Overloaded as soon as its turn cannot be expected in time for a
+        first token after so many seconds. Nobody is refused who need not wait.
 
         The next one of a request that has begun (`goes_on`) is first in its tenant's line, and
         waits there for as long as `wait_s` allows, whoever else waits. Each such request has one of
         these at most, so they need no bound.
         """
         limit = wait_s if goes_on else _least(self._wait_s, wait_s)
-        return Permit(self, tenant, priority, cost, limit, goes_on=goes_on, lane=lane)
+        first_token_s = None if goes_on else first_token_s
+        return Permit(
+            self, tenant, priority, cost, limit, first_token_s, goes_on=goes_on, lane=lane
+        )
+
+    def answered(self, tenant: str, seconds: float) -> None:
+        """To be told of a first token: how long after its place it came."""
+        self._pace(tenant).answered(seconds)
 
     def largest(self, lane: Lane = None) -> int | None:
         """The greatest cost that can ever have its turn; None while no engine is there."""
@@ -107,24 +119,29 @@ class Admission:
         priority: int,
         cost: int,
         wait_s: float | None,
+        first_token_s: float | None,
         *,
         goes_on: bool,
         lane: Lane,
     ) -> None:
         queue = self._queues.get(tenant)
         if queue is None:
-            queue = self._queues[tenant] = TenantQueue()
+            queue = self._queues[tenant] = TenantQueue(self._pace(tenant))
         queue.priority = priority
         line = queue.lines.get(lane)
         if not line and self._is_free(queue, cost, lane):
             self._admit(queue, cost, lane)
             return
+        turn_s = wait_s
         waiting = Waiting(cost, asyncio.get_running_loop().create_future(), goes_on)
         if goes_on:
             line = queue.lines.setdefault(lane, deque())
             line.appendleft(waiting)
         else:
             try:
+                if first_token_s is not None:
+                    turn_s = _least(max(0.0, first_token_s - queue.pace.first_token_s), wait_s)
+                    self._look_ahead(queue, cost, lane, turn_s)
                 self._shed(queue)
             except Overloaded:
                 self._tidy(tenant, queue)
@@ -134,7 +151,7 @@ class Admission:
         self._awaited.add(lane, 1)
         self.fill()
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(turn_s):
                 await waiting.admitted
         except BaseException as error:
             if waiting in line:
@@ -144,9 +161,12 @@ class Admission:
                 self.leave(tenant, cost, lane)  # in the moment in which it gave up
             self._tidy(tenant, queue)
             self.fill()  # it may have been the one that places were kept for
-            if isinstance(error, TimeoutError) and wait_s == self._wait_s:
+            late = turn_s is not None and turn_s != wait_s
+            if isinstance(error, TimeoutError) and (late or wait_s == self._wait_s):
                 raise Overloaded(
-                    f"No place came free within {wait_s:g} seconds; try again later.", wait_s
+                    f"No place came free within {turn_s:.3g} seconds; try again later.",
+                    max(turn_s or 0.0, (late and self._expected_s(queue, cost, lane)) or 0.0),
+                    "too_late" if late else "queue_timeout",
                 ) from None
             raise
 
@@ -216,6 +236,7 @@ class Admission:
         return self._taken.within(scope.lanes) + cost > scope.places
 
     def _admit(self, queue: TenantQueue, cost: int, lane: Lane) -> None:
+        queue.pace.changes(cost, time.monotonic())
         queue.taken.add(lane, cost)
         self._taken.add(lane, cost)
 
@@ -227,6 +248,32 @@ class Admission:
     def _most(self, limit: int) -> int:
         """A tenant's share."""
         return max(1, int(limit * self._share()))
+
+    def _look_ahead(self, queue: TenantQueue, cost: int, lane: Lane, turn_s: float | None) -> None:
+        """Raises Overloaded when a turn that must come within `turn_s` cannot be expected then."""
+        wait_s = self._expected_s(queue, cost, lane)
+        if wait_s is not None and turn_s is not None and wait_s > turn_s:
+            raise Overloaded(
+                f"No place is expected to come free within {turn_s:.3g} seconds; try again later.",
+                wait_s,
+                "expected_wait",
+            )
+
+    def _expected_s(self, queue: TenantQueue, cost: int, lane: Lane) -> float | None:
+        """How long the next one of a tenant will wait; None where that is not known."""
+        if not queue.pace.known:
+            return None
+        found = [
+            expected_wait_s(
+                _standing(queue, scope),
+                [_standing(each, scope) for each in self._queues.values() if each is not queue],
+                queue.waiting_in(scope.lanes)
+                + max(cost, self._taken.within(scope.lanes) + cost - scope.places),
+            )
+            for scope in self._scopes(lane)
+            if self._lacks(scope, cost) or not self._may_have(queue, cost, scope)
+        ]
+        return max([wait_s for wait_s in found if wait_s is not None], default=None)
 
     def _shed(self, queue: TenantQueue) -> None:
         """Raises Overloaded when waiting is no use.
@@ -262,7 +309,15 @@ class Admission:
         queues = [own] if own.waiting else self._queues.values()
         since = [line[0].since for queue in queues for line in queue.lines.values() if line]
         waited_s = time.monotonic() - min(since) if since else 0.0
-        return Overloaded("Too many requests are waiting; try again later.", waited_s)
+        message = "Too many requests are waiting; try again later."
+        return Overloaded(message, waited_s, "queue_full")
+
+    def _pace(self, tenant: str) -> Pace:
+        """It is kept: there are no more tenants than the configuration has had."""
+        pace = self._paces.get(tenant)
+        if pace is None:
+            pace = self._paces[tenant] = Pace()
+        return pace
 
     def _tidy(self, tenant: str, queue: TenantQueue) -> None:
         if not queue.taken.total and not queue.waiting and self._queues.get(tenant) is queue:
@@ -279,6 +334,7 @@ class Permit:
         priority: int,
         cost: int,
         wait_s: float | None,
+        first_token_s: float | None,
         *,
         goes_on: bool,
         lane: Lane,
@@ -288,12 +344,13 @@ class Permit:
         self._priority = priority
         self._cost = cost
         self._wait_s = wait_s
+        self._first_token_s = first_token_s
         self._goes_on = goes_on
         self._lane = lane
 
     async def __aenter__(self) -> Permit:
         await self._admission.enter(
-            *(self._tenant, self._priority, self._cost, self._wait_s),
+            *(self._tenant, self._priority, self._cost, self._wait_s, self._first_token_s),
             goes_on=self._goes_on,
             lane=self._lane,
         )
@@ -320,6 +377,12 @@ def _turn(line: tuple[TenantQueue, Lane]) -> tuple[int, int, float]:
     queue, lane = line
     first = queue.lines[lane][0]
     return -queue.priority, queue.taken.total + first.cost, first.since
+
+
+def _standing(queue: TenantQueue, scope: Scope) -> Standing:
+    taken = queue.taken.within(scope.lanes)
+    waiting = queue.waiting_in(scope.lanes)
+    return Standing(queue.priority, taken, waiting, queue.pace.freed_per_s(taken, time.monotonic()))
 
 
 def _least(one: float, other: float | None) -> float:

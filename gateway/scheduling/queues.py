@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gateway.scheduling.forecast import Pace
 from gateway.scheduling.kinds import Lane
 
 
@@ -69,6 +70,7 @@ class Waiting:
 class TenantQueue:
     """One tenant: its places, and those that wait, in order: a line for each lane."""
 
+    pace: Pace
     priority: int = 0
     taken: Taken = field(default_factory=Taken)
     lines: dict[Lane, deque[Waiting]] = field(default_factory=dict)
@@ -76,3 +78,9 @@ class TenantQueue:
     @property
     def waiting(self) -> int:
         return sum(map(len, self.lines.values()))
+
+    def waiting_in(self, lanes: Collection[Lane] | None) -> int:
+        """As `Taken.within`."""
+        if lanes is None:
+            return self.waiting
+        return sum([len(line) for lane, line in self.lines.items() if lane in lanes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import orjson
@@ -102,6 +103,8 @@ async def input_tokens(request: Request) -> Response:
 
 async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:
     background: Background = request.app.state.background
+    # Nobody waits for its first token.
+    ready.batch.caller = replace(ready.batch.caller, first_token_within=None)
     response_id = await background.begin(context_of(request.scope), ready, keeping)
     headers = headers_of(ready)
     if ready.stream:

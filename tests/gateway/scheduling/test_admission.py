@@ -322,3 +322,29 @@ async def test_a_deadline_that_has_passed_is_not_waited_for() -> None:
     async with admission.permit("a"):
         with pytest.raises(TimeoutError):
             await admission.permit("b", wait_s=0).__aenter__()
+
+
+async def test_a_lane_that_is_full_is_forecast_by_itself() -> None:
+    rare = frozenset({object()})
+
+    def scopes(lane: Lane, _: Collection[Lane]) -> Sequence[Scope]:
+        return (Scope(3), *([Scope(1, {rare}, rare)] if lane == rare else []))
+
+    admission = Admission(lambda: 3, scopes=scopes, queue=9, wait_s=60)
+    for _ in range(8):
+        async with admission.permit("a", lane=rare):
+            await asyncio.sleep(0.01)
+    async with admission.permit("a", lane=rare):
+        with pytest.raises(Overloaded) as refused:
+            await admission.permit("a", lane=rare, first_token_s=0.001).__aenter__()
+        assert refused.value.cause == "expected_wait"
+        assert refused.value.wait_s > 0.001
+        async with admission.permit("a", first_token_s=0.001):
+            assert admission.in_flight == 2
+        # With time enough it waits.
+        waits = asyncio.create_task(
+            admission.permit("a", lane=rare, first_token_s=3600).__aenter__()
+        )
+        await asyncio.sleep(0)
+        assert admission.waiting == 1
+    await waits
