@@ -103,8 +103,6 @@ class EventBody:
         self._send = send
         self._patience_s = patience_s
         self._exchange = exchange
-        self._direct: Exchange | None = None
-        """Once there was a frame: its `write_chunk` is what a token costs here."""
         self._waiting = b""
         self._comments: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -119,8 +117,6 @@ class EventBody:
 
     def write(self, data: bytes) -> bool:
         """False when `drain` should be awaited before the next one."""
-        if self._direct is not None:
-            return self._direct.write_chunk(data)
         self._waiting += data
         return False
 
@@ -130,7 +126,8 @@ class EventBody:
             self.be_patient()
             await self._start()
             self._exchange.write(self._taken())
-            self._direct = self._exchange
+            # From here on a token costs nothing of its own here.
+            self.write = self._exchange.write_chunk  # type: ignore[method-assign]
         await self._exchange.drain()
 
     async def end(self, data: bytes) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -22,8 +23,10 @@ NO_ROOM = "gateway.no_room"
 """The extension in an ASGI scope of a request that is one too many: only what is answered always,
 whatever else goes on, is to be answered."""
 
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus
+    status: b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b""))
+    for status in range(200, 600)
 }
 
 MOST_UNREAD = 64 * 1024
@@ -31,6 +34,9 @@ MOST_UNREAD = 64 * 1024
 
 # What would end a header, or be read in two ways (RFC 9110, 5.5).
 _UNSAFE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# Where an answer ends is told here alone: an application's own words could contradict it.
+_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 App = Callable[..., Awaitable[None]]
 
@@ -76,6 +82,7 @@ class Exchange:
         "complete",
         "disconnected",
         "fields",
+        "head_only",
         "headers",
         "keep_alive",
         "on_disconnect",
@@ -88,26 +95,31 @@ class Exchange:
         # No reference to the scope, which has one to this: whatever the request holds would wait
         # for the garbage collector.
         self._carrier = carrier
-        self._write = carrier.transport.write
+        self._write: Callable[[bytes], None] = carrier.transport.write
         self._body = bytearray()
         self._receiving = True
         self._told_end = False
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         # Only while somebody waits: most bodies come with their head.
         self._news: asyncio.Event | None = None
-        self._has_no_body = method == "HEAD"
+        self.head_only = self._has_no_body = method == "HEAD"
         self._head = b""
         self._left: int | None = None
         self.fields = fields
         """The request's headers by their names in lower case; of several, the last."""
         self.keep_alive = keep_alive
         self.status = 0
-        """Of the answer, 0 until it begins."""
+        """Of the answer, 0 until it begins; its head goes out with what comes first of its body."""
         self.headers: list[tuple[bytes, bytes]] = []
         """What the answer says beside the application's own, whoever gives it."""
         self.complete = False
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether the client has a part of the answer, or all of it."""
+        return self.status != 0 and not self._head
 
     async def run(self, app: App, scope: dict[str, Any]) -> None:
         """Until the application has ended, however that is."""
@@ -133,6 +145,8 @@ class Exchange:
 
     def feed_end(self) -> None:
         self._receiving = False
+        # Nothing more is to be kept here, and who is not read from cannot be seen to leave.
+        self._carrier.resume_reading()
         self._tell()
 
     def disconnect(self) -> None:
@@ -140,6 +154,7 @@ class Exchange:
         if self.disconnected:
             return
         self.disconnected = True
+        self._write = _drop
         self._tell()
         if self.on_disconnect is not None:
             self.on_disconnect()
@@ -164,6 +179,8 @@ class Exchange:
         if message["type"] == "http.response.start":
             self._begin(message["status"], message.get("headers", ()))
             return
+        if message["type"] != "http.response.body":
+            raise RuntimeError(f"{message['type']} is no part of an answer here")
         await self.drain()
         body = message.get("body", b"")
         if message.get("more_body", False):
@@ -176,14 +193,13 @@ class Exchange:
         if not self.disconnected:
             self._pass_on(self._framed(body))
 
-    def write_chunk(self, body: bytes) -> bool:
+    def write_chunk(self, data: bytes) -> bool:
         """A further piece of a body without a length, which must not be empty.
 
         False when `drain` should be awaited before the next one. A streamed token passes no
         middleware then, and no message in a dict.
         """
-        if not self.disconnected:
-            self._write(b"%x\r\n%b\r\n" % (len(body), body))
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self._carrier.write_paused
 
     async def drain(self) -> None:
@@ -197,11 +213,12 @@ class Exchange:
             return
         last = self._framed(body)
         if self._left is None:
-            last += b"0\r\n\r\n"
+            last += self._LAST
         elif self._left:
             raise RuntimeError("the answer is shorter than its content-length")
         self._pass_on(last)
         self.complete = True
+        self._write = _drop  # the next answer must not have a late piece of this one
         self._tell()
         self._carrier.answered()
 
@@ -209,26 +226,38 @@ class Exchange:
         """Makes the head, which goes out with what comes first of the body."""
         if self.status:
             raise RuntimeError("the answer has begun")
-        if self.disconnected:
-            self.status = status
-            return
-        self._expects_continue = False
-        self.keep_alive = self.keep_alive and not self._carrier.ending
-        said = [*headers, *self.headers]
+        if status not in STATUS_LINES:
+            raise RuntimeError(f"{status} is no status of an answer")
+        if not self.disconnected:
+            self._head = self._made(status, [*headers, *self.headers])
+        self.status = status
+
+    def _made(self, status: int, said: list[tuple[bytes, bytes]]) -> bytes:
         if _UNSAFE.search(b" ".join([value for _, value in said])):
             raise RuntimeError("a header's value has a control character")
-        self.status = status
+        self._expects_continue = False
+        stays = self.keep_alive and not self._carrier.ending
         lines = [STATUS_LINES[status]]
-        for name, value in said:
-            lines += name, b": ", value, b"\r\n"
-            if name == b"content-length":
-                self._left = int(value)
+        length = None
+        for given, value in said:
+            name = _checked(given)
+            if name in _FRAMING:
+                if name == b"connection":
+                    stays = stays and b"close" not in value.lower()
+                elif name == b"content-length":
+                    if length is not None or not value.isdigit():
+                        raise RuntimeError("a length that is none, or a second one")
+                    length = int(value)
+                    lines += b"content-length: ", value, b"\r\n"
+            else:
+                lines += name, b": ", value, b"\r\n"
         if self._has_no_body or status in (204, 304):
-            self._has_no_body, self._left = True, 0
-        elif self._left is None:
-            lines.append(b"transfer-encoding: chunked\r\n")
-        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._head = b"".join(lines)
+            self._has_no_body, length = True, 0
+        elif length is None:
+            lines.append(self._CODING)
+        lines.append(b"\r\n" if stays else b"connection: close\r\n\r\n")
+        self._left, self.keep_alive = length, stays
+        return b"".join(lines)
 
     def _framed(self, body: bytes) -> bytes:
         if not self.status or self.complete:
@@ -236,11 +265,18 @@ class Exchange:
         if self._has_no_body:
             return b""
         if self._left is None:
-            return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return self._chunk(body) if body else b""
         self._left -= len(body)
         if self._left < 0:
             raise RuntimeError("the answer is longer than its content-length")
         return body
+
+    _CODING = b"transfer-encoding: chunked\r\n"
+    _LAST = b"0\r\n\r\n"
+
+    @staticmethod
+    def _chunk(body: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(body), body)
 
     def _pass_on(self, data: bytes) -> None:
         if self._head:
@@ -251,3 +287,31 @@ class Exchange:
         if self._news is not None:
             self._news.set()
             self._news = None
+
+
+class OldExchange(Exchange):
+    """With a client of HTTP/1.0, which knows no chunks: its connection ends with the answer."""
+
+    __slots__ = ()
+
+    _CODING = _LAST = b""
+
+    @staticmethod
+    def _chunk(body: bytes) -> bytes:
+        return body
+
+    def write_chunk(self, data: bytes) -> bool:
+        self._write(data)
+        return not self._carrier.write_paused
+
+
+def _drop(_: bytes) -> None:
+    """Where pieces go that nobody waits for."""
+
+
+@lru_cache(maxsize=256)
+def _checked(name: bytes) -> bytes:
+    """A header's name in lower case. Raises RuntimeError."""
+    if not _NAME.fullmatch(name):
+        raise RuntimeError(f"{name!r} is no name of a header")
+    return name.lower()

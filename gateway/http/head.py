@@ -14,7 +14,10 @@ from gateway.http.errors import MalformedRequest
 _VERSIONS = frozenset({"1.0", "1.1"})
 # Of these the first would be taken here and perhaps the last by whoever checked it before.
 _ONCE = frozenset(
-    {b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"upgrade"}
+    {
+        *(b"authorization", b"content-encoding", b"content-type", b"expect", b"host"),
+        *(b"transfer-encoding", b"upgrade", b"x-api-key"),
+    }
 )
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 

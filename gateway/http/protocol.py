@@ -25,7 +25,7 @@ from gateway.http.errors import (
     SlowRequest,
     TooManyConnections,
 )
-from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange
+from gateway.http.exchange import EXCHANGE, NO_ROOM, STATUS_LINES, App, Exchange, OldExchange
 from gateway.http.head import check_head, framing
 from gateway.http.parser import RequestParser
 
@@ -102,11 +102,12 @@ class HttpProtocol(asyncio.Protocol):
     _exchange: Exchange | None = None
     """Under way; None between a whole answer and the next request."""
     _read_paused = False
-    write_paused = False
-    """Asked for each token, so it is no property."""
     _writable: asyncio.Event | None = None
     """While the client has as much waiting for it as may."""
     _refused = False
+    """Whether nothing more is read."""
+    _over = False
+    """Whether it closes behind what is left of an answered request's body."""
     _last = False
     """Whether the server ends, and this connection after the answer that is under way."""
     _error: GatewayError | None = None
@@ -131,11 +132,14 @@ class HttpProtocol(asyncio.Protocol):
         self.parser: httptools.HttpRequestParser = RequestParser(self)
         self._loop = _loop or asyncio.get_running_loop()
         self._state = server_state
+        self._app_state = app_state
         self._app = app
         self._limits = limits
         self._all = connections
         self._answer_to = answer
         self._headers: list[tuple[bytes, bytes]] = []
+        # Asked for each token: no property, and no class's attribute, which takes longer to find.
+        self.write_paused = False
 
     @property
     def lags(self) -> bool:
@@ -171,8 +175,9 @@ class HttpProtocol(asyncio.Protocol):
             else:
                 self.transport.close()  # an answer to nothing could be taken for the next one's
         elif self._phase is Phase.BODY and self._waited > limits.body:
-            # Whoever is not read from cannot be slow.
-            if self._heard < SLOWEST_BODY and not self._read_paused:
+            # Whoever is not read from cannot be slow; what nobody wants has that time once.
+            wanted = self._exchange is not None
+            if not wanted or (self._heard < SLOWEST_BODY and not self._read_paused):
                 self._refuse(SlowRequest(f"The body came too slowly for {limits.body:g} s."))
             else:
                 self._waited = self._heard = 0
@@ -234,7 +239,7 @@ class HttpProtocol(asyncio.Protocol):
         self._pending = self._heard = self._waited = 0
 
     def on_message_begin(self) -> None:
-        if self._exchange is not None:
+        if self._exchange is not None or self._refused:
             self._stop(MalformedRequest("A second request came before the first was answered."))
         if self._phase is Phase.HEAD:
             self._pending = 0  # empty lines before a request
@@ -250,7 +255,8 @@ class HttpProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers are no headers: whoever checked those has not seen these (RFC 9110, 6.5.1).
         if self._phase is Phase.HEAD:
-            self._headers.append((name.lower(), value))
+            # llhttp leaves the spaces behind a value on it.
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._pending = 0
@@ -271,7 +277,8 @@ class HttpProtocol(asyncio.Protocol):
                 keep_alive = False  # the client may go on in the other protocol
             elif method == "CONNECT":
                 self._stop(MalformedRequest("CONNECT: not offered here."))
-        exchange = Exchange(self, method, fields, keep_alive=keep_alive)
+        kind = OldExchange if version == "1.0" else Exchange
+        exchange = kind(self, method, fields, keep_alive=keep_alive)
         scope = self._scope(method, version, exchange)
         self._exchange = exchange
         self._enter(Phase.BODY)
@@ -298,6 +305,7 @@ class HttpProtocol(asyncio.Protocol):
             "raw_path": url.path,
             "query_string": url.query or b"",
             "headers": self._headers,
+            "state": self._app_state.copy(),
             "extensions": extensions,
         }
 
@@ -312,6 +320,9 @@ class HttpProtocol(asyncio.Protocol):
         self._enter(Phase.IDLE)
         if self._exchange is not None:
             self._exchange.feed_end()
+        elif self._over:
+            self._refused = True
+            self.transport.close()
 
     # What an exchange asks.
 
@@ -336,23 +347,38 @@ class HttpProtocol(asyncio.Protocol):
     def answered(self) -> None:
         exchange, self._exchange = self._exchange, None
         self._all.end(self)
+        if self.transport.is_closing():
+            return
+        if self._phase is Phase.BODY:  # what is left of it is passed over
+            self.resume_reading()
+            self._waited = self._heard = 0
         if exchange is not None and not exchange.keep_alive:
-            self.transport.close()
-        elif not self.transport.is_closing():
-            self.resume_reading()  # what is left of the body is passed over
-            if self._last:
-                self._last = False
-                self._linger()
+            self._close_behind_body()
+        elif self._last:
+            self._last = False
+            self._linger()
 
     def failed(self, error: BaseException | None) -> None:
         exchange = self._exchange
-        if exchange is not None and not exchange.status:
-            self._refused = True
-            if isinstance(error, asyncio.CancelledError):
-                self._send(ShuttingDown("The gateway is shutting down; try again."))
-            else:
-                self._send(InternalError("The server had an unexpected error."))
-        self.transport.close()
+        if exchange is None or exchange.told:
+            self.transport.close()
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self._send(ShuttingDown("The gateway is shutting down; try again."))
+        else:
+            self._send(InternalError("The server had an unexpected error."))
+        exchange.keep_alive = False
+        exchange.disconnect()
+        self.answered()
+
+    def _close_behind_body(self) -> None:
+        """A connection that is closed with data unread is reset, and the answer lost with it."""
+        if self._phase is not Phase.BODY:
+            self.transport.close()
+            return
+        self._over = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     # What asyncio says of the transport.
 
@@ -396,12 +422,14 @@ class HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, error: GatewayError) -> None:
         """Reads no more; answers, where that cannot be taken for another request's answer."""
+        if self._refused:
+            return
         self._refused = True
         exchange = self._exchange
         if self._phase is Phase.BODY:
             if exchange is not None:
                 exchange.disconnect()
-            if exchange is None or exchange.status:
+            if exchange is None or exchange.told:
                 self.transport.close()  # it has an answer, or a part of one
                 return
         elif exchange is not None:
@@ -420,6 +448,8 @@ class HttpProtocol(asyncio.Protocol):
             "x-request-id": secrets.token_hex(16),
             "connection": "close",
         } | more
+        if self._exchange is not None and self._exchange.head_only:
+            body = b""
         lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
         self.transport.write(STATUS_LINES[status] + "".join(lines).encode() + b"\r\n" + body)
 

@@ -61,6 +61,8 @@ SMUGGLED = {
     "chunked and gzip": _head(b"transfer-encoding: chunked, gzip") + b"0\r\n\r\n",
     "chunked twice": _head(b"transfer-encoding: chunked", b"transfer-encoding: chunked")
     + b"0\r\n\r\n",
+    "gzip, then chunked": _head(b"transfer-encoding: gzip", b"transfer-encoding: chunked")
+    + b"0\r\n\r\n",
     "xchunked": _head(b"transfer-encoding: xchunked") + b"0\r\n\r\n",
     "vertical tab": _head(b"transfer-encoding: \x0bchunked") + b"0\r\n\r\n",
     "chunked in 1.0": CHUNKED.replace(b"1.1", b"1.0") + b"0\r\n\r\n",
@@ -91,6 +93,7 @@ SMUGGLED = {
     "no host": LIVE.replace(HOST, b""),
     "two hosts": _head(b"host: y"),
     "two keys": _head(b"authorization: Bearer a", b"authorization: Bearer b"),
+    "two keys of Anthropic's": _head(b"x-api-key: a", b"x-api-key: b"),
     "two types": _head(b"content-type: text/xml", b"content-type: application/json"),
     "upgrade with a length and chunks": _head(
         *OFFER, b"content-length: 1", b"transfer-encoding: chunked"
@@ -183,6 +186,22 @@ def test_an_answer_before_the_body_ends(stack: Stack) -> None:
     head, body = request[: -len(LIVE) * 100], request[-len(LIVE) * 100 :]
     first, second = _sent(stack, head, body, LAST, answered=1)
     assert (first.status, second.status) == (401, 200)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_last_answer_before_the_body_ends(stack: Stack, version: bytes) -> None:
+    """It arrives, and no reset throws it away: nginx speaks like this to what stands behind it."""
+    size = 50_000_000
+    head = _head(b"connection: close", b"content-length: %d" % size)
+    with connected(stack.gateway) as connection:
+        connection.sendall(head.replace(b"1.1", version))
+        for _ in range(50):
+            connection.sendall(b"x" * (size // 50))
+        told = b""
+        while piece := connection.recv(65536):
+            told += piece
+    [answer] = answers(told)
+    assert answer.status == 413
 
 
 def test_a_body_in_another_coding_is_not_unpacked(stack: Stack) -> None:

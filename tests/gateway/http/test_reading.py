@@ -1,0 +1,215 @@
+"""However its bytes are cut, a request is read as one, as another reader of HTTP reads it, or not.
+
+The socket is stood in for, so that thousands of requests a second arrive in given pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from uvicorn.server import ServerState
+
+from gateway.api.failures import answer
+from gateway.http.connections import Connections
+from gateway.http.protocol import ConnectionLimits, HttpProtocol
+
+LENGTH = b"POST /a%20b?c=d HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\nA: b\r\n\r\nhello world"
+CHUNKED = (
+    b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nA: b\r\n\r\n"
+    b"5\r\nhello\r\n6;e=f\r\n world\r\n0\r\nT: u\r\n\r\n"
+)
+GET = b"GET http://x/a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+OLD = b"POST /a HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"
+OFFER = LENGTH.replace(b"A: b", b"Connection: upgrade\r\nUpgrade: h2c")
+WAITS = LENGTH.replace(b"A: b", b"Expect: 100-continue")
+HEAD = GET.replace(b"GET", b"HEAD")
+WHOLE = [LENGTH, CHUNKED, GET, OLD, OFFER, WAITS, HEAD, GET + CHUNKED, CHUNKED + LENGTH]
+
+# What readers of HTTP have disagreed about.
+ODD = [
+    *(b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b"\0", b"\x0b", b"\x85", b"\xff", b"\x7f"),
+    *(b"0", b"1", b"9" * 20, b"a", b"-", b"+", b"_", b"0x", b",", b";", b":", b'"', b"%", b"/"),
+    *(b"Content-Length: 3\r\n", b"content-length:0\r\n", b"Content-Length : 1\r\n"),
+    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip\r\n", b"chunked", b", chunked"),
+    *(b"Connection: keep-alive\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n"),
+    *(b"Host: y\r\n", b"\r\n folded", b"0\r\n\r\n", b"HTTP/1.0", b"HTTP/1.1", GET[:28]),
+]
+
+
+class Wire(asyncio.Transport):
+    """A socket whose client takes everything at once."""
+
+    def __init__(self, protocol: HttpProtocol) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = self.paused = self.ended = False
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        assert not self.ended, "behind the end"
+        if not self.closed:
+            self.written += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Reading:
+    """What became of bytes: what the application was asked, and what came back."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.wire: Wire
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        request = {name: scope[name] for name in ("method", "raw_path", "query_string")}
+        request |= {"headers": scope["headers"], "body": body}
+        self.asked.append(request)
+        told = json.dumps(request, default=bytes.hex).encode()
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": told})
+
+    async def of(self, pieces: list[bytes], *, at_once: bool) -> Reading:
+        """`at_once`: no answer is made between the pieces."""
+        state = ServerState()
+        protocol = HttpProtocol(
+            uvicorn.Config(self.app),
+            state,
+            {},
+            app=self.app,
+            limits=ConnectionLimits(),
+            connections=Connections(8),
+            answer=answer,
+        )
+        self.wire = Wire(protocol)
+        for piece in pieces:
+            if not self.wire.closed:
+                protocol.data_received(piece)
+            if not at_once:
+                await _settled()
+        await _settled()
+        for task in list(state.tasks):
+            task.cancel()
+        return self
+
+    @property
+    def told(self) -> bytes:
+        """Without what is drawn for each request."""
+        lines = self.wire.written.split(b"\r\n")
+        return b"\r\n".join(line for line in lines if not line.startswith(b"x-request-id: "))
+
+
+async def _settled() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+def _read(pieces: list[bytes], *, at_once: bool) -> Reading:
+    return asyncio.run(Reading().of(pieces, at_once=at_once))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """A whole request, or two, or one with something odd in it."""
+    data = draw(st.sampled_from(WHOLE))
+    for _ in range(draw(st.integers(0, 3))):
+        begin = draw(st.integers(0, len(data)))
+        end = begin + draw(st.sampled_from([0, 0, 0, 1, 2, 7]))
+        data = data[:begin] + draw(st.sampled_from([*ODD, b""])) + data[end:]
+    return data
+
+
+CUTS = st.lists(st.integers(0, 400), max_size=8)
+
+
+def _cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    ends = sorted({cut % (len(data) + 1) for cut in cuts} | {len(data)})
+    return [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@given(requests(), CUTS)
+@settings(max_examples=200)
+def test_cuts_change_nothing(data: bytes, cuts: list[int]) -> None:
+    whole, pieces = _read([data], at_once=True), _read(_cut(data, cuts), at_once=True)
+    assert (whole.told, whole.asked) == (pieces.told, pieces.asked)
+
+
+@given(requests(), CUTS)
+@settings(max_examples=200)
+def test_pauses_change_nothing_of_what_comes_first(data: bytes, cuts: list[int]) -> None:
+    """What comes behind a request is read when that has been answered, and not before."""
+    whole, pieces = _read([data], at_once=True), _read(_cut(data, cuts), at_once=False)
+    assert len(whole.asked) <= 1
+    assert whole.asked == pieces.asked[: len(whole.asked)]
+
+
+@given(requests())
+@settings(max_examples=200)
+def test_another_reader_of_it_understands_the_same(data: bytes) -> None:
+    other = _others(data)
+    for ours in _read([data], at_once=True).asked:
+        if other is not None:
+            assert ours == other
+
+
+def _others(data: bytes) -> dict[str, Any] | None:
+    """What h11 makes of the first request; None where that takes it for none, or not whole."""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(data)
+    body, head = b"", None
+    try:
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                return None
+    except h11.RemoteProtocolError:
+        return None
+    assert head is not None
+    # A path may begin with two slashes.
+    target = urlsplit(b"//x" + head.target if head.target.startswith(b"/") else head.target)
+    return {
+        "method": head.method.decode(),
+        "raw_path": target.path,
+        "query_string": target.query,
+        "headers": list(head.headers),
+        "body": body,
+    }
