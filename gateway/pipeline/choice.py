@@ -129,6 +129,9 @@ class Choice:
                     self._leave()
                 await self._sink.drain()
                 await tokens.feed_deltas(take)
+        if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
+            stats = self._last.stats
+            lease.reused_tokens = stats.reused_tokens if stats else 0
 
     def _emit(self, tokens: TokenDelta) -> bool:
         """Once a token, from where its bytes are received."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from array import array
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
@@ -27,11 +26,9 @@ from gateway.generation import Batch, Generation, Lora
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.scheduling.replicas import Replicas
+from gateway.triton.prefix_cache import Prefixes, prefixes_of
 
 _ATTEMPTS = 3
-# KV-cache blocks are shared from the first token on, so prompts that begin alike go to one replica.
-# Fewer tokens than a block hold nothing to share; of long prompts the beginning tells enough.
-_PREFIX_IDS = range(64, 257)
 
 T = TypeVar("T")
 
@@ -57,10 +54,10 @@ async def attempt(
     moves = False
     generation = batch.generations[index]
     lora = generation.params.lora
-    home = _home_of(batch, index) if replicas.several else None
+    prefixes = _prefixes(batch, generation) if replicas.several else None
     came = batch.came
     while True:
-        lease = replicas.pick(request, generation, home, tried, came)
+        lease = replicas.pick(request, generation, prefixes, tried, came)
         try:
             with lease, _using(lora, lease.replica):
                 if asyncio.get_running_loop().time() >= batch.deadline:
@@ -104,13 +101,5 @@ def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object
     return lora.folders.using(replica.endpoint)
 
 
-def _home_of(batch: Batch, index: int) -> bytes | None:
-    """What requests have in common that should meet on one replica."""
-    generation = batch.generations[index]
-    if generation.params.lora is not None:
-        return b"lora %d" % generation.params.lora.task_id
-    ids = generation.prompt_ids[: _PREFIX_IDS.stop - 1]
-    if len(ids) not in _PREFIX_IDS:
-        return None
-    whose = batch.caller.tenant.encode() if batch.caller.apart else b""
-    return whose + array("i", ids).tobytes()
+def _prefixes(batch: Batch, generation: Generation) -> Prefixes:
+    return prefixes_of(generation, batch.caller.tenant if batch.caller.apart else "")

@@ -17,6 +17,7 @@ from gateway.scheduling.breaker import Breaker
 from gateway.scheduling.discovery import DEFAULT_WEIGHT
 from gateway.scheduling.kinds import Kind, Lane
 from gateway.triton.engine import Engine
+from gateway.triton.prefix_cache import Prefixes
 from gateway.triton.transport import Metadata
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Replica:
     """Of those in flight, how many can go to some kinds of replicas alone, and to which."""
     requests: int = 0
     """That were sent there."""
+    waiting_tokens: float = 0.0
+    """Of prompts that are not answered yet: without what its cache likely has of them. Not counted
+    while there is no other replica."""
     answered_at: float = 0.0
     """When it last gave somebody a first token, in `time.monotonic`."""
     leaving: bool = False
@@ -117,8 +121,14 @@ class ReplicaLease:
         request: RequestContext,
         released: Callable[[Replica], None],
         lane: Lane = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
+        """Without `prefixes` nothing is learned of the replica's cache."""
         self.replica = replica
+        self.reused_tokens: int | None = None
+        """What the engine had of the prompt, to be set once it has told."""
+        self._prefixes = prefixes
+        self._waiting = 0.0
         self._lane = lane
         self._request = request
         self._released = released
@@ -138,6 +148,10 @@ class ReplicaLease:
         self.replica.requests += 1
         if self._lane is not None:
             self.replica.lanes[self._lane] += 1
+        if self._prefixes is not None:
+            self._expected = self.replica.engine.prefixes.sent(self._prefixes)
+            self._waiting = max(self._prefixes.tokens - self._expected.tokens, 0.0)
+            self.replica.waiting_tokens += self._waiting
         self._request.replica = self.replica.endpoint
         self.metadata = self._request.parent
         if self._request.span is not None:
@@ -146,12 +160,18 @@ class ReplicaLease:
         return self
 
     @property
+    def learns(self) -> bool:
+        """Whether `reused_tokens` are of use to it."""
+        return self._prefixes is not None
+
+    @property
     def has_answered(self) -> bool:
         return self._answered
 
     def answered(self) -> None:
         """The engine has given a token: it works."""
         self._answered = True
+        self._waits_no_more()
         # The breaker has its answer; by the end of this request it may have sent another probe.
         self._probe = False
         self.replica.answered_at = time.monotonic()
@@ -170,13 +190,23 @@ class ReplicaLease:
             self.replica.lanes[self._lane] -= 1
             if not self.replica.lanes[self._lane]:
                 del self.replica.lanes[self._lane]
+        self._waits_no_more()
+        cache = self.replica.engine.prefixes
         if error is not None and self._blames(error):
             self.replica.breaker.failed(self._began, probe=self._probe)
+            if self.replica.breaker.open:
+                cache.forget()
         else:
             self.replica.breaker.undecided(probe=self._probe)
+            if self._answered and self._prefixes is not None:
+                cache.answered(self._prefixes, self._expected, self.reused_tokens)
         if self._span is not None:
             self._span.end(error_type)
         self._released(self.replica)
+
+    def _waits_no_more(self) -> None:
+        self.replica.waiting_tokens -= self._waiting
+        self._waiting = 0.0
 
     def _blames(self, error: BaseException) -> bool:
         """Whether it is the replica that has failed.

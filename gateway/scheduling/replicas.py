@@ -11,12 +11,14 @@ from gateway.errors import AdapterNotReady, EngineUnavailable
 from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
+from gateway.scheduling.cost import costs_of, key_of
 from gateway.scheduling.discovery import Target, is_name, resolve
 from gateway.scheduling.kinds import Kind, Kinds, Lane, differences
 from gateway.scheduling.places import Places
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.prefix_cache import Prefixes
 from gateway.triton.selection import ModelSelection
 
 log = logging.getLogger(__name__)
@@ -174,15 +176,15 @@ class Replicas:
         self,
         request: RequestContext,
         generation: Generation,
-        key: bytes | None = None,
+        prefixes: Prefixes | None = None,
         avoid: Collection[Replica] = (),
         came: float = math.inf,
     ) -> ReplicaLease:
         """A place on a replica that works, can take it, has its adapter and is none of `avoid`.
 
-        Requests of one `key` go to few replicas. `came` is when the request came, in the event
-        loop's time. Raises EngineUnavailable when there is none, and AdapterNotReady when all of
-        them lack the adapter.
+        Without `prefixes` nothing that is known of caches counts. `came` is when the request came,
+        in the event loop's time. Raises EngineUnavailable when there is none, and AdapterNotReady
+        when all of them lack the adapter.
         """
         candidates = self._candidates(avoid, generation, came)
         if not candidates:
@@ -191,7 +193,11 @@ class Replicas:
                 raise AdapterNotReady(f"The model `{lora.name}` is not there; try again shortly.")
             raise EngineUnavailable("No inference server is available; try again shortly.")
         lane = self.lane_of(generation)
-        return ReplicaLease(choose(candidates, key), request, self._released, lane)
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            key = key_of(generation, prefixes)
+            chosen = choose(candidates, key, costs_of(candidates, generation, prefixes))
+        return ReplicaLease(chosen, request, self._released, lane, prefixes)
 
     def _open_to(
         self, came: float, avoid: Collection[Replica] = (), *, failing: bool = False

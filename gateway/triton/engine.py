@@ -19,6 +19,7 @@ from gateway.triton.llmapi.proof import Proof
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
 from gateway.triton.mapped import MappedModel, Mapping, read_mapped_model
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.prefix_cache import PrefixCache
 from gateway.triton.prompt_logits import PromptStream
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
@@ -84,6 +85,7 @@ class Engine:
         self._why = "not asked yet"
         self._stops: set[asyncio.Task[None]] = set()
         self.residency = Residency()
+        self.prefixes = PrefixCache()
         self.draining = False
 
     @property
@@ -218,6 +220,7 @@ class Engine:
             self._proof.doubted = True
         self._selection = None
         self.residency.restarted()
+        self.prefixes.forget()
         self._why = why
 
     def generate(

@@ -106,6 +106,15 @@ class RequestBuilder:
         code = _ONE[datatype].format[1:]
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
+    def int32s(self, logical: LogicalInput, packed: bytes) -> None:
+        """[1, n] of int32 that are packed already, in whatever type is declared."""
+        _, datatype = self._declared(logical)
+        if datatype == "INT32":
+            self.raw(logical, packed, len(packed) // 4)
+        else:
+            values = struct.unpack(f"<{len(packed) // 4}i", packed)
+            self.numbers(logical, values, len(values))
+
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
         """[1, n] of texts."""
         self.raw(logical, bytes_tensor.pack(values), len(values))

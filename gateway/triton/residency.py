@@ -53,6 +53,11 @@ class Residency:
         """Task ids whose requests wait for another adapter to go idle."""
         return frozenset(turn.task_id for turn in self._waiting)
 
+    def has(self, task_id: int) -> bool:
+        """Whether a request for it need not bring the weights, as far as is known; or another one
+        brings them now."""
+        return task_id in self._resident or task_id in self._loading
+
     async def take_slot(self, task_id: int) -> None:
         """A slot for a request, waiting in line if need be. Each needs one `give_back_slot`."""
         if not self._must_wait(task_id):

@@ -257,7 +257,7 @@ def _prompt_request(
         *(capabilities.model, capabilities.inputs, request_id),
         names_outputs=capabilities.names_outputs,
     )
-    build.numbers("prompt", generation.prompt_ids, len(generation.prompt_ids))
+    build.int32s("prompt", generation.packed_ids)
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)
     return build

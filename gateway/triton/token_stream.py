@@ -72,6 +72,11 @@ class TokenStream(EngineCall):
         self._any_aside = aside
         self._aside = aside if generation.params.logprobs else None
 
+    @property
+    def tells_reuse(self) -> bool:
+        """Whether the answer says how much of the prompt was in the cache; none is not told."""
+        return self._generation.params.usage and "cache_stats" in self._capabilities.inputs
+
     async def first(self) -> TokenDelta:
         """The first delta. Raises GatewayError."""
         response = await self.response()

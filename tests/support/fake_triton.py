@@ -45,6 +45,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.reads.set()
         self.deaf = False
         """Whether it answers requests, but not whether it serves its model."""
+        self.reused: int | None = None
+        """Blocks of a prompt that it says it had; None if it tells nothing of its cache."""
         self.stopped: list[str] = []
         self.requests: list[pb.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
@@ -63,6 +65,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             for name in names:
                 config.input.add(name=name, data_type=f"TYPE_{datatype}")
         config.output.add(name="sequence_length")
+        if self.reused is not None:
+            config.input.add(name="return_kv_cache_reuse_stats", data_type="TYPE_BOOL")
         return pb.ModelConfigResponse(config=config)
 
     async def ModelStreamInfer(
@@ -80,12 +84,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             for n, token in enumerate(self.tokens):
                 await asyncio.sleep(self.pause_s)
                 self.reached += n == self.step
+                reused = self.reused
                 if n == self.step and self.fault == "slow":
                     await self.released.wait()
                 elif n == self.step and self.fault == "drop":
                     continue
                 elif n == self.step and self.fault == "duplicate":
-                    yield _response(request, [token], final=n == last)
+                    yield _response(request, [token], final=n == last, reused=reused)
                 elif n == self.step and self.fault is not None:
                     if self.fault == "error":
                         yield pb.ModelStreamInferResponse(error_message=self.error)
@@ -94,11 +99,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                     elif self.fault == "stall":
                         await asyncio.Event().wait()
                     return
-                yield _response(request, [token], final=n == last)
+                yield _response(request, [token], final=n == last, reused=reused)
 
 
 def _response(
-    request: pb.ModelInferRequest, ids: list[int], *, final: bool
+    request: pb.ModelInferRequest, ids: list[int], *, final: bool, reused: int | None = None
 ) -> pb.ModelStreamInferResponse:
     message = pb.ModelStreamInferResponse()
     response = message.infer_response
@@ -108,6 +113,9 @@ def _response(
     response.raw_output_contents.append(array("i", ids).tobytes())
     response.outputs.add(name="sequence_length", datatype="INT32", shape=[1, 1])
     response.raw_output_contents.append(array("i", [len(ids)]).tobytes())
+    if reused is not None:
+        response.outputs.add(name="kv_cache_reused_blocks", datatype="INT32", shape=[1, 1])
+        response.raw_output_contents.append(array("i", [reused]).tobytes())
     return message
 
 

@@ -1,0 +1,121 @@
+"""CPU of choosing among 8 replicas by what they likely have cached, and of learning from answers.
+
+    python -m bench.choice
+
+`known`: all replicas know half of the prompt and one all of it. `new`: none knows any of it.
+`hashes` are made once for a request, whichever replicas it then goes to; the ids are packed for
+them, and sent so. What is kept is the most that there may be of a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+from gateway.generation import Generation
+from gateway.scheduling.balancer import choose
+from gateway.scheduling.cost import costs_of, key_of
+from gateway.scheduling.replica import Replica
+from gateway.triton.engine import Engine
+from gateway.triton.prefix_cache import PrefixCache, prefixes_of
+
+_REPLICAS, _TENANTS = 8, 50
+_SIZES = 60, 750, 8_000
+_TURNS, _TIMES = 25, 200
+
+
+def _generation(size: int) -> Generation:
+    ids = [random.randrange(128_000) for _ in range(size)]
+    made = Generation(request_id="r", prompt_ids=ids, max_tokens=1, seed=1)
+    assert made.packed_ids
+    return made
+
+
+def _replicas() -> list[Replica]:
+    engines = [
+        Engine(
+            f"10.0.0.{number}:8001",
+            "tensorrt_llm",
+            vocab_size=128_000,
+            max_seq_len=None,
+            on_stop=lambda _: None,
+            on_cold_send=lambda _: None,
+        )
+        for number in range(_REPLICAS)
+    ]
+    return [Replica(f"10.0.0.{n}:8001", engine) for n, engine in enumerate(engines)]
+
+
+def _microseconds(works: Sequence[Callable[[], object]]) -> list[float]:
+    """Of each, the least of several turns."""
+    best = [float("inf")] * len(works)
+    for _ in range(_TURNS):
+        for number, work in enumerate(works):
+            began = time.process_time()
+            for _ in range(_TIMES):
+                work()
+            best[number] = min(best[number], 1e6 * (time.process_time() - began) / _TIMES)
+    return best
+
+
+def _costs(size: int, *, known: bool) -> list[float]:
+    """Of the hashes, the choice, and what is learned."""
+    replicas, generation = _replicas(), _generation(size)
+    prefixes = prefixes_of(generation, "tenant")
+    if known:
+        half = _generation(size)
+        half.prompt_ids[: size // 2] = generation.prompt_ids[: size // 2]
+        for replica in replicas:
+            replica.engine.prefixes.sent(prefixes_of(half, "tenant"))
+        replicas[3].engine.prefixes.sent(prefixes)
+
+    def pick() -> None:
+        key = key_of(generation, prefixes)
+        choose(replicas, key, costs_of(replicas, generation, prefixes))
+
+    def learn() -> None:
+        cache = replicas[3].engine.prefixes
+        expected = cache.sent(prefixes)
+        cache.answered(prefixes, expected, int(expected.tokens))
+        if not known:
+            cache.forget()
+
+    works = (lambda: prefixes_of(generation, "tenant"), pick, learn)
+    return _microseconds(works)
+
+
+def _most_bytes() -> int:
+    """What is kept of one replica, at the most, of prompts of many tenants."""
+    prompts = [prefixes_of(_generation(750)) for _ in range(5_000)]
+    for number, prefixes in enumerate(prompts):
+        prefixes.tenant = f"tenant {number % _TENANTS}"
+    hashes = sum([len(prefixes.hashes) for prefixes in prompts])
+    tracemalloc.start()
+    cache, most = PrefixCache(), 0
+    for prefixes in prompts:
+        # Each has numbers of its own, as those that outlive their request have.
+        prefixes.hashes = [int(str(value)) for value in prefixes.hashes]
+        cache.answered(prefixes, cache.sent(prefixes), None)
+        prefixes.hashes = []
+        most = max(most, tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert len(cache) < hashes
+    return most
+
+
+async def main() -> None:
+    print("| prompt | hashes us | choice us | learning us | all us |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for size in _SIZES:
+        for known in (True, False):
+            found = _costs(size, known=known)
+            cells = [f"{cost:.1f}" for cost in (*found, sum(found))]
+            print(f"| {size:,} tokens, {'known' if known else 'new'} | {' | '.join(cells)} |")
+    print(f"\nkept of a replica: {_most_bytes() / 2**20:.1f} MiB at the most")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
