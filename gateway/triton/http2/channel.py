@@ -212,4 +212,6 @@ def _prepare(transport: asyncio.BaseTransport) -> None:
         raise ConnectionError("the server does not speak HTTP/2 over TLS")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         line = transport.get_extra_info("socket")
+        if line is None:  # uvloop has none any more
+            raise ConnectionError("the server closed the connection at once")
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import struct
+import threading
+import time
 from typing import Any
 
 import pytest
+import uvloop
 
 from gateway.errors import EngineUnavailable
 from gateway.triton.http2 import channel
@@ -53,6 +59,35 @@ async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:
         for call in calls[1:]:
             call.cancel()
         await until(lambda: sum(peer.closed.is_set() for peer in server.peers) == 2)
+
+
+def test_a_server_that_resets_each_connection_is_away() -> None:
+    """At any moment, that in which the connection is made too."""
+
+    async def run() -> None:
+        for _ in range(400):
+            transport = Http2Transport(Endpoint.parse(endpoint), ConnectionOptions())
+            call = asyncio.create_task(start(transport))
+            await asyncio.sleep(0)
+            time.sleep(0.002)
+            with pytest.raises(EngineUnavailable):
+                await call
+            await transport.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=_reset, args=(server,), daemon=True).start()
+        uvloop.run(run())
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _reset(server: socket.socket) -> None:
+    at_once = struct.pack("ii", 1, 0)
+    with contextlib.suppress(OSError):  # it is closed at the end
+        while True:
+            connection, _ = server.accept()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            connection.close()
 
 
 async def test_a_server_that_takes_no_streams_is_away() -> None:
