@@ -172,31 +172,31 @@ class Choice:
 
     def _leave(self) -> None:
         """Raises ReplicaLeft where another replica can go on with it."""
-        if self._rest(self._replica, failed=False) is not None:
+        rest = self._rest(failed=False)
+        # It works, and so is left for nothing that may not.
+        if rest and self._service.replicas.has_other_than([self._replica], rest, works=True):
             self._left = self._replica
             raise ReplicaLeft
         self._stays_until = time.monotonic() + _LOOK_S
 
-    def _go_on(self, left: Replica, error: Exception) -> Generation | None:
+    async def _go_on(self, left: Replica, error: Exception) -> Generation | None:
         failed = not isinstance(error, ReplicaLeft)
-        rest = self._rest(left, failed=failed)
+        rest = self._rest(failed=failed)
+        if rest is not None and failed:
+            deadline = self._batch.deadline
+            if not await self._service.replicas.until_other(left, rest, deadline):
+                rest = None
         if rest is not None:
             tokens = self._continuation.goes_on(rest, failed=failed)
             self._batch.meter.continued += 1
             self._service.metrics.count_continued(tokens, failed=failed)
         return rest
 
-    def _rest(self, left: Replica, *, failed: bool) -> Generation | None:
+    def _rest(self, *, failed: bool) -> Generation | None:
         # Of an answer that came as text nobody knows the ids, whatever another kind would take.
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
-        rest = self._continuation.rest(failed=failed)
-        # One that works is left for nothing that may not.
-        if rest is None or not self._service.replicas.has_other_than(
-            [left], rest, works=not failed
-        ):
-            return None
-        return rest
+        return self._continuation.rest(failed=failed)
 
 
 def aside(service: Service, batch: Batch) -> Aside:

@@ -33,13 +33,17 @@ _ATTEMPTS = 3
 T = TypeVar("T")
 
 
+async def _nowhere(_replica: Replica, _error: Exception) -> None:
+    pass
+
+
 async def attempt(
     replicas: Replicas,
     request: RequestContext,
     batch: Batch,
     index: int,
     ask: Callable[[ReplicaLease], Awaitable[T]],
-    go_on: Callable[[Replica, Exception], Generation | None] = lambda _replica, _error: None,
+    go_on: Callable[[Replica, Exception], Awaitable[Generation | None]] = _nowhere,
 ) -> T:
     """What `ask` returns. Raises TimeoutError from the batch's deadline on.
 
@@ -66,7 +70,7 @@ async def attempt(
         except (GatewayError, ReplicaLeft) as error:
             if lease.has_answered:
                 goes_on = isinstance(error, (EngineUnavailable, EngineBroken, ReplicaLeft))
-                rest = go_on(lease.replica, error) if goes_on else None
+                rest = await go_on(lease.replica, error) if goes_on else None
                 if rest is None:
                     raise
                 # To a replica that is drained nothing goes that could go elsewhere.

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # A pod's address is known a second after it is ready; name servers are asked no more often.
 _LOOKUP_PERIOD_S = 2.0
+# Replicas are looked at each second.
+_BACK_WITHIN_S, _BACK_PERIOD_S = 3.0, 0.1
 
 
 class Replicas:
@@ -130,6 +132,17 @@ class Replicas:
             there = [r for r in self._open_to(came, tried) if not r.breaker.open]
             return any(replica.takes(generation) for replica in there)
         return bool(self._candidates(tried, generation, came))
+
+    async def until_other(self, left: Replica, generation: Generation, deadline: float) -> bool:
+        """Whether there is one that is not `left`, of several: what was away may be back in a
+        moment, and is seen then at the next look."""
+        loop = asyncio.get_running_loop()
+        ends = min(deadline, loop.time() + _BACK_WITHIN_S)
+        while not self.has_other_than([left], generation):
+            if not self.several or loop.time() >= ends:
+                return False
+            await asyncio.sleep(_BACK_PERIOD_S)
+        return True
 
     def can_take(self, generation: Generation, came: float) -> bool:
         """Whether a request that `came` then need not wait for a replica to get its adapter.

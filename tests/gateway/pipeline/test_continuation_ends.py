@@ -17,6 +17,7 @@ from gateway.generation import GenerationParams, Options, Sampling
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
+from ops.local_stack.ports import PortClaims
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -122,6 +123,26 @@ async def _message(it: Pair, body: dict[str, Any], *, stream: bool) -> dict[str,
     names = [call["name"] for call in calls if call.get("name")]
     told["tool_calls"] = [(*names, "".join([call.get("arguments") or "" for call in calls]))]
     return told
+
+
+async def test_one_that_is_about_to_be_back_is_waited_for(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    ids, config = ids_of(tmp_path, TEXT), tmp_path / "c.yaml"
+    first = FakeTriton(tokens=ids, fault="abort", step=3)
+    other = FakeTriton(tokens=ids[3:], fault=None, step=0)
+    with PortClaims() as claims:
+        away = f"127.0.0.1:{claims.take_free()}"
+        async with serving(first) as one:
+            config.write_text(yaml.safe_dump({"anonymous": True, "replicas": [one, away]}))
+            settings = {"config": config, "allow_anonymous": True}
+            async with running(tmp_path, one, **settings) as (client, _, _):
+                body = {"model": "m", "prompt": "x", "max_tokens": 40, **GREEDY}
+                asked = asyncio.create_task(client.post("/v1/completions", json=body))
+                while not first.reached:
+                    await asyncio.sleep(0.01)
+                async with serving(other, away):
+                    answer = await asked
+    assert answer.json()["choices"][0]["text"] == TEXT
 
 
 @pytest.mark.parametrize("stream", [True, False])
