@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from prometheus_client import generate_latest
 from gateway.catalog.placement import Placement
 from gateway.generation import ANYBODY, Batch, Generation, GenerationParams, Lora, Options
 from gateway.pipeline.fit import fit
+from gateway.pipeline.prepare import prepare
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.discovery import Target
 from gateway.scheduling.kinds import Kinds
@@ -306,6 +308,18 @@ async def test_an_answer_that_came_as_text_goes_on_nowhere(tmp_path: Path) -> No
         assert '"text":"ne"' in answer.text
         assert '"code":"engine_unavailable"' in answer.text
         assert not both.old.requests
+
+
+async def test_nobody_is_waited_for_who_could_not_take_it(tmp_path: Path) -> None:
+    async with pool(tmp_path) as both:
+        options = Options(seed=1, ignore_eos=True)
+        (only_old,) = (await prepare(both.service, ["x"], options, chat=False)).generations
+        old, new = both.service.replicas
+        for left in (old, new):
+            asked = both.service.replicas.until_other(left, only_old, math.inf)
+            found = asyncio.create_task(asked)
+            await asyncio.sleep(0)
+            assert found.result() is (left is new)
 
 
 async def test_the_fingerprint_is_of_who_answered(tmp_path: Path) -> None:
