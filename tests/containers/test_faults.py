@@ -78,7 +78,7 @@ def test_cut_off(up: Up, engine: Engine, service: str) -> None:
             assert time.monotonic() - began < 15
             _until(lambda: httpx.get(f"{API}/health/ready").status_code == 503)
             # Its name is not found, and who answers that takes longer than a connection may.
-            _until(lambda: compose("logs", "gateway").count("engine not ready") >= 4)
+            _until(lambda: compose("logs", "gateway").count("engine not ready") >= 3)
         assert httpx.get(f"{API}/health/live").status_code == 200
     finally:
         engine.docker("network", "connect", "--alias", service, network, name)

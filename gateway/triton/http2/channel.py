@@ -148,14 +148,7 @@ class Http2Transport:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                transport, _ = await loop.create_connection(
-                    lambda: connection,
-                    self._endpoint.host,
-                    self._endpoint.port,
-                    ssl=self._ssl,
-                    server_hostname=self._endpoint.name if self._ssl else None,
-                )
-                _prepare(transport)
+                await self._reach(connection)
                 # Not before the server has said how many streams it takes.
                 await connection.settled.wait()
             if not connection.has_room:
@@ -178,6 +171,30 @@ class Http2Transport:
             return True
         finally:
             self._dialling = None
+
+    async def _reach(self, connection: Connection) -> None:
+        """Its transport, to the first of the name's addresses that takes it. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        port = self._endpoint.port
+        # create_connection leaves its look-up behind when it is cancelled, and when that fails in
+        # the end, asyncio logs an error for it: one each time, while a name server is slow.
+        infos = await loop.getaddrinfo(self._endpoint.host, port, type=socket.SOCK_STREAM)
+        why = OSError("the name has no address")
+        for address in dict.fromkeys(str(info[4][0]) for info in infos):
+            try:
+                transport, _ = await loop.create_connection(
+                    lambda: connection,
+                    address,
+                    port,
+                    ssl=self._ssl,
+                    server_hostname=self._endpoint.name if self._ssl else None,
+                )
+            except OSError as error:
+                why = error
+            else:
+                _prepare(transport)
+                return
+        raise why
 
     def _why_useless(self, connection: Connection) -> str:
         why = connection.why_closed or "the server takes no streams"
