@@ -30,6 +30,10 @@ class Project:
         command = [*COMPOSE, "--project-name", self._name, *arguments]
         return self._engine.docker(*command, **self._variables)
 
+    def set(self, **variables: str) -> None:
+        """For the commands that follow."""
+        self._variables |= variables
+
     def up(self, *services: str) -> None:
         """Returns when they are healthy."""
         self("up", "--detach", "--wait", "--wait-timeout", UP_WITHIN, *services)
