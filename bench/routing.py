@@ -82,7 +82,7 @@ def trace(seed: int, conversations: int, each_s: float) -> list[Conversation]:
         now += rng.expovariate(1 / each_s)
         model = "demo" if rng.random() < 0.5 else f"adapter-{likely(ADAPTERS)}"
         turns = [
-            (words(10, 40), rng.randint(8, 24), rng.expovariate(1 / (4 * each_s)))
+            (words(10, 40), rng.randint(16, 64), rng.expovariate(1 / (4 * each_s)))
             for _ in range(rng.randint(2, 6))
         ]
         made.append(Conversation(now, model, systems[likely(SYSTEMS)], turns))
@@ -203,8 +203,8 @@ def _gateway(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.routing")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--conversations", type=int, default=120)
-    parser.add_argument("--each", type=float, default=0.8, help="seconds between two that begin")
+    parser.add_argument("--conversations", type=int, default=150)
+    parser.add_argument("--each", type=float, default=0.25, help="seconds between two that begin")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     conversations = trace(options.seed, options.conversations, options.each)
