@@ -353,7 +353,7 @@ class HttpProtocol(asyncio.Protocol):
             self.resume_reading()
             self._waited = self._heard = 0
         if exchange is not None and not exchange.keep_alive:
-            self._close_behind_body()
+            self._hang_up()
         elif self._last:
             self._last = False
             self._linger()
@@ -371,14 +371,19 @@ class HttpProtocol(asyncio.Protocol):
         exchange.disconnect()
         self.answered()
 
-    def _close_behind_body(self) -> None:
-        """A connection that is closed with data unread is reset, and the answer lost with it."""
-        if self._phase is not Phase.BODY:
+    def _hang_up(self) -> None:
+        """Closes behind an answer, once nothing more comes, or not for long: a connection that is
+        closed with data unread is reset, and the answer lost with it."""
+        if self._phase is Phase.IDLE and not self._refused:
             self.transport.close()
             return
-        self._over = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        if self._phase is Phase.BODY:
+            self._over = True
+        else:  # a second request, or what looks like one
+            self._refused = True
+            self._loop.call_later(_LINGER_S, self.transport.close)
 
     # What asyncio says of the transport.
 
@@ -437,7 +442,8 @@ class HttpProtocol(asyncio.Protocol):
             return
         self._send(error)
         self._all.refuse(self)
-        # A connection that is closed with data unread is reset, and the answer lost with it.
+        # As in `_hang_up`; of what comes nothing is even parsed.
+        self.resume_reading()
         self._loop.call_later(_LINGER_S, self.transport.close)
 
     def _send(self, error: GatewayError) -> None:
@@ -448,10 +454,12 @@ class HttpProtocol(asyncio.Protocol):
             "x-request-id": secrets.token_hex(16),
             "connection": "close",
         } | more
-        if self._exchange is not None and self._exchange.head_only:
-            body = b""
-        lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-        self.transport.write(STATUS_LINES[status] + "".join(lines).encode() + b"\r\n" + body)
+        if (exchange := self._exchange) is not None:
+            # The id by which the logs know the request.
+            headers |= {name.decode(): value.decode("latin-1") for name, value in exchange.headers}
+            body = b"" if exchange.head_only else body
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self.transport.write(STATUS_LINES[status] + lines.encode("latin-1") + b"\r\n" + body)
 
 
 def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:

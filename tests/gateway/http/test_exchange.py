@@ -201,6 +201,33 @@ async def test_a_last_answer_before_the_body_is_not_lost(version: bytes, whole: 
         assert (await reader.read()).startswith(b"HTTP/1.1 413 " if whole else b"HTTP/1.1 500 ")
 
 
+async def test_who_gives_way_unread_is_told_so() -> None:
+    began = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        gone = asyncio.Event()
+        scope["extensions"][EXCHANGE].on_disconnect = gone.set
+        began.set()
+        await gone.wait()
+
+    async def upload(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n")
+        writer.write(b"x" * 20_000_000)
+        await writer.drain()
+
+    async with connected(app) as (reader, writer, state), asyncio.timeout(60):
+        sent = asyncio.create_task(upload(writer))
+        await began.wait()
+        [connection] = state.connections
+        assert isinstance(connection, HttpProtocol)
+        while connection.transport.is_reading():
+            await asyncio.sleep(0)
+        assert not sent.done()
+        connection.give_way()
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        await sent
+
+
 async def test_what_nobody_wants_of_a_body_has_its_time_once() -> None:
     async with connected(_saying((b"content-length", b"0"), pieces=[b""])) as (
         reader,
@@ -218,6 +245,15 @@ async def test_what_nobody_wants_of_a_body_has_its_time_once() -> None:
         assert not connection.transport.is_closing()
         connection.check()
         assert connection.transport.is_closing()
+
+
+async def test_an_answer_is_not_lost_with_the_requests_behind_it() -> None:
+    async with connected(_saying((b"content-length", b"0"), pieces=[b""])) as (reader, writer, _):
+        async with asyncio.timeout(60):
+            writer.write(GET * 500_000)
+            await writer.drain()
+            told = await reader.read()
+    assert told == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 async def test_nothing_behind_the_last_body_is_read() -> None:
@@ -259,6 +295,26 @@ async def test_no_answer_is_an_error_in_the_envelope() -> None:
     head, _, body = (await _asked(app)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
     assert json.loads(body)["error"]["type"] == "server_error"
+
+
+async def test_what_the_connection_answers_itself_says_what_every_answer_says() -> None:
+    """The request's id above all: a log has it."""
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        scope["extensions"][EXCHANGE].headers.append((b"x-request-id", b"mine"))
+        while (await receive())["type"] == "http.request":
+            pass
+
+    chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with connected(app) as (reader, writer, state), asyncio.timeout(60):
+        writer.write(chunked)
+        while not state.tasks:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        writer.write(b"no size\r\n")
+        told = await reader.read()
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert told.count(b"x-request-id") == told.count(b"x-request-id: mine\r\n") == 1
 
 
 async def test_half_an_answer_has_no_end() -> None:
