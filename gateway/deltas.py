@@ -1,7 +1,8 @@
 """An answer as it comes back up from the engine to the API: deltas, and where they go.
 
-They are named tuples: one of each is made for every token, and a frozen dataclass costs three
-times as much (1.1 against 0.4 us).
+One of each is made for every token. They have slots and are not frozen: a named tuple takes half as
+long again to make, and four times as long for each field that is read (0.32 against 0.21 us, 16
+against 4 ns); a frozen dataclass sets each field through `object.__setattr__`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class EngineStats(NamedTuple):
     reused_tokens: int = 0
 
 
-class TokenDelta(NamedTuple):
+@dataclass(slots=True)
+class TokenDelta:
     """New token ids from the engine; `final` marks the last delta of the request.
 
     `stats` is None where none were told; `logprobs` are those of `ids`. A model that gives text
@@ -59,7 +61,8 @@ class TokenDelta(NamedTuple):
     unshown: int = 0
 
 
-class TextDelta(NamedTuple):
+@dataclass(slots=True)
+class TextDelta:
     """New text, valid Unicode, possibly empty; `tokens` is the running count of generated ids.
 
     `ids` are those of this delta. `finish` is set on the last delta and only there, with the `stop`

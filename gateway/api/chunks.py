@@ -103,7 +103,9 @@ class Frames:
 
     def of(self, delta: TextDelta) -> bytes:
         """The frames of one delta: role once, text if any, the finish reason apart."""
-        frames, self._opening = self._opening, b""
+        frames = self._opening
+        if frames:
+            self._opening = b""
         if not self._plain:
             self._pending += delta.logprobs
             if self._ids is not None:

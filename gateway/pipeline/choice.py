@@ -144,8 +144,14 @@ class Choice:
             self._service.admission.answered(self._batch.caller.tenant, now - self._started)
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
-        self._continuation.ids.extend(tokens.ids)
-        last = self._last = self._marked(self._text.to_text(tokens))
+        ids = tokens.ids
+        if len(ids) == 1:
+            self._continuation.ids.append(ids[0])  # a third of what `extend` takes
+        else:
+            self._continuation.ids.extend(ids)
+        last = self._last = self._text.to_text(tokens)
+        if last.finish is not None:
+            last.continued = self._continuation.sampled_anew
         return (
             self._sink.accept(self._index, last)
             and last.finish is None
@@ -162,13 +168,9 @@ class Choice:
     def _cut_short(self) -> None:
         """Tokens that still come are passed over, and the first of them ends the stream."""
         if self._last.tokens and self._last.finish is None:
-            self._last = self._marked(self._text.cut_short())
+            self._last = self._text.cut_short()
+            self._last.continued = self._continuation.sampled_anew
             self._sink.accept(self._index, self._last)
-
-    def _marked(self, delta: TextDelta) -> TextDelta:
-        if delta.finish is not None and self._continuation.sampled_anew:
-            return delta._replace(continued=True)
-        return delta
 
     def _leave(self) -> None:
         """Raises ReplicaLeft where another replica can go on with it."""

@@ -66,7 +66,7 @@ class Continuation:
         if self.differs or (count == len(delta.ids) and not delta.final):
             return None
         logprobs = None if delta.logprobs is None else delta.logprobs[count:]
-        return delta._replace(ids=delta.ids[count:], logprobs=logprobs)
+        return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
     def rest(self, *, failed: bool) -> Generation | None:
         """What is left, as a generation of its own; None where that is nothing that can go on.

@@ -169,8 +169,8 @@ async def _search(
     # Each step is one for all beams, those that have ended early too.
     steps = max([text.tokens for text in texts])
     echo = generation.echo or ""
-    texts = [text._replace(text=echo + text.text, tokens=steps) for text in texts]
-    of_model.completion_tokens.inc(sum(text.tokens for text in texts))
+    of_model.completion_tokens.inc(steps * len(texts))
     for text in texts:
+        text.text, text.tokens = echo + text.text, steps
         meter.add(text)
     return texts

@@ -57,14 +57,14 @@ class StopStrings:
 
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
-    """A delta with what its text is in the message that is read."""
+    """The delta, with what its text is in the message that is read."""
     events = message.read(text.text)
-    finish = text.finish
-    if finish is not None:
+    if text.finish is not None:
         events += message.finish()
-        if finish == "stop" and message.called:
-            finish = "tool_calls"
-    return text._replace(finish=finish, events=tuple(events))
+        if text.finish == "stop" and message.called:
+            text.finish = "tool_calls"
+    text.events = tuple(events)
+    return text
 
 
 class TextStream:
@@ -92,7 +92,8 @@ class TextStream:
 
     def to_text(self, delta: TokenDelta) -> TextDelta:
         """Consumes one delta. After one with `finish` set nothing more may come."""
-        self._stats = self._stats or delta.stats
+        if delta.stats is not None and self._stats is None:
+            self._stats = delta.stats
         text = self._each(delta) if self._one_by_one else self._all(delta)
         return text if self._message is None else with_events(self._message, text)
 

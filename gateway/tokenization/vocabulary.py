@@ -1,16 +1,18 @@
 """The tokens of one tokenizer as bytes, and token ids to text as they come.
 
 Two decoders with one interface: vocabularies of bytes (GPT-2's alphabet: Llama 3, Qwen, Mistral's
-newer ones) need but a table and Python's UTF-8 decoder, which is exact for any sequence of ids
-(0.3 us a token); all others go through Rust's `DecodeStream` (0.6 us a token and more to begin).
+newer ones) need but a table, and Python's UTF-8 decoder where a character is of several tokens,
+which is exact for any sequence of ids (0.1 and 0.3 us a token); all others go through Rust's
+`DecodeStream` (0.6 us a token and more to begin).
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -23,6 +25,9 @@ _PRIME_IDS = 6
 # this many tokens never becomes a character.
 _MAX_HELD_IDS = 4
 _REPLACEMENT = "\ufffd"
+
+Piece = str | bytes
+"""What a token stands for; bytes where it is a part of a character."""
 
 
 class Decoder(Protocol):
@@ -59,9 +64,9 @@ class Vocabulary:
         self._byte_level = _is_byte_level(definition)
         special = {t["id"] for t in definition["added_tokens"] if t["special"]}
         # Filled as tokens are seen: most of a large vocabulary never is.
-        self._shown: dict[int, bytes] = _Table(self)
-        self._skipped: dict[int, bytes] = _Table(self)
-        self._skipped.update(dict.fromkeys(special, b""))
+        self._shown: dict[int, Piece] = _Table(self)
+        self._skipped: dict[int, Piece] = _Table(self)
+        self._skipped.update(dict.fromkeys(special, ""))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; those of a special token are its name's."""
@@ -82,9 +87,9 @@ class Vocabulary:
             return StreamDecoder(self.tokenizer, prompt_ids, visible, skip_special=skip_special)
         table = self._skipped if skip_special else self._shown
         if visible:
-            ids = {self.tokenizer.token_to_id(token): token.encode() for token in visible}
+            ids = {self.tokenizer.token_to_id(token): token for token in visible}
             table = _Table(self, table)
-            table.update({i: raw for i, raw in ids.items() if i is not None})
+            table.update({i: text for i, text in ids.items() if i is not None})
         return ByteDecoder(table)
 
     def offsets(self, ids: list[int]) -> list[int]:
@@ -97,38 +102,61 @@ class Vocabulary:
         return offsets
 
 
-class _Table(dict[int, bytes]):
-    """Bytes by token id, looked up once; `under` knows some that this table does not."""
+class _Table(dict[int, Piece]):
+    """Pieces by token id, looked up once; `under` knows some that this table does not."""
 
-    def __init__(self, vocabulary: Vocabulary, under: dict[int, bytes] | None = None) -> None:
-        self._find = vocabulary.token_bytes if under is None else under.__getitem__
+    def __init__(self, vocabulary: Vocabulary, under: dict[int, Piece] | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._under = under
 
-    def __missing__(self, token_id: int) -> bytes:
-        raw = self[token_id] = self._find(token_id)
-        return raw
+    def __missing__(self, token_id: int) -> Piece:
+        piece: Piece
+        if self._under is not None:
+            piece = self._under[token_id]
+        else:
+            piece = self._vocabulary.token_bytes(token_id)
+            with contextlib.suppress(UnicodeDecodeError):
+                piece = piece.decode()
+        self[token_id] = piece
+        return piece
 
 
 class ByteDecoder:
     """Decodes tokens that are bytes: joined, they are the text."""
 
-    def __init__(self, table: dict[int, bytes]) -> None:
+    def __init__(self, table: dict[int, Piece]) -> None:
         self._table = table
         # Python's incremental decoder does the same in four times the time.
         self._held = b""
 
     def decode(self, ids: Sequence[int]) -> str:
         table = self._table
-        raw = table[ids[0]] if len(ids) == 1 else b"".join([table[token_id] for token_id in ids])
-        return self._decode_bytes(raw, final=False)
+        if len(ids) == 1:
+            piece = table[ids[0]]
+            if not self._held and isinstance(piece, str):
+                return piece
+            return self._decode_bytes(_raw(piece))
+        pieces = [table[token_id] for token_id in ids]
+        if not self._held:
+            # Whether all are text is found by joining them; to look at each takes longer.
+            try:
+                return "".join(cast("list[str]", pieces))
+            except TypeError:
+                pass
+        return self._decode_bytes(b"".join([_raw(piece) for piece in pieces]))
 
     def flush(self) -> str:
         return self._decode_bytes(b"", final=True)
 
-    def _decode_bytes(self, raw: bytes, *, final: bool) -> str:
+    def _decode_bytes(self, raw: bytes, *, final: bool = False) -> str:
         raw = self._held + raw
         text, used = codecs.utf_8_decode(raw, "ignore", final)
         self._held = raw[used:]
         return text
+
+
+def _raw(piece: Piece) -> bytes:
+    return piece.encode() if isinstance(piece, str) else piece
 
 
 class StreamDecoder:

@@ -27,6 +27,7 @@ class ResponseTemplate:
         self._id_at = id_at
         self._length = data[length_at:length_end]
         self._length_at = length_at
+        self._length_end = length_end
         self._size = len(data)
 
     @classmethod
@@ -55,8 +56,8 @@ class ResponseTemplate:
         """
         if (
             len(data) == self._size
-            and data.startswith(self._before)
-            and data.startswith(self._length, self._length_at)
+            and data[: self._id_at] == self._before
+            and data[self._length_at : self._length_end] == self._length
         ):
             token: int = _ID.unpack_from(data, self._id_at)[0]
             return token

@@ -120,9 +120,10 @@ class TokenStream(EngineCall):
             self._engine.heard = True
             if self._earlier is not None:
                 self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
+            template = self._template
             more, ids = True, []
             for data in messages:
-                token = None if self._template is None else self._template.token(data)
+                token = None if template is None else template.token(data)
                 if token is not None:
                     ids.append(token)
                     continue

@@ -154,32 +154,35 @@ class Call(Generic[T]):
             return
         enough = False
         if self._take is not None:
+            messages, self._messages = self._messages, []
             try:
-                enough = not self._take(self._all())
+                enough = not self._take(messages)
             except BaseException as error:  # a panic in Rust is no Exception
                 waiter.set_exception(error)
                 return
             if not enough:
-                self._refill()
+                if self._window < _LOW:
+                    self._refill()
                 return
         waiter.set_result(enough)
 
-    def receive(self, data: bytes, start: int, stop: int, padding: int = 0) -> None:
+    def receive(
+        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+    ) -> None:
         """The payload of a DATA frame, ``data[start:stop]``; called once a token.
 
+        It is `whole` where it could be one message with its prefix, if nothing of another is held.
         `padding` counts against the window too.
         """
-        size = stop - start
-        self._window -= size + padding
+        self._window -= stop - start + padding
         if self._window < 0:
             self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
-            return
-        if not self._held and size >= _PREFIX_BYTES:
-            compressed, length = PREFIX.unpack_from(data, start)
-            if length == size - _PREFIX_BYTES and not compressed:
-                self._add(data[start + _PREFIX_BYTES : stop])
-                return
-        self._assemble(data[start:stop])
+        elif whole and not self._held:
+            if not self._messages:
+                self._arrived.append(self)
+            self._messages.append(data[start + _PREFIX_BYTES : stop])
+        else:
+            self._assemble(data[start:stop])
 
     def end(self, status: int, text: str) -> None:
         """The RPC is over; messages that are here already can still be read."""
@@ -248,7 +251,9 @@ class PieceCall(Call[bytes]):
 
     __slots__ = ()
 
-    def receive(self, data: bytes, start: int, stop: int, padding: int = 0) -> None:
+    def receive(
+        self, data: bytes, start: int, stop: int, whole: bool = False, padding: int = 0
+    ) -> None:
         self._window -= stop - start + padding
         if self._window < 0:
             self._refuse(Code.FLOW_CONTROL_ERROR, "more data than was allowed")

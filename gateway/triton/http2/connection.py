@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from hpack.exceptions import HPACKError
 
 from gateway.triton.failures import Status
 from gateway.triton.http2 import frames, headers
-from gateway.triton.http2.call import WINDOW, Call
+from gateway.triton.http2.call import PREFIX, WINDOW, Call
 from gateway.triton.http2.frames import Code, ConnectionFault
 from gateway.triton.http2.wire import Wire
 from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Message
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # What all streams together may send ahead of us. It is given back on arrival: how much one slow
 # reader can leave lying is up to the window of its own stream.
 _CONNECTION_WINDOW = 2**25
+_LOW = _CONNECTION_WINDOW // 2
 # What a stream may still send that nobody reads: tokens that were on their way, or some logits.
 LEFT_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
@@ -40,6 +42,12 @@ _OF_RST: dict[int, Status] = {
 }
 _HEAD = frames.HEAD
 _HEAD_BYTES = frames.HEAD_BYTES
+_LONGEST_FRAME = frames.DEFAULT_MAX_FRAME
+_PREFIX_BYTES = PREFIX.size
+# A frame's head and the prefix of the message that most begin with: to unpack is what takes longest
+# here.
+_BEGINNING = struct.Struct(_HEAD.format + PREFIX.format.removeprefix(">"))
+_BEGINNING_BYTES = _BEGINNING.size
 
 
 @dataclass(slots=True)
@@ -195,42 +203,46 @@ class Connection(Wire):
     def _consume(self, data: bytes) -> int:
         """Handles the whole frames in `data`; returns where the first unfinished one begins."""
         receiving = self._receiving
-        unpack = _HEAD.unpack_from
         start, end = 0, len(data)
         received = 0
-        while end - start >= _HEAD_BYTES:
-            word, flags, stream_id = unpack(data, start)
+        while (left := end - start) >= _HEAD_BYTES:
+            if left >= _BEGINNING_BYTES:
+                word, flags, stream_id, compressed, length = _BEGINNING.unpack_from(data, start)
+            else:
+                word, flags, stream_id = _HEAD.unpack_from(data, start)
+                compressed, length = 1, 0
+            size = word >> 8
+            if size > _LONGEST_FRAME:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
             body = start + _HEAD_BYTES
-            stop = body + (word >> 8)
-            if stop - body > frames.DEFAULT_MAX_FRAME:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {word >> 8} bytes")
+            stop = body + size
             if stop > end:
                 break
             # A plain DATA frame of a running call: type 0, no flags, nothing in between.
             if not (word & 0xFF or flags) and stream_id in receiving and self._block is None:
-                received += stop - body
-                receiving[stream_id].receive(data, body, stop)
+                received += size
+                whole = length == size - _PREFIX_BYTES and not compressed
+                receiving[stream_id].receive(data, body, stop, whole)
             else:
                 stream_id &= frames.STREAM_ID
                 self._frame(word & 0xFF, flags, stream_id, data[body:stop])
+                if self.closed:  # and then no stream is receiving
+                    return end
             start = stop
-            if self.closed:
-                return end
-        if received:
-            self._spend(received)
+        self._window -= received
+        if self._window < _LOW:
+            self._renew()
         for call in self.arrived:
             call.deliver()
         self.arrived.clear()
         return start
 
-    def _spend(self, size: int) -> None:
-        """Counts DATA against the connection's window and renews it when half is used."""
-        self._window -= size
+    def _renew(self) -> None:
+        """Lets the server send a window's worth of DATA again, in all streams."""
         if self._window < 0:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than was allowed")
-        if self._window < _CONNECTION_WINDOW // 2:
-            self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
-            self._window = _CONNECTION_WINDOW
+        self._transport.write(frames.window_update(0, _CONNECTION_WINDOW - self._window))
+        self._window = _CONNECTION_WINDOW
 
     # Frames that are not the plain DATA of a running call.
 
@@ -260,7 +272,9 @@ class Connection(Wire):
         # PRIORITY says nothing to a client; unknown types are to be ignored.
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._spend(len(payload))
+        self._window -= len(payload)
+        if self._window < _LOW:
+            self._renew()
         call = self._call(stream_id)
         if call is None:
             if flags & frames.END_STREAM:
@@ -272,7 +286,7 @@ class Connection(Wire):
             self._break(call, "DATA before the headers")
             return
         data = frames.unpadded(flags, payload)
-        call.receive(data, 0, len(data), len(payload) - len(data))
+        call.receive(data, 0, len(data), padding=len(payload) - len(data))
         if flags & frames.END_STREAM and stream_id in self._calls:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")
 
