@@ -230,7 +230,7 @@ def test_a_tenants_places_hold_in_the_background(shared: GatewayProcess) -> None
 def test_nothing_comes_back_to_a_conversation_that_was_deleted(shared: GatewayProcess) -> None:
     with of_tenant(shared, "two") as client:
         made = client.conversations.create()
-        wanted = LONG | {"max_output_tokens": 1000, "conversation": made.id, "store": False}
+        wanted = LONG | {"max_output_tokens": 300, "conversation": made.id, "store": False}
         with client.responses.create(**wanted, stream=True) as live:
             next(live)
             client.conversations.delete(made.id)
