@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("KILLS", "1"))
 STREAMS = int(os.environ.get("STREAMS", "8"))
-TOKENS = 120
+TOKENS = 400  # more than a replica makes until it is seen to be drained
 WITHIN_S = 120.0
 MODELS = ("demo", "zh", "ja")
 OPTIONS: tuple[dict[str, Any], ...] = (
