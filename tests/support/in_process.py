@@ -54,7 +54,11 @@ async def running(
             async with asyncio.timeout(_READY_WITHIN_S):
                 await gateway.service.replicas.wait_ready()
         port = server.servers[0].sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        # Where the loop had no turn for 5 s, httpx closes a connection that it has just given to a
+        # request, as one that was idle for too long.
+        limits = httpx.Limits(keepalive_expiry=None)
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60) as client:
             yield client, gateway.service, server
     finally:
         server.should_exit = True

@@ -144,6 +144,7 @@ class ResponseRequest(ResponsePrompt):
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
+    ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Without effect on the answer.
     metadata: Metadata | None = None
@@ -175,6 +176,7 @@ class ResponseRequest(ResponsePrompt):
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
+            "ignore_eos": self.ignore_eos,
             "stream": bool(self.stream),
         }
         if self.chat_template_kwargs:
