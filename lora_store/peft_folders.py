@@ -12,7 +12,6 @@ deleted. So whoever reads finds it whole or not at all, wherever the keeper was 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from adapters import peft
 from adapters.record import is_digest
+from lora_store.folder_lock import FolderLock
 
 if TYPE_CHECKING:
     # It needs numpy, and who only looks at folders does without.
@@ -36,26 +36,19 @@ class PeftFolders:
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         self._root = root
-        self._lock: int | None = None
+        self._lock = FolderLock(root / ".lock")
 
     def take(self) -> bool:
         """Whether this process is the keeper, from now on. What others left unfinished is swept."""
-        if self._lock is None:
-            lock = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
+        if not self._lock.held:
+            if not self._lock.take():
                 return False
-            self._lock = lock
             self._sweep()
         return True
 
     def close(self) -> None:
         """Lets another process be the keeper."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.let_go()
 
     def held(self) -> dict[str, int]:
         """Every whole version here, with its bytes."""

@@ -8,7 +8,6 @@ Of the processes on one store, one does the work; all of them can tell how it st
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from gateway.config.file import Configuration
 from gateway.errors import GatewayError
 from gateway.sources.fetch import Stamp
 from gateway.sources.source import Source, parse
+from lora_store.folder_lock import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Declared:
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._pruned: object = None
-        self._lock: int | None = None
+        self._lock = FolderLock(folder / ".lock")
         self._written = ""
         self._problem = ""
 
@@ -256,21 +256,14 @@ class Declared:
 
     def _take(self) -> bool:
         """Whether this process does the work, from now on."""
-        if self._lock is None:
+        if not self._lock.held:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                return False
-            self._lock = lock
-        return True
+        return self._lock.take()
 
     def _let_go(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock, self._written = None, ""
+        if self._lock.held:
+            self._lock.let_go()
+            self._written = ""
 
     def _write(self) -> None:
         entries = [

@@ -29,6 +29,7 @@ from gateway.conversations.redis_threads import RedisAway, RedisThreads
 from gateway.conversations.shared import EPHEMERAL, Gone, Known, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
+from lora_store.folder_lock import FolderLock
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ class Upkeep:
         ephemeral: bool = False,
     ) -> None:
         """`ephemeral`: the folder ends with the gateway."""
-        self._lock = folder / "lock"
-        self._file = -1
+        self._lock = FolderLock(folder / "lock", mode=0o600)
         self._ephemeral = ephemeral
         self._workers = folder / "workers"
         self._worker = -1  # a file that each holds a shared lock of
@@ -72,7 +72,7 @@ class Upkeep:
         self._remembered = Known()
 
     def close(self) -> None:
-        self._unlock()
+        self._lock.let_go()
         if self._worker >= 0:
             os.close(self._worker)
 
@@ -100,7 +100,7 @@ class Upkeep:
 
         `follow` has ended, and nothing is put any more.
         """
-        self._unlock()  # for the one that is last
+        self._lock.let_go()  # for the one that is last
         if self._ephemeral and self._redis is not None and self._is_last() and self._holds_lock():
             try:
                 async with asyncio.timeout(GOODBYE_S):
@@ -208,23 +208,10 @@ class Upkeep:
             await self._disk.run(partial(_forget, gone=gone, epoch=epoch))
 
     def _holds_lock(self) -> bool:
-        if self._file < 0:
-            try:
-                file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
-            except OSError:
-                return False  # nor is there a disk to look after
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(file)
-                return False
-            self._file = file
-        return True
-
-    def _unlock(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        try:
+            return self._lock.take()
+        except OSError:
+            return False  # nor is there a disk to look after
 
     def _is_last(self) -> bool:
         """Of the gateway's workers; whoever asks this uses the folder no more."""
