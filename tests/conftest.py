@@ -93,8 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Their tests share nothing but the stack of all tests, and take minutes: each is a unit of its own.
 _SPLIT = ("tests/clients/test_sdks.py", "tests/docs/test_guides.py")
-# What each process would start for itself, at 5 to 10 s of CPU time, and how a file asks for it: the
-# process that hands out files has collected none. Where this misses one, time is lost and no more.
+# What each process would start for itself, at 5 to 10 s of CPU time, and how a file asks for it:
+# who hands out files has collected none. Where this misses one, time is lost and no more.
 _STARTED = {
     "stack": re.compile(r"\b(?:vector_)?stack: Stack\b|\bup: Up\b|\b(?:async_)?client: openai\."),
     "long_stack": re.compile(r"\blong_stack: Stack\b"),

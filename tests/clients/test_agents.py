@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from agents import (
-    Agent,
-    ModelSettings,
-    OpenAIResponsesModel,
-    RunConfig,
-    Runner,
-    function_tool,
-    set_tracing_disabled,
-)
 
 from tests.support.local_stack import Stack
 
+if TYPE_CHECKING:
+    from agents import OpenAIResponsesModel
+
 WEATHER = "What is the weather in Paris?"
-CONFIG = RunConfig(tracing_disabled=True)
 
 
 @pytest.fixture
 async def model(stack: Stack) -> AsyncIterator[OpenAIResponsesModel]:
+    from agents import OpenAIResponsesModel, set_tracing_disabled
+
     set_tracing_disabled(True)
     async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none") as client:
         yield OpenAIResponsesModel(model="demo", openai_client=client)
@@ -32,6 +27,8 @@ async def model(stack: Stack) -> AsyncIterator[OpenAIResponsesModel]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_agent_calls_its_function(model: OpenAIResponsesModel, stream: bool) -> None:
+    from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
+
     cities: list[str] = []
 
     @function_tool(strict_mode=False)
@@ -46,8 +43,9 @@ async def test_an_agent_calls_its_function(model: OpenAIResponsesModel, stream: 
         model_settings=ModelSettings(temperature=0, max_tokens=60, store=False),
         tools=[get_weather],
     )
+    config = RunConfig(tracing_disabled=True)
     if stream:
-        running = Runner.run_streamed(agent, WEATHER, run_config=CONFIG)
+        running = Runner.run_streamed(agent, WEATHER, run_config=config)
         kinds = [
             event.data.type
             async for event in running.stream_events()
@@ -56,7 +54,7 @@ async def test_an_agent_calls_its_function(model: OpenAIResponsesModel, stream: 
         assert kinds.count("response.completed") == 2
         result: Any = running
     else:
-        result = await Runner.run(agent, WEATHER, run_config=CONFIG)
+        result = await Runner.run(agent, WEATHER, run_config=config)
     assert cities == ["Paris"]
     assert "21" in result.final_output
     usage = result.context_wrapper.usage
@@ -65,7 +63,10 @@ async def test_an_agent_calls_its_function(model: OpenAIResponsesModel, stream: 
 
 
 async def test_an_agent_is_told_what_is_wrong(model: OpenAIResponsesModel) -> None:
+    from agents import Agent, ModelSettings, RunConfig, Runner
+
+    config = RunConfig(tracing_disabled=True)
     settings = ModelSettings(temperature=3, store=False)
     agent: Agent[Any] = Agent(name="loud", model=model, model_settings=settings)
     with pytest.raises(openai.BadRequestError, match="temperature"):
-        await Runner.run(agent, WEATHER, run_config=CONFIG)
+        await Runner.run(agent, WEATHER, run_config=config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -148,34 +148,37 @@ def _configuration(**fields: Any) -> Files:
     return {"adapter_config.json": json.dumps(known).encode()}
 
 
-BOMBS: dict[str, Files] = {
-    "header length": {"adapter_model.safetensors": b"\xff" * 8},
-    "length past the end": {"adapter_model.safetensors": (2**40).to_bytes(8, "little")},
-    "empty objects": {
+# Made where they are used: each process collects all tests.
+BOMBS: dict[str, Callable[[], Files]] = {
+    "header length": lambda: {"adapter_model.safetensors": b"\xff" * 8},
+    "length past the end": lambda: {"adapter_model.safetensors": (2**40).to_bytes(8, "little")},
+    "empty objects": lambda: {
         "adapter_model.safetensors": _tensors(b'{"a":[' + b"{}," * 5_400_000 + b"{}]}")
     },
-    "empty strings": {
+    "empty strings": lambda: {
         "adapter_model.safetensors": _tensors(b'{"a":[' + b'"",' * 5_400_000 + b'""]}')
     },
-    "nested": {"adapter_model.safetensors": _tensors(b'{"a":' + b"[" * 2_000_000)},
-    "long numbers": {"adapter_model.safetensors": _shape(b",".join([b"9" * 4000] * 3000))},
-    "many numbers": {"adapter_model.safetensors": _shape(b",".join([b"9"] * 6_000_000))},
-    "a number past all": {"adapter_model.safetensors": _shape(b"9" * 5_000_000)},
-    "configuration": {"adapter_config.json": b'{"x":[' + b"{}," * 1_300_000 + b"{}]}"},
-    "nested configuration": {"adapter_config.json": b'{"x":' + b"[" * 3_000_000},
-    "large configuration": {"adapter_config.json": b" " * (5 * MEGABYTE)},
-    "an expression that never ends": _configuration(rank_pattern={"(?x:([^!]+) +)!": 2}),
-    "expressions for all modules": _configuration(
+    "nested": lambda: {"adapter_model.safetensors": _tensors(b'{"a":' + b"[" * 2_000_000)},
+    "long numbers": lambda: {"adapter_model.safetensors": _shape(b",".join([b"9" * 4000] * 3000))},
+    "many numbers": lambda: {"adapter_model.safetensors": _shape(b",".join([b"9"] * 6_000_000))},
+    "a number past all": lambda: {"adapter_model.safetensors": _shape(b"9" * 5_000_000)},
+    "configuration": lambda: {"adapter_config.json": b'{"x":[' + b"{}," * 1_300_000 + b"{}]}"},
+    "nested configuration": lambda: {"adapter_config.json": b'{"x":' + b"[" * 3_000_000},
+    "large configuration": lambda: {"adapter_config.json": b" " * (5 * MEGABYTE)},
+    "an expression that never ends": lambda: _configuration(rank_pattern={"(?x:([^!]+) +)!": 2}),
+    "expressions for all modules": lambda: _configuration(
         rank_pattern={".*l" + "(.|[a-z])" * 27 + f"[{n}-9]": 2 for n in range(10)}
         | {f"({'.*' * 100}){n}": 2 for n in range(4000)}
     ),
-    "a name that never ends": _configuration(base_model_name_or_path="models--" * 50_000),
-    "npy header length": {"model.lora_config.npy": b"\x93NUMPY\x02\x00" + b"\xff" * 4},
-    "npy long numbers": {"model.lora_config.npy": _array(b"9" * 4000 + b"," + b"9" * 4000)},
-    "npy dimensions": {"model.lora_config.npy": _array(b"1," * 20_000)},
-    "npy nested": {"model.lora_config.npy": _array(b"(" * 30_000)},
-    "npy calls": {"model.lora_config.npy": _array(b"__import__('os').system('true')")},
-    "npy pickle": {"model.lora_config.npy": _array(b"1,").replace(b"<i4", b"|O8") + b"cos\n"},
+    "a name that never ends": lambda: _configuration(base_model_name_or_path="models--" * 50_000),
+    "npy header length": lambda: {"model.lora_config.npy": b"\x93NUMPY\x02\x00" + b"\xff" * 4},
+    "npy long numbers": lambda: {"model.lora_config.npy": _array(b"9" * 4000 + b"," + b"9" * 4000)},
+    "npy dimensions": lambda: {"model.lora_config.npy": _array(b"1," * 20_000)},
+    "npy nested": lambda: {"model.lora_config.npy": _array(b"(" * 30_000)},
+    "npy calls": lambda: {"model.lora_config.npy": _array(b"__import__('os').system('true')")},
+    "npy pickle": lambda: {
+        "model.lora_config.npy": _array(b"1,").replace(b"<i4", b"|O8") + b"cos\n"
+    },
 }
 
 
@@ -184,13 +187,14 @@ def test_a_bomb_does_not_go_off(
     gateway: GatewayProcess, peft_files: Files, npy_files: Files, name: str
 ) -> None:
     """Refused at the cost and with the memory of the upload itself, while others are served."""
-    [file] = BOMBS[name]
+    bomb = BOMBS[name]()
+    [file] = bomb
     good = npy_files if file.endswith(".npy") else peft_files
     process = psutil.Process(gateway.process.pid)
     _upload(gateway, good | {file: b"x"})  # what an upload needs at all
     before = process.memory_info().rss
     with costs_less_than(CPU_SECONDS, process.pid):
-        assert _upload(gateway, good | BOMBS[name]).status_code in {400, 413}
+        assert _upload(gateway, good | bomb).status_code in {400, 413}
     assert process.memory_info().rss - before < 200 * MEGABYTE
 
 

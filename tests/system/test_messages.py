@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -13,6 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.local_stack import Stack
+
+if TYPE_CHECKING:
+    import anthropic
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -37,6 +39,8 @@ PLAIN: dict[str, Any] = {"model": "demo", "max_tokens": 60}
 
 @pytest.fixture
 def claude(stack: Stack) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=stack.gateway, api_key="none", max_retries=0) as client:
         yield client
 
@@ -142,6 +146,8 @@ def _said(text: str) -> list[dict[str, str]]:
 
 def _tokens(client: anthropic.Anthropic, text: str) -> int:
     """Where there is no room for an answer, those that there are and one more."""
+    import anthropic
+
     try:
         return client.messages.count_tokens(model="demo", messages=_said(text)).input_tokens
     except anthropic.BadRequestError:
@@ -163,20 +169,20 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "named"),
     [
-        ({"model": "nobody"}, anthropic.NotFoundError, "nobody"),
-        ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
-        ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences.0"),
-        ({"extra_body": {"foo": 1}}, anthropic.BadRequestError, "foo"),
-        ({"extra_body": {"stop": ["x"]}}, anthropic.BadRequestError, "stop: "),
-        ({"extra_body": {"temperature": 3}}, anthropic.BadRequestError, "temperature"),
+        ({"model": "nobody"}, "NotFoundError", "nobody"),
+        ({"max_tokens": 0}, "BadRequestError", "max_tokens"),
+        ({"stop_sequences": [""]}, "BadRequestError", "stop_sequences.0"),
+        ({"extra_body": {"foo": 1}}, "BadRequestError", "foo"),
+        ({"extra_body": {"stop": ["x"]}}, "BadRequestError", "stop: "),
+        ({"extra_body": {"temperature": 3}}, "BadRequestError", "temperature"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            anthropic.BadRequestError,
+            "BadRequestError",
             "messages.0.content.0",
         ),
         (
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            anthropic.BadRequestError,
+            "BadRequestError",
             "tools.0.type",
         ),
         (
@@ -184,32 +190,34 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
                 "tools": [TOOLS[0] | {"input_schema": {"$ref": "#/nowhere"}}],
                 "tool_choice": {"type": "any"},
             },
-            anthropic.BadRequestError,
+            "BadRequestError",
             "tools.0.input_schema",
         ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/no"}}}},
-            anthropic.BadRequestError,
+            "BadRequestError",
             "output_config.format",
         ),
         (
             {"messages": [{"role": "user", "content": "a " * 9000}]},
-            anthropic.BadRequestError,
+            "BadRequestError",
             "prompt is too long",
         ),
         (
             {"messages": [*CAPITAL, {"role": "assistant", "content": " "}, *CAPITAL, CALLED]},
-            anthropic.BadRequestError,
+            "BadRequestError",
             "messages",
         ),
-        ({"extra_body": {"mcp_servers": [{}]}}, anthropic.BadRequestError, "mcp_servers"),
+        ({"extra_body": {"mcp_servers": [{}]}}, "BadRequestError", "mcp_servers"),
     ],
 )
 @pytest.mark.parametrize("ask", [create, streamed])
 def test_refusals_are_in_its_envelope_and_name_the_parameter(
-    claude: anthropic.Anthropic, ask: Any, fields: Any, error: Any, named: str
+    claude: anthropic.Anthropic, ask: Any, fields: Any, error: str, named: str
 ) -> None:
-    with pytest.raises(error, match=named.replace("[", r"\[")) as refused:
+    import anthropic
+
+    with pytest.raises(getattr(anthropic, error), match=named.replace("[", r"\[")) as refused:
         ask(claude, **{"messages": CAPITAL} | fields)
     body = refused.value.body
     assert body["type"] == "error"

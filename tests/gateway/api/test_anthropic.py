@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from anthropic._streaming import SSEDecoder
 from hypothesis import given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
 
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
