@@ -33,6 +33,7 @@ class Child:
         self._command = list(command)
         self._env = dict(env)
         self._process: subprocess.Popen[bytes] | None = None
+        self._of_others: set[str] = set()
 
     @property
     def is_started(self) -> bool:
@@ -70,14 +71,20 @@ class Child:
     def children(self, name: str) -> set[int]:
         """The processes of that name that it started itself and that run."""
         found = set()
-        for path in Path("/proc").glob("[0-9]*/stat"):
+        every = {name for name in os.listdir("/proc") if name.isdigit()}
+        # A process keeps its parent as long as that lives: who was looked at is not read again.
+        self._of_others &= every
+        for number in every - self._of_others:
             with suppress(OSError):  # it has ended meanwhile
                 # The name is in parentheses and may hold others; 15 bytes of it are kept (proc(5)).
-                head, _, rest = path.read_text(errors="replace").rpartition(")")
+                head, _, rest = (
+                    Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")
+                )
                 pid, _, found_name = head.partition(" (")
                 state, parent, *_ = rest.split()
-                mine = int(parent) == self.pid and found_name == name[:15]
-                if mine and state not in "ZX":
+                if int(parent) != self.pid:
+                    self._of_others.add(number)
+                elif found_name == name[:15] and state not in "ZX":
                     found.add(int(pid))
         return found
 
