@@ -29,22 +29,12 @@ from gateway.triton.names import (
     names_outputs,
     read_inputs,
 )
+from gateway.triton.numbers import NUMBERS
 from gateway.triton.protobuf import pb
 from gateway.triton.request import Request, RequestBuilder
 from gateway.triton.tensors import is_final, stop_request
 from gateway.triton.transport import Message
 
-_DTYPES = {
-    "BOOL": "?",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "UINT8": "u1",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "BF16": "<u2",
-}
 _GENERATED = {"output_ids", "sequence_length", "batch_index"}
 # The gateway finds stop strings itself: the engine knows them as sequences of tokens, and some of
 # its releases fail on them. Whoever asks by hand may see that.
@@ -79,7 +69,7 @@ class Reply:
         tensor, raw = found
         if tensor.datatype == "BYTES":
             return np.array(bytes_tensor.unpack(raw), np.object_).reshape(tensor.shape)
-        return np.frombuffer(raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
+        return np.frombuffer(raw, NUMBERS[tensor.datatype]).reshape(tensor.shape)
 
     def _raw(self, name: str) -> tuple[Any, bytes] | None:
         """What is declared of an output, and its contents."""
@@ -165,7 +155,7 @@ class DirectModel:
         for name, rows in inputs.items():
             if name in self._declared:
                 kind = self._declared[name]
-                array = np.array(rows, _DTYPES[kind])
+                array = np.array(rows, NUMBERS[kind])
                 request.inputs.add(name=name, datatype=kind, shape=array.shape)
                 request.raw_input_contents.append(array.tobytes())
         if self._names_outputs:

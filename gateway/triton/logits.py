@@ -13,16 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.deltas import TokenLogprob
+from gateway.triton.numbers import FLOATS, float32
 
 Logits = npt.NDArray[np.float32]
 """Of one token, [vocabulary]."""
 
 _BLOCK = 512
-_KINDS: dict[str, np.dtype[Any]] = {
-    "FP32": np.dtype("<f4"),
-    "FP16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
 
 
 def top_logprobs(
@@ -60,13 +56,10 @@ def token_logprobs(
 
 def _rows(raw: bytes, datatype: str, vocabulary: int) -> Iterator[Logits]:
     """The logits of each token, one copied at a time, if at all."""
-    kind = _KINDS[datatype]
+    kind = np.dtype(FLOATS[datatype])
     for start in range(0, len(raw), vocabulary * kind.itemsize):
         row = np.frombuffer(raw, kind, count=vocabulary, offset=start)
-        if datatype == "BF16":
-            yield (row.astype(np.uint32) << 16).view(np.float32)
-        else:
-            yield row.astype(np.float32, copy=False)
+        yield float32(row, datatype)
 
 
 def _log_softmax(logits: Logits) -> Callable[[Any], Any]:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from gateway.errors import BadModelOutput, EngineError
 from gateway.triton import bytes_tensor
 from gateway.triton.names import datatype
+from gateway.triton.numbers import FLOATS, float32
 from gateway.triton.protobuf import pb
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _LARGEST = 1 << 20
 _UNKNOWN_WIDTH = 4096
 _IDS = {"INT32": "<i4", "INT64": "<i8"}
 _ID_BYTES = {"INT32": 4, "INT64": 8}
-_NUMBERS = {"FP32": "<f4", "FP16": "<f2", "FP64": "<f8", "BF16": "<u2"}
 
 
 class Mapping(NamedTuple):
@@ -122,21 +122,19 @@ class MappedModel:
                 for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True)
             }
             tensor, raw = found[self.mapping.output]
-            values = np.frombuffer(raw, _NUMBERS[tensor.datatype])
+            values = np.frombuffer(raw, FLOATS[tensor.datatype])
         except (DecodeError, ValueError, KeyError):
             raise BadModelOutput(f"The model's answer has no numbers in {self._output}.") from None
         shape = [int(size) for size in tensor.shape]
         if rows == 1 and shape[:1] != [1]:
             shape = [1, *shape]  # of a model that has no batch at all
-        if tensor.datatype == "BF16":
-            values = (values.astype("<u4") << 16).view("<f4")
         wide = [size for size in shape[1:] if size != 1]
         if shape[:1] != [rows] or len(wide) > 1 or not values.size or values.size % rows:
             raise BadModelOutput(
                 f"The model's {self._output} has the shape {shape}; for {rows} inputs it must be "
                 f"[{rows}, N]. The model itself must pool what it has of each token."
             )
-        numbers = values.astype(np.float32, copy=False).reshape(rows, -1)
+        numbers = float32(values, tensor.datatype).reshape(rows, -1)
         if not np.isfinite(numbers).all():
             raise BadModelOutput(f"The model's {self._output} has numbers that are not finite.")
         return numbers
@@ -179,7 +177,7 @@ def read_mapped_model(mapping: Mapping, config: Any) -> MappedModel:
     kind, shape = _declared(
         outputs, mapping.output, f"Triton's model {model!r} has no output {mapping.output!r}"
     )
-    if kind not in _NUMBERS:
+    if kind not in FLOATS:
         raise EngineError(f"Triton's model {model!r}: its output {mapping.output!r} is {kind}.")
     sizes = [size for size in (shape if shape[0] > 1 else shape[1:]) if size != 1]
     width = None if -1 in sizes or len(sizes) > 1 else sizes[0] if sizes else 1

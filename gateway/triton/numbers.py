@@ -1,0 +1,28 @@
+"""How Triton packs numbers, in numpy's words. (numpy itself is loaded where there are some.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FLOATS: Mapping[str, str] = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "BF16": "<u2"}
+NUMBERS: Mapping[str, str] = {
+    "BOOL": "?",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "UINT8": "u1",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    **FLOATS,
+}
+
+
+def float32(values: npt.NDArray[Any], datatype: str) -> npt.NDArray[np.float32]:
+    """Values that were read as `FLOATS` says; numpy knows no BF16, the upper half of FP32."""
+    if datatype == "BF16":
+        return (values.astype("<u4") << 16).view("<f4")
+    return values.astype("<f4", copy=False)
