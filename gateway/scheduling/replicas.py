@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from gateway.errors import AdapterNotReady, EngineUnavailable
 from gateway.generation import Generation
@@ -310,6 +311,7 @@ class Replicas:
             log.info("replica %s joins", endpoint)
             replica.engine.draining = self._draining
             replica.engine.on_selection = self._look_at_kinds
+            replica.engine.silence.replaceable = partial(self._replaceable, replica)
             self._replicas[endpoint] = replica
             replica.watch = asyncio.create_task(self._watch(replica))
         for endpoint, target in targets.items():
@@ -354,6 +356,20 @@ class Replicas:
     async def _note_ready(self, replica: Replica) -> None:
         await replica.engine.wait_ready()
         self._seen_ready.set()
+
+    def _replaceable(self, replica: Replica) -> bool:
+        """Whether one that answers can go on with what this one has begun: with ids, that is."""
+        kind = replica.kind
+        if kind is None or kind.capabilities.text is not None or not replica.in_flight:
+            return False
+        others = (other for other in self._replicas.values() if other is not replica)
+        return any(
+            other.kind is kind
+            and other.takes_new
+            and not other.engine.suspect
+            and not other.breaker.open
+            for other in others
+        )
 
     def _released(self, replica: Replica) -> None:
         """Ends a replica that has left once its last request has ended."""

@@ -24,6 +24,7 @@ from gateway.triton.prompt_logits import PromptStream
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
+from gateway.triton.silence import Silence
 from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 2.0
 _POLL_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
-_MISSES = 3
+# What answers late has answered by then, and a gateway that stood still itself has caught up.
+_SECOND_LOOK_TIMEOUT_S = 1.0
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
@@ -76,11 +78,11 @@ class Engine:
         """What is driven, or was when it was last there; None until it was."""
         self.on_selection: Callable[[], None] = lambda: None
         """Called when `last_selection` is another."""
-        self._missed = 0
+        self.silence = Silence()
         self._first_response_timeout = first_response_timeout
         self._proof = Proof()
         self.heard = False
-        """Whether a request has been answered anything since the last look."""
+        """Whether a request has been answered anything since the last look began."""
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops: set[asyncio.Task[None]] = set()
@@ -97,7 +99,7 @@ class Engine:
     def suspect(self) -> bool:
         """Whether it failed to answer a look, though it may just be busy, or a request, which may
         itself have been the reason."""
-        return self._missed > 0 or self._proof.doubted
+        return self.silence.suspect or self._proof.doubted
 
     @property
     def why_not_ready(self) -> str:
@@ -139,30 +141,40 @@ class Engine:
     async def refresh(self) -> None:
         """Looks once whether the model is served and, after an absence, reads its config anew.
 
-        A server that is only slow to answer is lost after a few looks: it may just be busy. While
-        it sends tokens it is not lost at all.
+        A server that is only slow to answer is lost after a few looks (`Silence`). While it sends
+        tokens it is not lost at all.
         """
+        silence = self.silence
+        silence.begun(heard=self.heard)
+        self.heard = False
         try:
-            await self._look()
+            await self._look_twice()
         except TimeoutError:
-            self._missed = 1 if self.heard else self._missed + 1
-            if not self.heard and (not self.ready or self._missed >= _MISSES):
+            if not self.heard and (not self.ready or silence.sudden or silence.lost):
                 self._lost(f"Triton at {self._client.endpoint} does not answer in time")
                 # What it was given waits for nothing; elsewhere some of it can begin anew.
                 self._client.disconnect()
         except GatewayError as error:
-            self._missed = 0
+            silence.broken()
             why = error.why if isinstance(error, EngineUnreachable) else error.message
             self._lost(f"Triton at {self._client.endpoint}: {why}")
         else:
-            self._missed = 0
-        finally:
-            self.heard = False
+            silence.broken()
 
-    async def _look(self) -> None:
+    async def _look_twice(self) -> None:
+        """The second time where its silence is sudden. Raises TimeoutError and GatewayError."""
+        try:
+            await self._look(_LOOK_TIMEOUT_S)
+        except TimeoutError:
+            self.silence.lasts(heard=self.heard)
+            if not self.silence.sudden:
+                raise
+            await self._look(_SECOND_LOOK_TIMEOUT_S)
+
+    async def _look(self, within_s: float) -> None:
         chosen = self._selection
         if chosen is not None:
-            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+            async with asyncio.timeout(within_s):
                 serves = await self._client.model_ready(chosen.capabilities.model)
             if not serves:
                 raise EngineUnavailable(

@@ -45,6 +45,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.reads.set()
         self.deaf = False
         """Whether it answers requests, but not whether it serves its model."""
+        self.unanswered = 0
+        """How often it was asked that meanwhile."""
+        self.given = 0
+        """Tokens, to all requests."""
+        self.freezes_behind: int | None = None
+        """So many tokens, and one more answer to that question, are the last that it says."""
         self.reused: int | None = None
         """Blocks of a prompt that it says it had; None if it tells nothing of its cache."""
         self.stopped: list[str] = []
@@ -54,7 +60,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         if self.deaf:
+            self.unanswered += 1
             await asyncio.Event().wait()
+        self.deaf = self.freezes_behind is not None and self.given >= self.freezes_behind
         return pb.ModelReadyResponse(ready=True)
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
@@ -83,6 +91,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             last = len(self.tokens) - 1
             for n, token in enumerate(self.tokens):
                 await asyncio.sleep(self.pause_s)
+                if self.deaf and self.freezes_behind is not None:
+                    await asyncio.Event().wait()
+                self.given += 1
                 self.reached += n == self.step
                 reused = self.reused
                 if n == self.step and self.fault == "slow":
