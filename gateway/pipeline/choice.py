@@ -186,7 +186,7 @@ class Choice:
         rest = self._rest(failed=failed)
         if rest is not None and failed:
             deadline = self._batch.deadline
-            if not await self._service.replicas.until_other(left, rest, deadline):
+            if not await self._service.replicas.until_other([left], rest, deadline):
                 rest = None
         if rest is not None:
             tokens = self._continuation.goes_on(rest, failed=failed)

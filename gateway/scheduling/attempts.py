@@ -82,7 +82,11 @@ async def attempt(
             elif isinstance(error, (EngineUnavailable, Overloaded)):
                 tried.append(lease.replica)
                 failed += 1
-                if failed == _ATTEMPTS or not replicas.has_other_than(tried, generation, came):
+                # One that is full may wait for no other: those that are there are full, or away.
+                wait_until = batch.deadline if isinstance(error, EngineUnavailable) else 0.0
+                if failed == _ATTEMPTS or not await replicas.until_other(
+                    tried, generation, wait_until, came
+                ):
                     raise
             elif generation is not batch.generations[index]:
                 if isinstance(error, InvalidRequest):

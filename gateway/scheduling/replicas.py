@@ -134,14 +134,20 @@ class Replicas:
             return any(replica.takes(generation) for replica in there)
         return bool(self._candidates(tried, generation, came))
 
-    async def until_other(self, left: Replica, generation: Generation, deadline: float) -> bool:
-        """Whether there is one that is not `left`. What was away may be back in a moment, and is
-        seen at the next look: that is waited for where its kind can take it."""
+    async def until_other(
+        self,
+        tried: Collection[Replica],
+        generation: Generation,
+        deadline: float,
+        came: float = math.inf,
+    ) -> bool:
+        """Whether there is one that is none of `tried`. What was away may be back in a moment, and
+        is seen at the next look: that is waited for where its kind can take it."""
         loop = asyncio.get_running_loop()
         ends = min(deadline, loop.time() + _BACK_WITHIN_S)
         kinds = {None, *generation.forms}  # None: what was never seen may be any
-        while not self.has_other_than([left], generation):
-            able = any(r is not left and r.kind in kinds for r in self._replicas.values())
+        while not self.has_other_than(tried, generation, came):
+            able = any(r not in tried and r.kind in kinds for r in self._replicas.values())
             if not able or loop.time() >= ends:
                 return False
             await asyncio.sleep(_BACK_PERIOD_S)

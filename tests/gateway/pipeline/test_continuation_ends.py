@@ -125,11 +125,13 @@ async def _message(it: Pair, body: dict[str, Any], *, stream: bool) -> dict[str,
     return told
 
 
-async def test_one_that_is_about_to_be_back_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [0, 3])
+async def test_one_that_is_about_to_be_back_is_waited_for(tmp_path: Path, step: int) -> None:
+    """By who has a first token, and by who has none."""
     save_tokenizer(tmp_path)
     ids, config = ids_of(tmp_path, TEXT), tmp_path / "c.yaml"
-    first = FakeTriton(tokens=ids, fault="abort", step=3)
-    other = FakeTriton(tokens=ids[3:], fault=None, step=0)
+    first = FakeTriton(tokens=ids, fault="abort", step=step)
+    other = FakeTriton(tokens=ids[step:], fault=None, step=0)
     with PortClaims() as claims:
         away = f"127.0.0.1:{claims.take_free()}"
         async with serving(first) as one:

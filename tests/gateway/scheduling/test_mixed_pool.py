@@ -316,7 +316,7 @@ async def test_nobody_is_waited_for_who_could_not_take_it(tmp_path: Path) -> Non
         (only_old,) = (await prepare(both.service, ["x"], options, chat=False)).generations
         old, new = both.service.replicas
         for left in (old, new):
-            asked = both.service.replicas.until_other(left, only_old, math.inf)
+            asked = both.service.replicas.until_other([left], only_old, math.inf)
             found = asyncio.create_task(asked)
             await asyncio.sleep(0)
             assert found.result() is (left is new)
