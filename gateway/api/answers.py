@@ -65,6 +65,11 @@ def _message(events: list[MessageEvent]) -> dict[str, Any]:
     return message
 
 
+def continued(last: TextDelta) -> dict[str, bool]:
+    """What marks an answer, or a choice, that two replicas have sampled; nothing of others."""
+    return {"continued": True} if last.continued else {}
+
+
 class Body(Protocol):
     """A response's body as it is written."""
 
@@ -241,9 +246,7 @@ class Answer:
         if self._prompt_ids is not None:
             choice["token_ids"] = [token_id for delta in deltas for token_id in delta.ids]
         choice |= {"logprobs": logprobs, "finish_reason": deltas[-1].finish}
-        if deltas[-1].continued:
-            choice["continued"] = True
-        return choice
+        return choice | continued(deltas[-1])
 
     def _of_prompt(self, prompt: int) -> dict[str, Any]:
         """What is wanted of a prompt; vLLM has it beside the choices of a chat, else in them."""

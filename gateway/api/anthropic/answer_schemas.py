@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from gateway.api.answer_schemas import Continued
+
 Count = Annotated[int, Field(ge=0)]
 _StopReason = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
@@ -46,6 +48,7 @@ class Message(BaseModel):
     stop_reason: _StopReason
     stop_sequence: str | None
     usage: MessageUsage
+    continued: Continued = True
 
 
 class StreamEvent(BaseModel):

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic_core import from_json, to_json
 
-from gateway.api.answers import Body
+from gateway.api.answers import Body, continued
 from gateway.api.anthropic.errors import envelope
 from gateway.api.chunks import UsageFrames
 from gateway.api.sse import Wire
@@ -77,8 +77,8 @@ class MessageAnswer:
         content = [_whole(block, "".join(texts)) for block, texts in blocks]
         calls = any(block["type"] == "tool_use" for block in content)
         ended = self.ended(deltas[-1], calls=calls)
-        usage = self.usage(deltas[-1])
-        return orjson.dumps(self._head | {"content": content} | ended | {"usage": usage})
+        told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
+        return orjson.dumps(told | continued(deltas[-1]))
 
     def log_probabilities(self, received: list[list[TextDelta]]) -> int:
         return 0
@@ -151,7 +151,8 @@ class _Stream:
         if delta.finish is not None:
             ended = self._answer.ended(delta, calls=self._calls)
             frames += self._stop()
-            frames += frame("message_delta", delta=ended, usage=self._answer.usage(delta))
+            more = {"usage": self._answer.usage(delta)} | continued(delta)
+            frames += frame("message_delta", delta=ended, **more)
             frames += frame("message_stop")
         return not frames or self._body.write(frames)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from gateway.api.answer_schemas import Error
+from gateway.api.answer_schemas import Continued, Error
 from gateway.api.routing import Schema, reference
 
 Count = Annotated[int, Field(ge=0)]
@@ -101,6 +101,7 @@ class ResponseObject(BaseModel):
     usage: ResponseUsage | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
+    continued: Continued = True
     instructions: str | None
     tools: list[dict[str, Any]]
     tool_choice: str | dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import orjson
 
 from gateway.api import failures
-from gateway.api.answers import Body
+from gateway.api.answers import Body, continued
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
@@ -108,6 +108,7 @@ class ResponseAnswer:
             output=ended(output.items, cut=cut),
             usage=self._usage(last, output),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            **continued(last),
         )
 
     def response(self, status: str, **members: Any) -> bytes:

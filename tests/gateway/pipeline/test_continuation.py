@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,30 @@ async def test_what_is_sampled_goes_on_by_another_seed_and_says_so(tmp_path: Pat
         # The same request goes on alike.
         assert len(seeds) == 1
         assert seeds != {7}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("url", ["/v1/responses", "/v1/messages"])
+async def test_every_protocol_tells_of_another_seed(tmp_path: Path, url: str, stream: bool) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = {"chat_template": template, "eos_token": "!"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    body = {"model": "m", "stream": stream}
+    if url == "/v1/responses":
+        body |= {"input": "xyz", "store": False, "max_output_tokens": 40}
+    else:
+        body |= {"messages": [{"role": "user", "content": "xyz"}], "max_tokens": 40}
+    async with pair(tmp_path) as it:
+        for temperature, mark in ((1, [True]), (0, [])):
+            await it.breaks("abort", 2)
+            asked = body | {"temperature": temperature}
+            answer = await it.client.post(url, json=asked)
+            assert answer.status_code == 200, answer.text
+            lines = answer.text.splitlines() if stream else ["data: " + answer.text]
+            data = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+            told = [each.get("response", each) for each in data]
+            assert [each["continued"] for each in told if "continued" in each] == mark
+            assert len(it.other.requests) == 1
 
 
 async def test_at_the_limit_nobody_is_asked_for_more(tmp_path: Path) -> None:
