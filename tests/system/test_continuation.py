@@ -47,13 +47,30 @@ Started = tuple[Tritons, GatewayProcess, Path, list["Answer"]]
 
 
 class Answer(NamedTuple):
-    """What a client can tell apart of it; `gap_s` is the longest that it waited for more."""
+    """What a client can tell apart of it; `gap_s` is the longest that it waited for more once a
+    replica was broken."""
 
     text: str
     finish: str
     usage: dict[str, Any]
     logprobs: list[float]
     gap_s: float
+
+
+class Gaps(NamedTuple):
+    """What is guided is said again by the other replica, and waits for as long as that takes."""
+
+    guided: list[float]
+    others: list[float]
+
+    def tell(self, what: str) -> None:
+        for kind, gaps in (("guided", self.guided), ("other", self.others)):
+            ordered = sorted(gaps)
+            if not ordered:
+                continue
+            p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.99))
+            found = f"longest gaps of {len(gaps)} {kind} streams: p50 {p50:.2f} s, p99 {p99:.2f} s"
+            print(f"{what}: {found}", flush=True)
 
 
 @dataclass
@@ -66,6 +83,8 @@ class Fleet:
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     undisturbed: list[Answer]
+    broken_at: float = math.inf
+    """Gaps that end later are those that this may have made."""
 
     async def metric(self, name: str, **labels: str) -> float:
         return sample((await self.admin.get("/metrics")).text, name, **labels)
@@ -100,7 +119,8 @@ class Fleet:
                 if not line.startswith("data: {"):
                     continue
                 now = time.monotonic()
-                gap_s = max(gap_s, now - (last or now))
+                if last is not None and now > self.broken_at:
+                    gap_s = max(gap_s, now - last)
                 last = now
                 frames.append(json.loads(line.removeprefix("data: ")))
         return _answer(frames, gap_s)
@@ -110,12 +130,15 @@ class Fleet:
 
     async def half_way(self) -> tuple[list[asyncio.Task[Answer]], float]:
         """All of them, once each has a first token, and how often some have gone on by then."""
+        self.broken_at = math.inf
         begun = await self._first_tokens()
         asked = [asyncio.create_task(self.ask(number)) for number in range(STREAMS)]
         async with asyncio.timeout(WITHIN_S):
             while await self._first_tokens() < begun + STREAMS:
                 await asyncio.sleep(0.01)
-        return asked, await self.continued()
+        before = await self.continued()
+        self.broken_at = time.monotonic()
+        return asked, before
 
     async def _first_tokens(self) -> float:
         name = "gateway_time_to_first_token_seconds_count"
@@ -126,13 +149,17 @@ class Fleet:
         name = "gateway_generations_continued_total"
         return sum([await self.metric(name, cause=cause) for cause in causes])
 
-    async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> list[float]:
+    async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> Gaps:
         """Some have gone on since `before`, and nobody can tell but by the gaps of streams, in
         seconds, which it returns."""
         found = await asyncio.gather(*asked)
         assert [each._replace(gap_s=0.0) for each in found] == self.undisturbed
         assert await self.continued() > before
-        return [each.gap_s for each in found if each.gap_s]
+        gaps = Gaps([], [])
+        for number, each in enumerate(found):
+            if each.gap_s:
+                (gaps.guided if _is_guided(number) else gaps.others).append(each.gap_s)
+        return gaps
 
     def configure(self, *endpoints: str | dict[str, Any]) -> None:
         document = {"anonymous": True, "replicas": list(endpoints)}
@@ -160,11 +187,8 @@ def _answer(frames: list[dict[str, Any]], gap_s: float) -> Answer:
     return Answer("".join([c["text"] for c in choices]), finish, usage, values, gap_s)
 
 
-def told(what: str, gaps: list[float]) -> None:
-    ordered = sorted(gaps)
-    p50, p99 = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.99))
-    found = f"longest gaps of {len(gaps)} streams: p50 {p50:.2f} s, p99 {p99:.2f} s"
-    print(f"{what}: {found}", flush=True)
+def _is_guided(number: int) -> bool:
+    return "guided_regex" in OPTIONS[number % len(OPTIONS)]
 
 
 @pytest.fixture(scope="module")
@@ -211,23 +235,24 @@ async def fleet(started: Started) -> AsyncIterator[Fleet]:
 
 
 async def test_killed(fleet: Fleet) -> None:
-    gaps: list[float] = []
+    gaps = Gaps([], [])
     for kill in range(KILLS):
         victim = fleet.tritons[kill % 2]
         asked, before = await fleet.half_way()
         victim.kill()
-        gaps += await fleet.are_whole(asked, before)
+        for known, new in zip(gaps, await fleet.are_whole(asked, before), strict=True):
+            known.extend(new)
         victim.start()
         victim.wait_ready()
         await fleet.until("gateway_replica_ready", 2)
-        told(f"killed {kill + 1} times", gaps)
+        gaps.tell(f"killed {kill + 1} times")
 
 
 async def test_frozen(fleet: Fleet) -> None:
     asked, before = await fleet.half_way()
     fleet.tritons[0].freeze()
     try:
-        told("frozen", await fleet.are_whole(asked, before))
+        (await fleet.are_whole(asked, before)).tell("frozen")
     finally:
         fleet.tritons[0].thaw()
     await fleet.until("gateway_replica_ready", 2)
@@ -241,7 +266,7 @@ async def test_cut_off(fleet: Fleet) -> None:
         await fleet.until("gateway_replica_ready", 2)
         asked, before = await fleet.half_way()
         wire.cut()
-        told("cut off", await fleet.are_whole(asked, before))
+        (await fleet.are_whole(asked, before)).tell("cut off")
         wire.mend()
         fleet.drain()
         await fleet.until("gateway_replica_ready", 1, replica=fleet.tritons[0].endpoint)
@@ -252,11 +277,11 @@ async def test_drained(fleet: Fleet) -> None:
     """What is guided stays, everything else has left before its end."""
     asked, before = await fleet.half_way()
     fleet.drain(1)
-    guided = len([n for n in range(STREAMS) if "guided_regex" in OPTIONS[n % len(OPTIONS)]])
+    guided = len([n for n in range(STREAMS) if _is_guided(n)])
     endpoint = fleet.tritons[1].endpoint
     while await fleet.metric("gateway_replica_in_flight", replica=endpoint) > guided:
         assert not all(task.done() for task in asked)
         await asyncio.sleep(0.01)
-    told("drained", await fleet.are_whole(asked, before))
+    (await fleet.are_whole(asked, before)).tell("drained")
     fleet.drain()
     fleet.tritons.wait_idle()
