@@ -29,6 +29,7 @@ from gateway.scheduling.replicas import Replicas
 from gateway.triton.prefix_cache import Prefixes, prefixes_of
 
 _ATTEMPTS = 3
+_FULL_PAUSE_S = 0.5
 
 T = TypeVar("T")
 
@@ -79,28 +80,35 @@ async def attempt(
             elif moves:
                 # Back to where it was: that it was to move must not end it.
                 moves, tried, came = False, [lease.replica], batch.came
+            elif isinstance(error, Overloaded) and generation is not batch.generations[index]:
+                # Many came at once to where this goes on. What has begun waits until its deadline.
+                await asyncio.sleep(_FULL_PAUSE_S)
             elif isinstance(error, (EngineUnavailable, Overloaded)):
                 tried.append(lease.replica)
                 failed += 1
-                # One that is full may wait for no other: those that are there are full, or away.
+                # Who found it full is told so at once where there is no other: that is load.
                 wait_until = batch.deadline if isinstance(error, EngineUnavailable) else 0.0
                 if failed == _ATTEMPTS or not await replicas.until_other(
                     tried, generation, wait_until, came
                 ):
                     raise
-            elif generation is not batch.generations[index]:
-                if isinstance(error, InvalidRequest):
-                    raise AnswerLost("The answer could not go on; try again.") from error
-                raise
-            elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
-                # No other replica is risked for it. Whether it was this request that ended the
-                # others is not known; one with a guide that has not begun most likely was.
-                raise EngineError(
-                    "The engine failed when it began with this request, most likely on what its "
-                    "answer must match."
-                ) from error
             else:
+                _tell(error, generation, begun=generation is not batch.generations[index])
                 raise
+
+
+def _tell(error: Exception, generation: Generation, *, begun: bool) -> None:
+    """Raises what the client is told, where that is something else."""
+    if begun:
+        if isinstance(error, InvalidRequest):
+            raise AnswerLost("The answer could not go on; try again.") from error
+    elif isinstance(error, EngineStepFailed) and generation.params.guide is not None:
+        # No other replica is risked for it. Whether it was this request that ended the others is
+        # not known; one with a guide that has not begun most likely was.
+        raise EngineError(
+            "The engine failed when it began with this request, most likely on what its answer "
+            "must match."
+        ) from error
 
 
 def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:

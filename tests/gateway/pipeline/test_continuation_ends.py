@@ -125,6 +125,29 @@ async def _message(it: Pair, body: dict[str, Any], *, stream: bool) -> dict[str,
     return told
 
 
+async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
+    """All streams of the one that has failed come there at once."""
+    async with pair(tmp_path) as it:
+        await it.breaks("abort", 3)
+        it.other.fault, it.other.step = "error", 0  # that its queue is full
+        asked = asyncio.create_task(it.ask(**GREEDY))
+        async with asyncio.timeout(60):
+            while it.other.reached < 2:
+                await asyncio.sleep(0.01)
+        it.other.fault = None
+        assert whole(await asked, stream=False)["text"] == TEXT
+        assert not it.replica(1).breaker.open
+    async with pair(tmp_path) as it:
+        await it.breaks("abort", 3)
+        it.other.fault, it.other.step = "error", 0
+        body = {"model": "m", "prompt": "x", "max_tokens": 40, **GREEDY}
+        late = await it.client.post(
+            "/v1/completions", json=body, headers={"x-request-timeout": "3"}
+        )
+        assert late.json()["error"]["code"] == "timeout"
+        await until_idle(it)
+
+
 @pytest.mark.parametrize("step", [0, 3])
 async def test_one_that_is_about_to_be_back_is_waited_for(tmp_path: Path, step: int) -> None:
     """By who has a first token, and by who has none."""
