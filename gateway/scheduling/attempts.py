@@ -62,6 +62,7 @@ async def attempt(
     prefixes = _prefixes(batch, generation) if replicas.several else None
     came = batch.came
     while True:
+        begun = generation is not batch.generations[index]
         lease = replicas.pick(request, generation, prefixes, tried, came)
         try:
             with lease, _using(lora, lease.replica):
@@ -80,20 +81,22 @@ async def attempt(
             elif moves:
                 # Back to where it was: that it was to move must not end it.
                 moves, tried, came = False, [lease.replica], batch.came
-            elif isinstance(error, Overloaded) and generation is not batch.generations[index]:
+            elif begun and isinstance(error, Overloaded):
                 # Many came at once to where this goes on. What has begun waits until its deadline.
                 await asyncio.sleep(_FULL_PAUSE_S)
-            elif isinstance(error, (EngineUnavailable, Overloaded)):
+            elif isinstance(error, (EngineUnavailable, Overloaded)) or (
+                begun and isinstance(error, EngineBroken)
+            ):
                 tried.append(lease.replica)
                 failed += 1
                 # Who found it full is told so at once where there is no other: that is load.
-                wait_until = batch.deadline if isinstance(error, EngineUnavailable) else 0.0
+                wait_until = 0.0 if isinstance(error, Overloaded) else batch.deadline
                 if failed == _ATTEMPTS or not await replicas.until_other(
                     tried, generation, wait_until, came
                 ):
                     raise
             else:
-                _tell(error, generation, begun=generation is not batch.generations[index])
+                _tell(error, generation, begun=begun)
                 raise
 
 

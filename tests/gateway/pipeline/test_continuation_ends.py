@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -19,7 +20,7 @@ from gateway.pipeline.generate import generate
 from gateway.pipeline.prepare import prepare
 from ops.local_stack.ports import PortClaims
 from tests.support.event_clock import EventClock
-from tests.support.fake_triton import FakeTriton, serving
+from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.two_replicas import GREEDY, TEXT, Pair, events, pair, streamed, whole
 
@@ -189,19 +190,54 @@ class Poisoned(FakeTriton):
             yield response
 
 
-async def test_a_request_that_kills_engines_at_any_token_has_few_of_them(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    engine = Poisoned(tokens=ids_of(tmp_path, TEXT), fault="abort", step=0)
-    config = tmp_path / "c.yaml"
+class OneBreaksThenAnother(FakeTriton):
+    """The first request loses its engine at the fourth token, where it goes on it meets one that is
+    broken, and the third has what is left."""
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        faults: list[Fault | None] = ["abort", "error", None]
+        self.fault = faults[len(self.requests)]
+        self.step = 0 if self.requests else 3
+        if self.fault is None:
+            self.tokens = self.tokens[3:]
+        async for response in super().ModelStreamInfer(requests, context):
+            yield response
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path, engine: FakeTriton, count: int, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """So many replicas of one script."""
+    config = folder / "c.yaml"
     async with AsyncExitStack() as stack:
-        endpoints = [await stack.enter_async_context(serving(engine)) for _ in range(8)]
+        endpoints = [await stack.enter_async_context(serving(engine)) for _ in range(count)]
         config.write_text(yaml.safe_dump({"anonymous": True, "replicas": endpoints}))
-        settings = {"config": config, "allow_anonymous": True, "continuations": 9}
-        made = running(tmp_path, endpoints[0], **settings)
+        settings |= {"config": config, "allow_anonymous": True}
+        made = running(folder, endpoints[0], **settings)
         client, service, _ = await stack.enter_async_context(made)
         async with asyncio.timeout(60):
             while not all(replica.ready for replica in service.replicas):
                 await asyncio.sleep(0.01)
+        yield client
+
+
+async def test_a_broken_engine_is_not_where_an_answer_ends(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    engine = OneBreaksThenAnother(tokens=ids_of(tmp_path, TEXT), fault=None, step=0)
+    engine.error = "[TensorRT-LLM][ERROR] CUDA runtime error: an illegal memory access"
+    async with fleet(tmp_path, engine, 3) as client:
+        body = {"model": "m", "prompt": "x", "max_tokens": 40, **GREEDY}
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == TEXT
+        assert len(engine.requests) == 3
+
+
+async def test_a_request_that_kills_engines_at_any_token_has_few_of_them(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    engine = Poisoned(tokens=ids_of(tmp_path, TEXT), fault="abort", step=0)
+    async with fleet(tmp_path, engine, 8, continuations=9) as client:
         body = {"model": "m", "prompt": "x", "max_tokens": 40}
         assert (await client.post("/v1/completions", json=body)).status_code == 503
         # The first, third and fifth before they answered.
