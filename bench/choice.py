@@ -3,8 +3,8 @@
     python -m bench.choice
 
 `known`: all replicas know half of the prompt and one all of it. `new`: none knows any of it.
-`hashes` are made once for a request, whichever replicas it then goes to; the ids are packed for
-them, and sent so. What is kept is the most that there may be of a replica.
+`hashes` are made once for a request, whichever replicas it then goes to. What is kept is the most
+that there may be of a replica.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import random
 import time
 import tracemalloc
+from array import array
 from collections.abc import Callable, Sequence
 
 from gateway.generation import Generation
@@ -28,10 +29,8 @@ _TURNS, _TIMES = 25, 200
 
 
 def _generation(size: int) -> Generation:
-    ids = [random.randrange(128_000) for _ in range(size)]
-    made = Generation(request_id="r", prompt_ids=ids, max_tokens=1, seed=1)
-    assert made.packed_ids
-    return made
+    ids = array("i", [random.randrange(128_000) for _ in range(size)])
+    return Generation(request_id="r", prompt_ids=ids, max_tokens=1, seed=1)
 
 
 def _replicas() -> list[Replica]:

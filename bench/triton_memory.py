@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,7 +93,7 @@ async def _ask_each(engine: Engine, kind: Kind, numbers: Iterator[int]) -> None:
     for number in numbers:
         asked = Generation(
             request_id=f"r{number}",
-            prompt_ids=[1, 2],
+            prompt_ids=array("i", [1, 2]),
             max_tokens=kind.tokens,
             seed=1,
             params=GenerationParams(),

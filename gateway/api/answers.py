@@ -165,7 +165,7 @@ class Answer:
         # The generations of one prompt.
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
-        self._prompt_ids = [g.prompt_ids for g in first] if token_ids else None
+        self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
         self._usage = partial(
             final_usage,
             prompt_tokens=batch.prompt_tokens,

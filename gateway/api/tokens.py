@@ -93,7 +93,7 @@ async def tokenize(request: Request) -> Response:
                     [token(token_id) for token_id in ids] if wanted.return_token_strs else None
                 )
                 most = capabilities.max_seq_len
-                return orjson.dumps(Tokens(len(ids), most, ids, strings))
+                return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
 
             return _json(await intake.work(body))
 

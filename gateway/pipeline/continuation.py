@@ -94,7 +94,7 @@ class Continuation:
         return replace(
             whole,
             request_id=f"{whole.request_id}-{times}",
-            prompt_ids=[*whole.prompt_ids, *ids],
+            prompt_ids=whole.prompt_ids + ids,
             max_tokens=whole.max_tokens - len(ids),
             seed=whole.seed if self.again else _another(whole.seed, times),
             params=params,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ Prompt = str | GuardedText | list[int]
 class FittedPrompt:
     """What it leaves to each of its choices, and what of it is the text for each kind."""
 
-    ids: list[int]
+    ids: array[int]
     max_tokens: int
     echo: str | None
     forms: dict[object, TextPrompt | None]
@@ -32,7 +33,7 @@ class FittedPrompt:
 @dataclass(slots=True)
 class _Fit:
     kind: Kind
-    ids: list[int]
+    ids: array[int]
     text: TextPrompt | None
 
     @property
@@ -96,9 +97,9 @@ def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 def _once(encode: Encode) -> Encode:
     """Each text once, as kinds want most of them alike."""
-    known: dict[tuple[str | GuardedText, bool], list[int]] = {}
+    known: dict[tuple[str | GuardedText, bool], array[int]] = {}
 
-    async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> list[int]:
+    async def encode_once(text: str | GuardedText, *, add_special_tokens: bool) -> array[int]:
         ids = known.get((text, add_special_tokens))
         if ids is None:
             ids = await encode(text, add_special_tokens=add_special_tokens)
@@ -119,7 +120,8 @@ async def _fit(
 ) -> _Fit:
     capabilities = kind.capabilities
     model = capabilities.text
-    sent, given = "", prompt
+    sent: str = ""
+    given: Prompt | array[int] = prompt
     truncate = options.truncate_prompt
     if not isinstance(prompt, list):
         # What cannot fit is not tokenized first.
@@ -153,7 +155,7 @@ async def _as_text(
     encode: Encode,
     *,
     chat: bool,
-) -> tuple[str, list[int]]:
+) -> tuple[str, array[int]]:
     """The text to send for a prompt and the ids that it is.
 
     Raises UnsupportedParameter for ids that no text is tokenized to, and for text that the model
@@ -161,16 +163,15 @@ async def _as_text(
     """
     if isinstance(prompt, list):
         _check_vocabulary(service, prompt, _param(chat=chat))
-        text = await text_of_ids(
-            service.prompts, prompt, model, encode, tenant=options.caller.tenant
-        )
+        ids = array("i", prompt)
+        text = await text_of_ids(service.prompts, ids, model, encode, tenant=options.caller.tenant)
         if text is None:
             raise UnsupportedParameter(
                 f"prompt: these token ids are not served through the model {name!r}, which takes "
                 "text: no text is known to be tokenized to them.",
                 param="prompt",
             )
-        return text, prompt
+        return text, ids
     if isinstance(prompt, GuardedText):
         raise UnsupportedParameter(
             f"messages: control tokens are not served through the model {name!r}, which would take "
@@ -181,16 +182,21 @@ async def _as_text(
 
 
 async def _prompt_ids(
-    service: Service, prompt: Prompt, options: Options, encode: Encode, *, chat: bool
-) -> list[int]:
+    service: Service,
+    prompt: Prompt | array[int],
+    options: Options,
+    encode: Encode,
+    *,
+    chat: bool,
+) -> array[int]:
     """Token ids of a prompt, no more than `options` leave of it."""
     param = _param(chat=chat)
-    if not isinstance(prompt, list):
+    if isinstance(prompt, str | GuardedText):
         # A chat template writes its own special tokens.
         ids = await encode(prompt, add_special_tokens=not chat)
     else:
-        ids = prompt
         _check_vocabulary(service, prompt, param)
+        ids = array("i", prompt)
     if options.truncate_prompt is not None:
         keep = options.truncate_prompt
         ids = ids[:keep] if options.truncation_side == "right" else ids[-keep:]
@@ -199,7 +205,7 @@ async def _prompt_ids(
     return ids
 
 
-def _check_vocabulary(service: Service, ids: list[int], param: str) -> None:
+def _check_vocabulary(service: Service, ids: Sequence[int], param: str) -> None:
     """Raises InvalidRequest for token ids that there are not."""
     if max(ids, default=0) >= service.prompts.vocab_size:
         allowed = service.prompts.vocab_size - 1
@@ -220,7 +226,7 @@ def check_text(prompts: Prompts, capabilities: ModelCapabilities, text: str, *, 
         raise _too_long(capabilities, f"{len(text)} characters, too many for them", param)
 
 
-def _check_length(capabilities: ModelCapabilities, ids: list[int], *, chat: bool) -> None:
+def _check_length(capabilities: ModelCapabilities, ids: Sequence[int], *, chat: bool) -> None:
     """Raises ContextLengthExceeded when there is no room for a token of the answer."""
     if len(ids) > longest_prompt(capabilities):
         raise _too_long(capabilities, str(len(ids)), _param(chat=chat))
@@ -237,7 +243,7 @@ def prompt_logprobs(options: Options, choice: int) -> int | None:
 
 
 def _check_logits(
-    service: Service, capabilities: ModelCapabilities, ids: list[int], options: Options
+    service: Service, capabilities: ModelCapabilities, ids: Sequence[int], options: Options
 ) -> None:
     """Raises InvalidRequest for a prompt whose log probabilities need more logits than allowed."""
     if prompt_logprobs(options, 0) is None:

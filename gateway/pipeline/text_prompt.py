@@ -9,6 +9,7 @@ preprocessing adds) the model sees what preprocessing makes, and that is what is
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable
 from typing import Protocol
 
@@ -25,12 +26,12 @@ class Encode(Protocol):
 
     def __call__(
         self, text: str | GuardedText, *, add_special_tokens: bool
-    ) -> Awaitable[list[int]]: ...
+    ) -> Awaitable[array[int]]: ...
 
 
 async def fit_text(
     prompts: Prompts, text: str, model: TextModel, encode: Encode, *, chat: bool
-) -> tuple[str, list[int]]:
+) -> tuple[str, array[int]]:
     """The text to send for a prompt, and the token ids that the model makes of it.
 
     Raises Overloaded when too much text waits to be tokenized.
@@ -48,7 +49,7 @@ async def fit_text(
 
 
 async def text_of_ids(
-    prompts: Prompts, ids: list[int], model: TextModel, encode: Encode, *, tenant: str
+    prompts: Prompts, ids: array[int], model: TextModel, encode: Encode, *, tenant: str
 ) -> str | None:
     """The text of which the model makes these token ids, None where no text is known for them.
 
@@ -65,7 +66,7 @@ async def text_of_ids(
 async def text_prompt(
     prompts: Prompts,
     text: str,
-    prompt_ids: list[int],
+    prompt_ids: array[int],
     model: TextModel,
     options: Options,
     *,

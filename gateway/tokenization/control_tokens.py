@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -148,16 +149,17 @@ class ControlTokens:
         """Of a text that was rendered with hidden values."""
         return GuardedText(self.shown(rendered), self.shown(self._aliases(rendered)), self)
 
-    def encode(self, guarded: GuardedText) -> list[int]:
+    def encode(self, guarded: GuardedText) -> array[int]:
         """Token ids. Raises InvalidRequest where the tokenizer's model itself, and not its search
         for added tokens, makes a control token of text."""
         [encoding] = self._tokenizer.encode_batch_fast([guarded.aliased], add_special_tokens=False)
-        if not self._ids.isdisjoint(set(encoding.ids) - self._real.keys()):
+        ids = encoding.ids
+        if not self._ids.isdisjoint(set(ids) - self._real.keys()):
             raise InvalidRequest(
                 "messages: hold a control token, which this model's tokenizer cannot take as text.",
                 param="messages",
             )
-        return [self._real.get(token_id, token_id) for token_id in encoding.ids]
+        return array("i", [self._real.get(token_id, token_id) for token_id in ids])
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -40,7 +40,7 @@ _SHORT = 4096
 _KEPT_FORMATS = 256
 
 Turn = tuple[str, "array[int]"]
-"""Part of a chat up to a token that ends a turn, and its token ids (uint32)."""
+"""Part of a chat up to a token that ends a turn, and its token ids (int32)."""
 
 
 class Prompts:
@@ -180,17 +180,17 @@ class Prompts:
 
     async def encode(
         self, text: str | GuardedText, *, add_special_tokens: bool, tenant: str = ""
-    ) -> list[int]:
-        """Token ids of `text`; longer text waits for its tenant's turn, off the event loop.
+    ) -> array[int]:
+        """Token ids of `text`, int32; longer text waits for its tenant's turn, off the event loop.
 
         Raises Overloaded when too much text waits already.
         """
         if isinstance(text, GuardedText):
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
             work = partial(text.control.encode, text)
-            return [*opening, *await self.turns.run(tenant, len(text.text), work)]
+            return array("i", opening) + await self.turns.run(tenant, len(text.text), work)
 
-        async def encode(texts: list[str]) -> list[list[int]]:
+        async def encode(texts: list[str]) -> list[array[int]]:
             work = partial(self._encode, texts, add_special_tokens=add_special_tokens)
             return await self.turns.run(tenant, sum(map(len, texts)), work)
 
@@ -225,7 +225,7 @@ class Prompts:
         """
         self._turn_cache.learn(turns)
 
-    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, add_special_tokens: bool) -> list[array[int]]:
         # `encode_batch_fast` takes two thirds of the time of `encode` (no offsets) and releases the
         # GIL. One by one: of several, each would go to a thread of the tokenizer's own.
         found = []
@@ -234,12 +234,12 @@ class Prompts:
             if words is not None:
                 ids = words.encode(text, add_special_tokens=add_special_tokens)
                 if ids is not None:
-                    found.append(ids)
+                    found.append(array("i", ids))
                     continue
             [encoding] = self.tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens
             )
-            found.append(encoding.ids)
+            found.append(array("i", encoding.ids))
         return found
 
     def exceeds(self, text: str, tokens: int) -> bool:
@@ -289,13 +289,13 @@ class Prompts:
         encoded = [self.tokenizer.encode(word, add_special_tokens=False).ids for word in words]
         return tuple(tuple(ids) for ids in encoded if ids)
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of a prompt, special tokens included."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     async def decode_in_turn(
-        self, ids: list[int], *, skip_special_tokens: bool = False, tenant: str = ""
+        self, ids: Sequence[int], *, skip_special_tokens: bool = False, tenant: str = ""
     ) -> str:
         """As `decode`; many ids wait for their tenant's turn, off the event loop.
 

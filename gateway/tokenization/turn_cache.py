@@ -23,7 +23,7 @@ _EACH = 256
 # of end tokens alone would hold up every other request.
 _MOST = 1024
 
-Encode = Callable[[list[str]], Awaitable[list[list[int]]]]
+Encode = Callable[[list[str]], Awaitable[list["array[int]"]]]
 """Token ids of texts, without adding special tokens."""
 
 
@@ -38,7 +38,7 @@ class TurnCache:
         self._kept: OrderedDict[str, array[int]] = OrderedDict()
         self._keeping = threading.Lock()
 
-    async def encode(self, text: str, encode: Encode) -> list[int]:
+    async def encode(self, text: str, encode: Encode) -> array[int]:
         """As `encode` does, which is asked for the turns that are not kept."""
         turns = self.turns(text)
         if not turns:
@@ -47,14 +47,13 @@ class TurnCache:
         found = {turn: self._kept.get(turn) for turn in turns}
         new = [turn for turn, ids in found.items() if ids is None]
         ids_of = {turn: ids for turn, ids in found.items() if ids is not None}
-        for turn, ids in zip(new, await encode(new), strict=True):
-            ids_of[turn] = array("I", ids)
+        ids_of |= zip(new, await encode(new), strict=True)
         if any(ids_of[turn][-1] not in self._ends.values() for turn in turns[:-1]):
             # Another added token overlaps with what seemed to end the turn.
             [whole] = await encode([text])
             return whole
         first, *others = turns
-        joined = ids_of[first].tolist()
+        joined = ids_of[first][:]  # that one stays as it is
         for turn in others:
             joined += ids_of[turn][1:]
         with self._keeping:

@@ -1,6 +1,6 @@
 """Token ids of a chat's turns as bytes, so that they can be kept with a conversation.
 
-Of each turn: a keyed BLAKE2b of its text (16 bytes), how many ids (uint32), the ids (uint32 each),
+Of each turn: a keyed BLAKE2b of its text (16 bytes), how many ids (uint32), the ids (int32 each),
 all little-endian. The key is the tokenizer's: what another one has made is found by no text.
 """
 
@@ -50,7 +50,7 @@ def ids_of(text: str, fingerprint: bytes, known: Known) -> array[int] | None:
     kept = known.get(_digest(text, fingerprint))
     if kept is None:
         return None
-    ids = array("I")
+    ids = array("i")
     ids.frombytes(kept)
     return _swapped(ids)
 
@@ -63,6 +63,6 @@ def _digest(text: str, fingerprint: bytes) -> bytes:
 def _swapped(ids: array[int]) -> array[int]:
     if sys.byteorder == "little":
         return ids
-    swapped = array("I", ids)
+    swapped = array("i", ids)
     swapped.byteswap()
     return swapped

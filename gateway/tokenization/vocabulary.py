@@ -80,7 +80,7 @@ class Vocabulary:
         return token.replace("\u2581", " ").encode()
 
     def decoder(
-        self, prompt_ids: list[int], visible: Iterable[str] = (), *, skip_special: bool = True
+        self, prompt_ids: Sequence[int], visible: Iterable[str] = (), *, skip_special: bool = True
     ) -> Decoder:
         """For text that follows `prompt_ids`; of special tokens only `visible` ones are shown."""
         if not self._byte_level:
@@ -92,7 +92,7 @@ class Vocabulary:
             table.update({i: text for i, text in ids.items() if i is not None})
         return ByteDecoder(table)
 
-    def offsets(self, ids: list[int]) -> list[int]:
+    def offsets(self, ids: Iterable[int]) -> list[int]:
         """Where each token's text begins, in characters; those of a split character share one."""
         decoder = self.decoder([], skip_special=False)
         offsets, length = [], 0
@@ -165,7 +165,7 @@ class StreamDecoder:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         visible: Iterable[str] = (),
         *,
         skip_special: bool = True,
@@ -175,7 +175,7 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         ids = {tokenizer.token_to_id(token): token for token in visible}
         self._visible = {i: token for i, token in ids.items() if i is not None}
-        context = prompt_ids[-_PRIME_IDS:]
+        context = list(prompt_ids[-_PRIME_IDS:])
         # A stream primed with half a character would repeat the prompt's end in its first text.
         if tokenizer.decode(context).endswith(_REPLACEMENT):
             context = []

@@ -138,6 +138,8 @@ class EngineCall:
                     response = await self._begin_with_lora(self._lora)
                 else:
                     response = await self._begin()
+            # It is sent no more, and may be long.
+            self._request = self._request._replace(pieces=())
         return self._checked(response)
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:

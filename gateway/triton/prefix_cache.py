@@ -67,7 +67,7 @@ class Prefixes:
 def prefixes_of(generation: Generation, tenant: str = "") -> Prefixes:
     """Of its ids, or of its text where only text is sent. Keys and values are an adapter's own."""
     text = None if None in generation.forms.values() else generation.text
-    data = generation.packed_ids if text is None else text.text.encode()
+    data = generation.prompt_ids.tobytes() if text is None else text.text.encode()
     tokens = len(generation.prompt_ids)
     lora = generation.params.lora
     found = 0 if lora is None else lora.task_id

@@ -104,7 +104,7 @@ class LogitsCutter:
         entries = [TokenLogprob(self._ids[0], None)]
         while self._taken < end:
             raw = await self._take(min(rows * row, end - self._taken))
-            ids = self._ids[len(entries) : len(entries) + len(raw) // row]
+            ids = self._ids[len(entries) : len(entries) + len(raw) // row].tolist()
             work = partial(_logprobs, raw, tensor.datatype, vocabulary, ids, self._count)
             entries += await self._aside(work)
         self.entries = entries

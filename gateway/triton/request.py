@@ -8,6 +8,7 @@ request where building the protobuf object and serializing it takes 22 (python -
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,22 +31,20 @@ _ONE = {
     "UINT64": struct.Struct("<Q"),
     "FP32": struct.Struct("<f"),
 }
+# A frame's worth: what is shorter is copied into the frame in any case.
+_LONG_BYTES = 2**14
 _UNSIGNED = {"UINT32": 2**32 - 1, "UINT64": 2**64 - 1}
 
 
 class Request(NamedTuple):
-    """A serialized ModelInferRequest and the id in it.
-
-    `shared` is what `data` goes on with: contents that requests of one client have in common.
-    """
+    """A serialized ModelInferRequest, in the pieces that it is sent in, and the id in it."""
 
     id: str
-    data: bytes
-    shared: bytes = b""
+    pieces: Message
 
     @property
-    def pieces(self) -> Message:
-        return [self.data, self.shared] if self.shared else [self.data]
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
 
 
 class RequestBuilder:
@@ -73,15 +72,15 @@ class RequestBuilder:
         self._lead = (1,) if batched else ()
         self._id = request_id
         self._tensors: list[bytes] = []
-        self._contents: list[bytes] = []
-        self._shared = b""
+        self._contents: list[bytes | memoryview] = []
+        self._long = False
 
     @property
     def request(self) -> Request:
         """What has been put together so far."""
         name = self._id.encode()
-        head = [_head(self._model), _ID, varint(len(name)), name]
-        return Request(self._id, b"".join(head + self._tensors + self._contents), self._shared)
+        parts = [_head(self._model), _ID, varint(len(name)), name, *self._tensors, *self._contents]
+        return Request(self._id, _joined(parts) if self._long else [b"".join(parts)])
 
     def has(self, logical: LogicalInput) -> bool:
         return logical in self._inputs
@@ -106,32 +105,28 @@ class RequestBuilder:
         code = _ONE[datatype].format[1:]
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
-    def int32s(self, logical: LogicalInput, packed: bytes) -> None:
-        """[1, n] of int32 that are packed already, in whatever type is declared."""
+    def int32s(self, logical: LogicalInput, values: array[int]) -> None:
+        """[1, n] of an array of int32, in whatever type is declared. Long ones are not copied."""
         _, datatype = self._declared(logical)
-        if datatype == "INT32":
-            self.raw(logical, packed, len(packed) // 4)
-        else:
-            values = struct.unpack(f"<{len(packed) // 4}i", packed)
+        if datatype != "INT32":
             self.numbers(logical, values, len(values))
+        elif 4 * len(values) < _LONG_BYTES:
+            self.raw(logical, values.tobytes(), len(values))
+        else:
+            self.raw(logical, memoryview(values).cast("B"), len(values))
 
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
         """[1, n] of texts."""
         self.raw(logical, bytes_tensor.pack(values), len(values))
 
-    def raw(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
-        """[1, *dims] of what is packed already, in the declared type."""
+    def raw(self, logical: LogicalInput, raw: bytes | memoryview, *dims: int) -> None:
+        """[1, *dims] of what is packed already, in the declared type: bytes, or a view of them.
+
+        Of what is long the request has no copy.
+        """
         self._tensors.append(_input(*self._declared(logical), (*self._lead, *dims)))
         self._contents += (_CONTENTS, varint(len(raw)), raw)
-
-    def shared(self, logical: LogicalInput, raw: bytes, *dims: int) -> None:
-        """As `raw`, of what is long and the same for several requests, so none has a copy of it.
-
-        It must be the last input.
-        """
-        self.raw(logical, b"", *dims)
-        self._contents[-2:] = [varint(len(raw))]
-        self._shared = raw
+        self._long = self._long or len(raw) >= _LONG_BYTES
 
     def output(self, name: str) -> None:
         """An output that is wanted."""
@@ -144,6 +139,19 @@ class RequestBuilder:
         if declared is None:
             raise EngineError(f"{self._model} has no input for {logical}.")
         return declared.name, declared.datatype
+
+
+def _joined(parts: Sequence[bytes | memoryview]) -> Message:
+    """The parts, those that are short joined."""
+    pieces: list[bytes | memoryview] = []
+    short: list[bytes | memoryview] = []
+    for part in parts:
+        if len(part) < _LONG_BYTES:
+            short.append(part)
+        else:
+            pieces += (b"".join(short), part)
+            short = []
+    return [*pieces, b"".join(short)] if short else pieces
 
 
 def varint(value: int) -> bytes:

@@ -61,7 +61,7 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
             build.output("generation_logits")
     if params.sampling.logit_bias:
         vocab_size = capabilities.vocab_size
-        build.shared("bias", _bias(params.sampling.logit_bias, vocab_size), vocab_size)
+        build.raw("bias", _bias(params.sampling.logit_bias, vocab_size), vocab_size)
     return build.request
 
 
@@ -257,7 +257,7 @@ def _prompt_request(
         *(capabilities.model, capabilities.inputs, request_id),
         names_outputs=capabilities.names_outputs,
     )
-    build.int32s("prompt", generation.packed_ids)
+    build.int32s("prompt", generation.prompt_ids)
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)
     return build

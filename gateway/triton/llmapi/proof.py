@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from array import array
 from collections.abc import Callable
 
 from gateway.errors import EngineUnavailable, GatewayError, Overloaded
@@ -61,7 +62,7 @@ class Proof:
             return
         generation = Generation(
             request_id=secrets.token_hex(16),
-            prompt_ids=[],
+            prompt_ids=array("i"),
             max_tokens=1,
             seed=1,
             params=GenerationParams(sampling=Sampling(temperature=0), usage=False),

@@ -179,7 +179,7 @@ def test_what_is_left_of_a_generation() -> None:
         going.ids.extend(range(len(going.ids), count))
         rest = going.rest(failed=True)
         assert rest is not None
-        assert (rest.prompt_ids, rest.max_tokens) == ([1, 2, *range(count)], 5 - count)
+        assert (rest.prompt_ids.tolist(), rest.max_tokens) == ([1, 2, *range(count)], 5 - count)
         assert rest.params == replace(
             whole.params,
             sampling=replace(whole.params.sampling, min_tokens=min_tokens),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import socket
+from array import array
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,9 @@ async def _none() -> Any:
 
 def _batch(lora: Lora, came: float) -> Batch:
     params = GenerationParams(lora=lora)
-    one = Generation(request_id="one", prompt_ids=[1], max_tokens=8, seed=1, params=params)
+    one = Generation(
+        request_id="one", prompt_ids=array("i", [1]), max_tokens=8, seed=1, params=params
+    )
     return Batch(
         request_id="one",
         generations=[one],

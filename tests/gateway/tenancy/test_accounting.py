@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from gateway.catalog.router import Route
@@ -41,7 +43,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def _beam_search() -> Batch:
     generation = Generation(
-        request_id="r", prompt_ids=[1] * 100, max_tokens=(WANTED - 100) // 4, seed=0, beams=4
+        request_id="r",
+        prompt_ids=array("i", [1] * 100),
+        max_tokens=(WANTED - 100) // 4,
+        seed=0,
+        beams=4,
     )
     return Batch(
         request_id="r",

@@ -96,7 +96,7 @@ def _expected(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> list[int]
 
 def _ids(prompts: Prompts, messages: list[dict[str, Any]], **options: Any) -> list[int]:
     rendered = prompts.chat.render(messages, **options)
-    return asyncio.run(prompts.encode(rendered, add_special_tokens=False))
+    return asyncio.run(prompts.encode(rendered, add_special_tokens=False)).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
@@ -97,10 +98,10 @@ class Asked:
         self._tokenizer = tokenizer
         self.texts: list[str] = []
 
-    def whole(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+    def whole(self, text: str) -> array[int]:
+        return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    async def __call__(self, texts: list[str]) -> list[list[int]]:
+    async def __call__(self, texts: list[str]) -> list[array[int]]:
         self.texts += texts
         return [self.whole(text) for text in texts]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,7 +205,7 @@ def test_prompts_ask_the_library_for_new_words_alone() -> None:
     words._learned = lambda new: asked.append(new) or learned(new)  # type: ignore[method-assign]
     for _ in range(2):
         found = prompts._encode(["The capital of Zanzibarland"], add_special_tokens=False)
-        assert found == [prompts.tokenizer.encode("The capital of Zanzibarland").ids]
+        assert found == [array("i", prompts.tokenizer.encode("The capital of Zanzibarland").ids)]
     assert len(asked) == 1
 
 
@@ -214,6 +215,6 @@ def test_much_text_goes_to_the_library_however_many_pieces_it_comes_in() -> None
     before = dict(prompts._words._known) if prompts._words is not None else None
     turns = [f"Who was number{n}?" for n in range(300)]
     found = prompts._encode(turns, add_special_tokens=False)
-    assert found == [prompts.tokenizer.encode(turn).ids for turn in turns]
+    assert found == [array("i", prompts.tokenizer.encode(turn).ids) for turn in turns]
     assert prompts._words is not None
     assert prompts._words._known == before

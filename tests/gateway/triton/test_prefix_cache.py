@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ def _ids(length: int, seed: int = 0) -> list[int]:
 
 
 def _generation(ids: list[int]) -> Generation:
-    return Generation(request_id="r", prompt_ids=ids, max_tokens=1, seed=1)
+    return Generation(request_id="r", prompt_ids=array("i", ids), max_tokens=1, seed=1)
 
 
 def _prefixes(ids: list[int], tenant: str = "") -> Prefixes:

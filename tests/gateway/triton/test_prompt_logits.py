@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -47,7 +48,13 @@ async def _here(work: Callable[[], T]) -> T:
 
 
 def _cutter(pieces: Sequence[bytes], count: int = 2) -> LogitsCutter:
-    asked = Generation(request_id="1", prompt_ids=IDS, max_tokens=1, seed=0, prompt_logprobs=count)
+    asked = Generation(
+        request_id="1",
+        prompt_ids=array("i", IDS),
+        max_tokens=1,
+        seed=0,
+        prompt_logprobs=count,
+    )
     return LogitsCutter(Pieces(pieces), asked, _here)
 
 

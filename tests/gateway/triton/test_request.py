@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.errors import EngineError
 from gateway.generation import Sampling
 from gateway.triton.model_capabilities import read_capabilities
-from gateway.triton.names import CORE, read_inputs
+from gateway.triton.names import CORE, Input, read_inputs
 from gateway.triton.request import RequestBuilder, varint
 from gateway.triton.tensors import generation_request
 from tests.support.generations import generation
@@ -75,21 +77,47 @@ def test_what_the_model_has_no_input_for_is_an_error() -> None:
         RequestBuilder("tensorrt_llm", {}, "x").texts("guide", ["{}"])
 
 
-def test_what_requests_share_is_the_last_input_and_nobodys_copy() -> None:
-    shared = bytes(400)
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 128_000])
+def test_a_long_prompt_is_sent_from_where_it_is(length: int) -> None:
+    ids = array("i", range(length))
     build = RequestBuilder("tensorrt_llm", INPUTS, "x")
     build.scalar("max_tokens", 7)
-    build.shared("prompt", shared, 100)
+    build.int32s("prompt", ids)
+    build.scalar("seed", 1)
     build.output("output_ids")
-    *_, last = build.request.pieces
-    assert last is shared
-    request = pb.ModelInferRequest.FromString(b"".join(build.request.pieces))
+    request = _parsed(build)
     assert [(i.name, list(i.shape)) for i in request.inputs] == [
         ("request_output_len", [1, 1]),
-        ("input_ids", [1, 100]),
+        ("input_ids", [1, length]),
+        ("random_seed", [1, 1]),
     ]
-    assert request.raw_input_contents[1] == shared
-    assert [output.name for output in request.outputs] == ["output_ids"]
+    limit, prompt, _ = request.raw_input_contents
+    assert (limit, prompt) == (struct.pack("<i", 7), struct.pack(f"<{length}i", *ids))
+    views = [piece for piece in build.request.pieces if isinstance(piece, memoryview)]
+    assert [view.obj is ids for view in views] == [True] * (4 * length >= 2**14)
+
+
+def test_a_request_takes_no_memory_for_its_prompt() -> None:
+    config = model_config_pb2.ModelConfig()
+    for datatype, names in NEEDED.items():
+        for name in names:
+            config.input.add(name=name, data_type=f"TYPE_{datatype}")
+    capabilities = read_capabilities("m", config, max_seq_len=200_000, vocab_size=1000)
+    asked = generation(prompt_ids=array("i", range(128_000)))
+    generation_request(capabilities, asked)  # what is made once for each model
+    tracemalloc.start()
+    request = generation_request(capabilities, asked)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**14
+    assert len(request.data) > 4 * 128_000
+
+
+def test_ids_for_a_model_that_declares_another_type() -> None:
+    inputs = {"prompt": Input("input_ids", "INT64")}
+    build = RequestBuilder("tensorrt_llm", inputs, "x")
+    build.int32s("prompt", array("i", [5, 2**31 - 1]))
+    assert _parsed(build).raw_input_contents[0] == struct.pack("<2q", 5, 2**31 - 1)
 
 
 def test_the_choices_of_one_request_share_its_bias() -> None:
@@ -97,18 +125,19 @@ def test_the_choices_of_one_request_share_its_bias() -> None:
     for datatype, names in NEEDED.items():
         for name in names:
             config.input.add(name=name, data_type=f"TYPE_{datatype}")
-    capabilities = read_capabilities("m", config, max_seq_len=64, vocab_size=1000)
+    size = 5000
+    capabilities = read_capabilities("m", config, max_seq_len=64, vocab_size=size)
     biased = generation(sampling=Sampling(logit_bias=((7, 1.5), (999, -2.0))))
     one, other = (
         generation_request(capabilities, replace(biased, request_id=name)) for name in "ab"
     )
-    assert one.shared is other.shared
+    assert one.pieces[1] is other.pieces[1]
     request = pb.ModelInferRequest.FromString(b"".join(one.pieces))
     assert (request.inputs[-1].name, list(request.inputs[-1].shape)) == (
         "embedding_bias",
-        [1, 1000],
+        [1, size],
     )
-    bias = struct.unpack("<1000f", request.raw_input_contents[-1])
+    bias = struct.unpack(f"<{size}f", request.raw_input_contents[-1])
     assert {token_id: value for token_id, value in enumerate(bias) if value} == {7: 1.5, 999: -2.0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.support.fake_llmapi import FakeLlmapi
 
 PLAIN = Generation(
     request_id="a",
-    prompt_ids=[1],
+    prompt_ids=array("i", [1]),
     max_tokens=1,
     seed=1,
     params=GenerationParams(sampling=Sampling()),
