@@ -19,6 +19,7 @@ from bench.cancel import cancel
 from bench.instructions import instructions
 from bench.llmapi import llmapi
 from bench.load import NUMBER, Clients, Load, total
+from bench.long_prompts import long_prompts
 from bench.machine import cores_for
 from bench.measure import Window, chat, encode, percentile, prompt, receive, window
 from bench.pace import BURST
@@ -277,6 +278,7 @@ PARTS: dict[str, Part] = {
     "many": many,
     "memory": memory,
     "stall": stall,
+    "long": long_prompts,
     "cancel": cancel,
     "workers": workers,
     "lora": lora.lora,

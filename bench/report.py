@@ -23,6 +23,7 @@ TITLES = {
     "many": "1,024 streams below saturation",
     "memory": "Memory",
     "stall": "Event-loop stall: how long /health/live waits",
+    "long": "Long prompts, one after the other, alone and beside 100 streams of 50 tokens/s",
     "cancel": "From the client's leaving to Triton, 100 other streams running",
     "workers": "Workers on one port",
     "lora": "Adapters",

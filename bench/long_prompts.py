@@ -1,0 +1,130 @@
+"""Prompts of 8,000 to 128,000 tokens: what each takes, and what others' streams feel of it.
+
+One after the other, each for one token, alone; then beside 100 streams of a token every 20 ms; then
+some that stay open behind their first token, for what is kept of a prompt while it is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.load import LETTER, NUMBER, Load, Seen, request, total
+from bench.measure import Window, chat, percentile, window
+from bench.pace import BURST, IDLE
+from bench.servers import Bench, Server, Unmeasured
+from ops.local_stack.ports import LOCALHOST
+
+SIZES = (8_000, 32_000, 128_000)
+_STREAMS, _BEAT_MS = 100, 20
+_OPEN, _QUICK_OPEN = 16, 8
+# Long enough for several of them, on a busy machine too.
+_PER_SECOND = 16_000
+_BEGUN_WITHIN_S = 60.0
+_PEAK = "VmHWM"
+
+
+def long_prompts(bench: Bench) -> list[dict[str, Any]]:
+    """A row for each size. Memory is that of the gateway's process, from the operating system."""
+    rows = []
+    with bench.upstream() as triton:
+        for size in SIZES:
+            # Each its own: what a longer one leaves free in memory, a shorter one would go to.
+            with bench.gateway(triton) as server:
+                rows.append(_row(bench, server, size))
+    return rows
+
+
+def _row(bench: Bench, server: Server, size: int) -> dict[str, Any]:
+    bench = replace(bench, seconds=max(bench.seconds, size / _PER_SECOND))
+    body = chat(seed=BURST, tokens=1, prompt_tokens=size)
+    window(bench, server, body, 1, seconds=1.0)  # a first one loads what others find loaded
+    before = server.rss()
+    _forget_peak(server)
+    alone = window(bench, server, body, 1)
+    peak = _peak(server) - before
+    if not alone.seen.finished:
+        raise Unmeasured(f"no answer to a prompt of {size} tokens within a window")
+    calm, disturbed, prompts = _beside(bench, server, body)
+    gaps = [1e3 * percentile(each.seen.gaps, 99) for each in (calm, disturbed)]
+    return {
+        "prompt tokens": size,
+        "first token p50 ms": 1e3 * percentile(alone.seen.first, 50),
+        "CPU ms/request": alone.us_per_request / 1e3,
+        "peak MiB more": peak / 2**20,
+        "KiB kept while answered": _kept(bench, server, size) / 1024,
+        "others' gap p99 ms": gaps[1],
+        "without": gaps[0],
+        "added": gaps[1] - gaps[0],
+        "longest stall ms": disturbed.stall_ms,
+        "prompts meanwhile": prompts,
+    }
+
+
+def _beside(bench: Bench, server: Server, body: bytes) -> tuple[Window, Window, int]:
+    """Streams alone, the same streams while such prompts come, and how many came."""
+    trickle = chat(seed=_BEAT_MS)
+    calm = window(bench, server, trickle, _STREAMS, watched=True)
+    with _asking(bench, server, body, 1, 2 * bench.seconds + 2.0) as shares:
+        disturbed = window(bench, server, trickle, _STREAMS, watched=True)
+    return calm, disturbed, total(shares).finished
+
+
+def _kept(bench: Bench, server: Server, size: int) -> float:
+    """Bytes for each stream that has its first token and goes on."""
+    streams = _QUICK_OPEN if bench.quick else _OPEN
+    body = server.body(chat(seed=IDLE, prompt_tokens=size))
+    with contextlib.ExitStack() as lines:
+        # What the first takes while it is read, and gives back, is not what is kept of it.
+        lines.enter_context(_begun(server, body, 0))
+        before = server.rss()
+        for number in range(1, streams + 1):
+            lines.enter_context(_begun(server, body, number))
+        return (server.rss() - before) / streams
+
+
+def _begun(server: Server, body: bytes, number: int) -> socket.socket:
+    """A stream with its first token."""
+    line = socket.create_connection((LOCALHOST, server.port), timeout=_BEGUN_WITHIN_S)
+    line.sendall(request(server.port, server.path, body.replace(NUMBER, b"%08d" % number)))
+    while LETTER not in (data := line.recv(2**16)):
+        if not data:
+            raise Unmeasured("a long prompt was not answered")
+    return line
+
+
+@contextlib.contextmanager
+def _asking(
+    bench: Bench, server: Server, body: bytes, streams: int, seconds: float
+) -> Iterator[list[Future[Seen]]]:
+    """Another load beside what is measured inside, from now on."""
+    now = time.monotonic()
+    load = Load(
+        port=server.port,
+        path=server.path,
+        body=server.body(body),
+        streams=streams,
+        ramp_s=0.0,
+        begin=now,
+        end=now + seconds,
+    )
+    yield bench.clients.start(load)
+
+
+def _peak(server: Server) -> int:
+    """The most that has been resident since `_forget_peak`, in bytes."""
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith(_PEAK):
+            return 1024 * int(line.split()[1])
+    raise Unmeasured(f"this kernel tells no {_PEAK}")
+
+
+def _forget_peak(server: Server) -> None:
+    # proc(5): 5 sets the peak to what is resident now.
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")
