@@ -139,7 +139,7 @@ class EngineCall:
                 else:
                     response = await self._begin()
             # It is sent no more, and may be long.
-            self._request = self._request._replace(pieces=())
+            self._request = Request(self._request.id, ())
         return self._checked(response)
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:

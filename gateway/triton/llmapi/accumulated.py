@@ -12,6 +12,7 @@ _SEAM_BYTES = 64
 # More than any character is shown as while it is not there yet. A model may write nothing else, and
 # to go back over all of it each time would cost others their turn.
 _HELD_BACK = 64
+_decoded = codecs.utf_8_decode
 
 
 class AccumulatedText:
@@ -38,13 +39,18 @@ class AccumulatedText:
         end = len(data) if end is None else end
         new = start + self._given
         seam = new - len(self._seam)
-        if data[seam : min(new, end)] != self._seam[: max(0, end - seam)]:
+        # Only of a text that was cut short is there less of it than the seam.
+        if not data.startswith(self._seam, seam, end) and (
+            end >= new or data[seam:end] != self._seam[: max(0, end - seam)]
+        ):
             raise EngineError("The engine changed a text that it had given already.")
-        least = max(new, end - _HELD_BACK * len(_REPLACEMENT))
-        while end > least and data.endswith(_REPLACEMENT, least, end):
-            end -= len(_REPLACEMENT)
-        added, used = codecs.utf_8_decode(data[new:end], "replace", False)
+        if data.endswith(_REPLACEMENT, new, end):
+            least = max(new, end - _HELD_BACK * len(_REPLACEMENT))
+            while end > least and data.endswith(_REPLACEMENT, least, end):
+                end -= len(_REPLACEMENT)
+        added, used = _decoded(data[new:end], "replace", False)
         if used:
+            new += used
             self._given += used
-            self._seam = data[max(start, new + used - _SEAM_BYTES) : new + used]
+            self._seam = data[new - _SEAM_BYTES if new > start + _SEAM_BYTES else start : new]
         return added

@@ -44,6 +44,17 @@ def test_a_text_of_any_length_is_found(first: int, other: int, order: list[str])
     assert data[slice(*place)] == b"b" * other
 
 
+@pytest.mark.parametrize("near", [0, 2**7, 2**14, 2**21])
+def test_a_text_is_found_where_lengths_take_a_byte_more(near: int) -> None:
+    """Of the text, of the tensor around it and of the response."""
+    found = template(FIRST)
+    for size in range(max(near - 200, 0), near + 8):
+        data = response(FIRST | {"text_output": "b" * size})
+        place = found.text(data)
+        assert place is not None
+        assert (place[1] - place[0], data[place[0] : place[1]].count(b"b")) == (size, size)
+
+
 @pytest.mark.parametrize(
     "data",
     [
