@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from gateway.triton.names import (
     read_inputs,
 )
 from gateway.triton.protobuf import model_config_pb2
+from gateway.triton.request import Part
 from guides.kinds import Backend
 
 log = logging.getLogger(__name__)
@@ -135,6 +137,8 @@ class ModelCapabilities:
     fingerprint: str
     vocab_size: int
     llmapi: LlmapiModel | None = None
+    parts: dict[Hashable, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of requests to it, serialized: kept by `tensors`, which says what a key is."""
 
     @property
     def mode(self) -> Mode:

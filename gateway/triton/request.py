@@ -47,6 +47,21 @@ class Request(NamedTuple):
         return b"".join(self.pieces)
 
 
+class Part(NamedTuple):
+    """Inputs and outputs of a request, serialized, for any request to the same model.
+
+    What is `long` of the contents is a piece of its own, of which no request has a copy.
+    """
+
+    tensors: bytes
+    contents: Message
+    long: bool
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.tensors) + sum([len(piece) for piece in self.contents])
+
+
 class RequestBuilder:
     """Each input has a leading batch dimension of 1, unless the model is not `batched`.
 
@@ -82,6 +97,17 @@ class RequestBuilder:
         parts = [_head(self._model), _ID, varint(len(name)), name, *self._tensors, *self._contents]
         return Request(self._id, _joined(parts) if self._long else [b"".join(parts)])
 
+    @property
+    def part(self) -> Part:
+        """What has been put together so far, for `add`."""
+        contents = _joined(self._contents) if self._long else [b"".join(self._contents)]
+        return Part(b"".join(self._tensors), contents, self._long)
+
+    def add(self, part: Part) -> None:
+        self._tensors.append(part.tensors)
+        self._contents += part.contents
+        self._long = self._long or part.long
+
     def has(self, logical: LogicalInput) -> bool:
         return logical in self._inputs
 
@@ -92,10 +118,8 @@ class RequestBuilder:
     def scalar(self, logical: LogicalInput, value: float) -> None:
         """One number or truth value, [1, 1]."""
         tensor, contents, pack, limit = _scalar(*self._declared(logical), (*self._lead, 1))
-        if limit:
-            value = int(value) & limit
         self._tensors.append(tensor)
-        self._contents += (contents, pack(value))
+        self._contents += (contents, pack(int(value) & limit if limit else value))
 
     def numbers(self, logical: LogicalInput, values: Sequence[float], *dims: int) -> None:
         """[1, *dims] of numbers, row-major; negative ones wrap in an unsigned type."""

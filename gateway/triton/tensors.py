@@ -15,10 +15,11 @@ from gateway.generation import Generation
 from gateway.triton.model_capabilities import ModelCapabilities, StopModel
 from gateway.triton.names import LORA_DATATYPES, LogicalInput
 from gateway.triton.protobuf import pb
-from gateway.triton.request import Request, RequestBuilder, varint
+from gateway.triton.request import Part, Request, RequestBuilder, varint
 from gateway.triton.transport import Message
 
 _TINY = 1e-6
+_MOST_PARTS, _LONGEST_PART = 64, 2048
 _NEVER = -1
 _FINAL = "triton_final_response"
 # Goes into `EngineStats`: one INT32, in blocks.
@@ -31,8 +32,46 @@ _RAW_INPUT_CONTENTS = bytes([7 << 3 | 2])
 
 def generation_request(capabilities: ModelCapabilities, generation: Generation) -> Request:
     """The request for one generation, streaming where it can."""
-    params = generation.params
     build = _prompt_request(capabilities, generation, generation.request_id, generation.max_tokens)
+    build.scalar("seed", generation.seed)
+    build.add(_how(capabilities, generation))
+    return build.request
+
+
+def _how(capabilities: ModelCapabilities, generation: Generation) -> Part:
+    """How to generate: all but the prompt, the length and the seed.
+
+    Most requests ask for the same, so what was made for one is kept for the next.
+    """
+    params, sampling = generation.params, generation.params.sampling
+    if params.guide is not None or sampling.logit_bias:
+        return _how_anew(capabilities, generation)
+    key = (
+        *(generation.end_id, generation.stop_ids, generation.bad_ids, generation.beams),
+        *(
+            params.logprobs,
+            params.length_penalty,
+            params.usage,
+            params.lora and params.lora.task_id,
+        ),
+        *(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_tokens),
+        sampling.plain,
+    )
+    known = capabilities.parts
+    part = known.get(key)
+    if part is None:
+        part = _how_anew(capabilities, generation)
+        # Clients choose what they ask for: neither many nor long ones are kept.
+        if part.nbytes <= _LONGEST_PART:
+            if len(known) >= _MOST_PARTS:
+                known.clear()
+            known[key] = part
+    return part
+
+
+def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
+    params = generation.params
+    build = _builder(capabilities, "")
     end_id = generation.end_id
     if end_id is None and build.needs("end_id"):
         end_id = _NEVER
@@ -62,7 +101,7 @@ def generation_request(capabilities: ModelCapabilities, generation: Generation) 
     if params.sampling.logit_bias:
         vocab_size = capabilities.vocab_size
         build.raw("bias", _bias(params.sampling.logit_bias, vocab_size), vocab_size)
-    return build.request
+    return build.part
 
 
 # Half a megabyte for a usual vocabulary, and a request may have 128 choices.
@@ -148,7 +187,6 @@ def add_sampling(build: RequestBuilder, generation: Generation, *, logprobs: boo
     (so 0 for every greedy token) but not within top p: greedy is then a top p of almost nothing.
     """
     sampling = generation.params.sampling
-    build.scalar("seed", generation.seed)
     if sampling.greedy and logprobs:
         build.scalar("top_k", 0)
         build.scalar("top_p", _TINY)
@@ -250,13 +288,17 @@ def token_delta(
     return TokenDelta(ids, final, stats, entries)
 
 
-def _prompt_request(
-    capabilities: ModelCapabilities, generation: Generation, request_id: str, max_tokens: int
-) -> RequestBuilder:
-    build = RequestBuilder(
+def _builder(capabilities: ModelCapabilities, request_id: str) -> RequestBuilder:
+    return RequestBuilder(
         *(capabilities.model, capabilities.inputs, request_id),
         names_outputs=capabilities.names_outputs,
     )
+
+
+def _prompt_request(
+    capabilities: ModelCapabilities, generation: Generation, request_id: str, max_tokens: int
+) -> RequestBuilder:
+    build = _builder(capabilities, request_id)
     build.int32s("prompt", generation.prompt_ids)
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)

@@ -42,6 +42,7 @@ def text_request(
     if text.bias:
         build.texts("bias", [word for word, _ in text.bias])
         build.numbers("bias_weights", [weight for _, weight in text.bias], len(text.bias))
+    build.scalar("seed", generation.seed)
     add_sampling(build, generation)
     add_common(build, capabilities, generation)
     build.output("text_output")

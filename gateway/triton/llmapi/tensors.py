@@ -45,6 +45,7 @@ def generation_request(
         build.scalar("lora_id", generation.params.lora.task_id)
         build.texts("lora_name", [generation.params.lora.name])
         build.texts("lora_path", [adapter])
+    build.scalar("seed", generation.seed)
     add_sampling(build, generation)
     for told in ("finish_reason", "stop_reason"):
         if build.has(told):

@@ -6,6 +6,7 @@ import struct
 import tracemalloc
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from adapters.adapter import Converted
 from gateway.errors import EngineError
-from gateway.generation import Sampling
-from gateway.triton.model_capabilities import read_capabilities
+from gateway.generation import Guide, Lora, Sampling
+from gateway.triton.model_capabilities import ModelCapabilities, read_capabilities
 from gateway.triton.names import CORE, Input, read_inputs
 from gateway.triton.request import RequestBuilder, varint
 from gateway.triton.tensors import generation_request
@@ -35,11 +37,36 @@ def _config() -> model_config_pb2.ModelConfig:
 
 INPUTS = read_inputs(_config(), CORE)
 NEEDED = {
-    "INT32": ("input_ids", "input_lengths", "request_output_len", "runtime_top_k"),
-    "FP32": ("embedding_bias", "runtime_top_p", "temperature"),
-    "UINT64": ("random_seed",),
-    "BOOL": ("stop", "streaming"),
+    "INT32": (
+        *("input_ids", "input_lengths", "request_output_len", "runtime_top_k", "end_id", "pad_id"),
+        *("stop_words_list", "bad_words_list", "beam_width", "min_length"),
+    ),
+    "FP32": (
+        *("embedding_bias", "runtime_top_p", "temperature", "len_penalty", "presence_penalty"),
+    ),
+    "UINT64": ("random_seed", "lora_task_id"),
+    "BOOL": (
+        *("stop", "streaming", "return_log_probs", "return_generation_logits"),
+        "return_perf_metrics",
+    ),
+    "STRING": ("guided_decoding_guide", "guided_decoding_guide_type"),
 }
+
+
+def _capabilities(max_seq_len: int = 64, vocab_size: int = 1000) -> ModelCapabilities:
+    config = model_config_pb2.ModelConfig()
+    for datatype, names in NEEDED.items():
+        for name in names:
+            config.input.add(name=name, data_type=f"TYPE_{datatype}")
+    return read_capabilities("m", config, max_seq_len=max_seq_len, vocab_size=vocab_size)
+
+
+async def _no_weights() -> Converted:
+    raise NotImplementedError
+
+
+def _lora(task_id: int) -> Lora:
+    return Lora("sql", task_id, 0, _no_weights)
 
 
 def _parsed(build: RequestBuilder) -> pb.ModelInferRequest:
@@ -98,11 +125,7 @@ def test_a_long_prompt_is_sent_from_where_it_is(length: int) -> None:
 
 
 def test_a_request_takes_no_memory_for_its_prompt() -> None:
-    config = model_config_pb2.ModelConfig()
-    for datatype, names in NEEDED.items():
-        for name in names:
-            config.input.add(name=name, data_type=f"TYPE_{datatype}")
-    capabilities = read_capabilities("m", config, max_seq_len=200_000, vocab_size=1000)
+    capabilities = _capabilities(max_seq_len=200_000)
     asked = generation(prompt_ids=array("i", range(128_000)))
     generation_request(capabilities, asked)  # what is made once for each model
     tracemalloc.start()
@@ -121,12 +144,8 @@ def test_ids_for_a_model_that_declares_another_type() -> None:
 
 
 def test_the_choices_of_one_request_share_its_bias() -> None:
-    config = model_config_pb2.ModelConfig()
-    for datatype, names in NEEDED.items():
-        for name in names:
-            config.input.add(name=name, data_type=f"TYPE_{datatype}")
     size = 5000
-    capabilities = read_capabilities("m", config, max_seq_len=64, vocab_size=size)
+    capabilities = _capabilities(vocab_size=size)
     biased = generation(sampling=Sampling(logit_bias=((7, 1.5), (999, -2.0))))
     one, other = (
         generation_request(capabilities, replace(biased, request_id=name)) for name in "ab"
@@ -139,6 +158,48 @@ def test_the_choices_of_one_request_share_its_bias() -> None:
     )
     bias = struct.unpack(f"<{size}f", request.raw_input_contents[-1])
     assert {token_id: value for token_id, value in enumerate(bias) if value} == {7: 1.5, 999: -2.0}
+
+
+ASKED = st.fixed_dictionaries(
+    {
+        "end_id": st.sampled_from([None, 2, 3]),
+        "stop_ids": st.sampled_from([(), ((5,),), ((5, 6), (7,)), ((8,) * 600,)]),
+        "bad_ids": st.sampled_from([(), ((9,),)]),
+        "beams": st.sampled_from([0, 2, 3]),
+        "logprobs": st.sampled_from([None, 0, 2]),
+        "length_penalty": st.sampled_from([1.0, 0.5]),
+        "usage": st.booleans(),
+        "guide": st.sampled_from([None, Guide("json", "{}")]),
+        "lora": st.sampled_from([None, _lora(7), _lora(8)]),
+        "sampling": st.builds(
+            Sampling,
+            temperature=st.sampled_from([0.0, 0.5, 1.0]),
+            top_p=st.sampled_from([0.0, 0.9, 1.0]),
+            top_k=st.sampled_from([0, 1, 50]),
+            min_tokens=st.sampled_from([0, 3]),
+            plain=st.sampled_from([(), (("presence_penalty", 0.5),)]),
+            logit_bias=st.sampled_from([(), ((7, 1.5),)]),
+        ),
+    }
+)
+
+
+@given(st.lists(st.tuples(ASKED, st.integers(0, 2**63 - 1)), min_size=2, max_size=8))
+def test_a_request_is_the_same_whatever_was_asked_before(asked: list[tuple[Any, int]]) -> None:
+    known = _capabilities()
+    for wanted, number in asked:
+        wish = generation(**wanted, request_id=str(number), seed=number, prompt_ids=[1] * 3)
+        request = generation_request(known, wish)
+        assert request == generation_request(_capabilities(), wish)
+    assert all(len(part.contents) < 4096 for part in known.parts.values())
+
+
+def test_no_more_is_kept_of_requests_than_there_is_room_for() -> None:
+    known = _capabilities()
+    for number in range(1000):
+        wish = generation(sampling=Sampling(temperature=0.1 + number / 1000))
+        generation_request(known, wish)
+    assert 0 < len(known.parts) <= 64
 
 
 @given(st.integers(0, 2**35))
