@@ -16,6 +16,7 @@ from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import Stats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
+from gateway.tallies import Histograms, Level, Tallies, Tally, Times
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend, StopReason
@@ -28,19 +29,19 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 
 class ModelMetrics:
     """The metrics of one model name: finding a labelled child takes longer than counting on it."""
 
-    prompt_tokens: Counter
-    completion_tokens: Counter
-    time_to_first_token: Histogram
-    duration: Histogram
+    prompt_tokens: Tally
+    completion_tokens: Tally
+    time_to_first_token: Times
+    duration: Times
 
 
 @dataclass(frozen=True, slots=True)
 class MappedMetrics:
     """Those of one model that answers once."""
 
-    prompt_tokens: Counter
-    inputs: Counter
-    duration: Histogram
+    prompt_tokens: Tally
+    inputs: Tally
+    duration: Times
 
 
 class Metrics:
@@ -48,18 +49,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter(
+        self.requests = Tallies(
             "gateway_requests_total",
             "Requests that have ended, by path and the status of their end, which the headers of a "
             "stream do not tell (499: the client left, or its own deadline passed, which it is "
             "told as 504).",
             ["path", "status"],
-            registry=self.registry,
+            self.registry,
         )
-        self.in_flight = Gauge(
+        self.in_flight = Level(
             "gateway_generations_in_flight",
             "Generations between request and last token.",
-            registry=self.registry,
+            self.registry,
         )
         self.keeps_words = Gauge(
             "gateway_tokenizer_keeps_words",
@@ -67,41 +68,38 @@ class Metrics:
             "tokenizer is of another kind, or was found to differ.",
             registry=self.registry,
         )
-        self.prompt_tokens = Counter(
-            "gateway_prompt_tokens_total", "Prompt tokens.", ["model"], registry=self.registry
+        self.prompt_tokens = Tallies(
+            "gateway_prompt_tokens_total", "Prompt tokens.", ["model"], self.registry
         )
-        self.completion_tokens = Counter(
-            "gateway_completion_tokens_total",
-            "Generated tokens.",
-            ["model"],
-            registry=self.registry,
+        self.completion_tokens = Tallies(
+            "gateway_completion_tokens_total", "Generated tokens.", ["model"], self.registry
         )
-        self.time_to_first_token = Histogram(
+        self.time_to_first_token = Histograms(
             "gateway_time_to_first_token_seconds",
             "From the parsed request to the engine's first token.",
             ["model"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
+            self.registry,
         )
-        self.duration = Histogram(
+        self.duration = Histograms(
             "gateway_generation_seconds",
             "From the parsed request to its last token or its end.",
             ["model"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
+            self.registry,
         )
-        self.inputs = Counter(
+        self.inputs = Tallies(
             "gateway_inputs_total",
             "Texts that got an embedding and documents that got a score.",
             ["model"],
-            registry=self.registry,
+            self.registry,
         )
-        self.inference = Histogram(
+        self.inference = Histograms(
             "gateway_inference_seconds",
             "Of a request for embeddings or a ranking, from its tokens to the model's last answer.",
             ["model"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            _SECONDS,
+            self.registry,
         )
         self.stops = Counter(
             "gateway_stops_total",

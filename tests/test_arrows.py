@@ -57,8 +57,9 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
-    "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations gateway.config"
-    " gateway.scheduling gateway.triton",
+    "gateway.metrics": "gateway.tallies gateway.tenancy gateway.catalog gateway.conversations"
+    " gateway.config gateway.scheduling gateway.triton",
+    "gateway.tallies": "",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
@@ -122,7 +123,7 @@ LIBRARIES: dict[str, str] = {
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
     "peft": "demo",
-    "prometheus_client": "gateway.metrics gateway.api docs",
+    "prometheus_client": "gateway.metrics gateway.tallies gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config gateway.tenancy.keys ops.deployment"
     " bench.ordinary_gateway",

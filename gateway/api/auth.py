@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from gateway.api.request_log import context_of
+from gateway.api.request_log import context_of, header_of, service_of
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
@@ -15,21 +15,15 @@ from gateway.service import Service
 
 def tenant_of(request: Request) -> Tenant | None:
     """The tenant whose key was sent; None where no key is needed. Raises InvalidKey."""
-    service: Service = request.app.state.service
-    headers = request.headers
-    authorization = headers.get("authorization")
+    scope = request.scope
+    authorization = header_of(scope, b"authorization")
     # Anthropic's SDKs have a header of their own.
-    if authorization is None and (key := headers.get("x-api-key")) is not None:
+    if authorization is None and (key := header_of(scope, b"x-api-key")) is not None:
         authorization = f"Bearer {key}"
-    tenant = service.access.tenant(authorization)
+    tenant = service_of(scope).access.tenant(authorization)
     if tenant is not None:
-        context_of(request.scope).tenant = tenant.name
+        context_of(scope).tenant = tenant.name
     return tenant
-
-
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
 
 
 async def _tenant(request: Request) -> Tenant | None:
@@ -37,7 +31,7 @@ async def _tenant(request: Request) -> Tenant | None:
 
 
 async def _service(request: Request) -> Service:
-    return service_of(request)
+    return service_of(request.scope)
 
 
 async def _auditor(request: Request) -> Audit:
@@ -50,7 +44,7 @@ async def _auditor(request: Request) -> Audit:
 
 
 async def _admin(request: Request, _: Annotated[Audit, Depends(_auditor)]) -> Service:
-    return service_of(request)
+    return service_of(request.scope)
 
 
 def metrics_reader(request: Request) -> Service:
@@ -58,11 +52,10 @@ def metrics_reader(request: Request) -> Service:
 
     On a port of its own, and where no key is needed for anything, that is everybody.
     """
-    service: Service = request.app.state.service
     _check_port(request)
     if _metrics_need_a_key(request):
         _admin_key(request)
-    return service
+    return service_of(request.scope)
 
 
 def may_read_details(request: Request) -> bool:
@@ -74,7 +67,9 @@ def may_read_details(request: Request) -> bool:
     if not _is_on_port(request):
         return False
     authorization = request.headers.get("authorization")
-    return not _metrics_need_a_key(request) or service_of(request).access.is_admin(authorization)
+    return not _metrics_need_a_key(request) or service_of(request.scope).access.is_admin(
+        authorization
+    )
 
 
 Running = Annotated[Service, Depends(_service)]
@@ -93,11 +88,13 @@ Auditor = Annotated[Audit, Depends(_auditor)]
 def _admin_key(request: Request) -> str:
     client = request.client
     authorization = request.headers.get("authorization")
-    return service_of(request).access.admin(authorization, None if client is None else client.host)
+    return service_of(request.scope).access.admin(
+        authorization, None if client is None else client.host
+    )
 
 
 def _metrics_need_a_key(request: Request) -> bool:
-    return request.app.state.admin_port is None and not service_of(request).access.open
+    return request.app.state.admin_port is None and not service_of(request.scope).access.open
 
 
 def _is_on_port(request: Request) -> bool:

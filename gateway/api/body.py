@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from gateway.api.gzip import unpacked
+from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import location, words
 from gateway.errors import ClientDisconnected, InvalidRequest
@@ -49,9 +50,14 @@ async def read_body(
     packed = _is_packed(request)
     chunks: list[bytes] = []
     size = 0
-    said = int(request.headers.get("content-length", "0"))
+    said = int(header_of(request.scope, b"content-length") or "0")
     if said > limit:
         raise ContentTooLarge("request body", limit)
+    if not packed:
+        # Most are short and have come with their head.
+        whole = exchange_of(request.scope).whole_body(min(limit, LARGE_BODY))
+        if whole is not None:
+            return whole
     try:
         if large is not None and said > LARGE_BODY and not packed:
             await large(said)
@@ -78,7 +84,7 @@ def json_body(model: type[BaseModel], limit: int | None = None) -> Any:
     """
 
     async def read(request: Request) -> BaseModel:
-        most = request.app.state.service.settings.max_body_bytes if limit is None else limit
+        most = service_of(request.scope).settings.max_body_bytes if limit is None else limit
         return await _read_json(request, model, most)
 
     return Depends(read)
@@ -100,7 +106,8 @@ def parse_json(model: type[M], body: bytes) -> M:
 
 def media_type(request: Request) -> str:
     """The content-type without its parameters, in lower case; empty when there is none."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = header_of(request.scope, b"content-type") or ""
+    return given.partition(";")[0].strip().lower()
 
 
 def refuse_encoding(request: Request) -> None:
@@ -118,4 +125,4 @@ def _is_packed(request: Request) -> bool:
 
 
 def _encoding(request: Request) -> str:
-    return request.headers.get("content-encoding", "identity").strip().lower()
+    return (header_of(request.scope, b"content-encoding") or "identity").strip().lower()

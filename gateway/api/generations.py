@@ -20,7 +20,7 @@ from gateway.api.answers import Answer
 from gateway.api.chunks import Kind
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.api.parameters import parse
-from gateway.api.request_log import Handler
+from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.api.serving import plain, prepared, rendered, respond
@@ -82,7 +82,7 @@ HOT: dict[str, Handler] = {
 
 
 def _strict(request: Request) -> bool:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     return service.settings.strict_parameters
 
 

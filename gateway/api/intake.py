@@ -15,10 +15,10 @@ from typing import TypeVar
 from fastapi import Request
 
 from gateway.api.body import LARGE_BODY, read_body
+from gateway.api.request_log import service_of
 from gateway.api.sse import cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.errors import ConversationTooLarge
-from gateway.service import Service
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Intake:
     """
 
     def __init__(self, request: Request, tenant: Tenant | None) -> None:
-        self._service: Service = request.app.state.service
+        self._service = service_of(request.scope)
         self._request = request
         self._client = cancel_on_disconnect(request.scope)
         self._tenant = tenant.name if tenant else ""

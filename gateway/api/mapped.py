@@ -17,7 +17,7 @@ from gateway.api.intake import Intake
 from gateway.api.messages import Strict
 from gateway.api.parameter_table import HARMLESS
 from gateway.api.rate_headers import rate_headers
-from gateway.api.request_log import context_of
+from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import timeout_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
@@ -94,7 +94,7 @@ async def asking(
     inputs: Callable[[Service, MappedModel[C], W, str], Awaitable[Inputs]],
 ) -> Asking[W, C]:
     """Raises what the table of `failures` has rows for."""
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     deadline = Deadline.of(
         timeout_of(request, service.settings.request_timeout), service.settings.request_timeout

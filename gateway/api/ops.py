@@ -9,7 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
-from gateway.api.auth import may_read_details, metrics_reader, service_of
+from gateway.api.auth import may_read_details, metrics_reader
+from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, Router, needs, refusals
 from gateway.api.worker_metrics import of_all_workers
 from gateway.http.workers import Worker
@@ -87,7 +88,7 @@ async def ready(request: Request, response: Response) -> Readiness:
     A replica's open breaker does not count: only a request can close it again, and every gateway
     would be out of rotation at once.
     """
-    readiness = _readiness(service_of(request))
+    readiness = _readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503
     return readiness if may_read_details(request) else Readiness(status=readiness.status)
 
@@ -151,7 +152,7 @@ async def metrics(request: Request) -> Response:
     worker: Worker | None = request.app.state.worker
     # Only another worker comes in by the socket in their folder, which has no port.
     internal = worker is not None and request.scope["server"][1] is None
-    service: Service = request.app.state.service if internal else metrics_reader(request)
+    service = service_of(request.scope) if internal else metrics_reader(request)
     service.metrics.engine_ready.set(service.replicas.ready)
     text = generate_latest(service.metrics.registry).decode()
     if worker is not None and not internal:

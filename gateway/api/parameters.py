@@ -42,14 +42,14 @@ def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
     fields = model.model_fields
-    served: Fields = {}
-    others: Fields = {}
     # null means unset: the SDKs send it for parameters that are passed as None.
-    for name, value in _flat(load_object(body)).items():
-        if value is not None:
-            (served if name in fields else others)[name] = value
-    for name, unset in UNSET.items():
-        if name in served and _is_one_of(served[name], unset):
+    given = _flat(load_object(body)).items()
+    served: Fields = {name: value for name, value in given if value is not None}
+    others: Fields = {}
+    if not served.keys() <= fields.keys():
+        others = {name: served.pop(name) for name in [*served] if name not in fields}
+    for name in UNSET.keys() & served.keys():
+        if _is_one_of(served[name], UNSET[name]):
             del served[name]
     renamed: dict[str, str] = {}
     hints = []

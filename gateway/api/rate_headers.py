@@ -13,6 +13,8 @@ from gateway.tenancy.limits.request import WINDOW_S
 def rate_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
     """`quotas` are by the names of limits; some have no header."""
     headers: dict[str, str] = {}
+    if not quotas:
+        return headers
     for limit, kind in LIMITS.items():
         name, quota = kind.header, quotas.get(limit)
         if name is None or quota is None:

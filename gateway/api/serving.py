@@ -22,7 +22,7 @@ from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.parameters import Parsed
 from gateway.api.rate_headers import rate_headers
-from gateway.api.request_log import context_of
+from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.api.sse import EventBody, EventStream, Wire, cancel_on_disconnect
 from gateway.config.tenants import Tenant
@@ -98,7 +98,7 @@ async def prepared(
     `settle` is for what a body alone does not say. `as_written` is for what is refused once the
     body was read: until then, a parameter is what the client called it.
     """
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
@@ -181,7 +181,7 @@ async def _prepare(
     make_answer: MakeAnswer[R],
 ) -> Prepared:
     """`reservation` has the request counted, and its first place."""
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     route = service.access.route(service.router, tenant, wanted.model)
     places, limit = _places(tenant, wanted), _output_limit(tenant, wanted)
     timeout_s = timeout_of(request, service.settings.request_timeout)
@@ -263,7 +263,7 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
 async def respond(
     request: Request, prepared: Prepared, wire: Wire, keeper: Keeper | None = None
 ) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     context = context_of(request.scope)
     batch, account, answer = prepared.batch, prepared.account, prepared.answer
     headers = headers_of(prepared)
@@ -317,7 +317,7 @@ def timeout_of(request: Request, most_s: float) -> float | None:
 
     Raises InvalidRequest.
     """
-    given = request.headers.get("x-request-timeout")
+    given = header_of(request.scope, b"x-request-timeout")
     if given is None:
         return None
     try:

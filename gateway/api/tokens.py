@@ -16,12 +16,12 @@ from gateway.api.auth import tenant_of
 from gateway.api.body import parse_json
 from gateway.api.intake import Intake
 from gateway.api.messages import Messages, Strict, Tools
+from gateway.api.request_log import service_of
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.schemas import MAX_IDS, TokenId
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.pipeline.fit import check_text, longest_prompt
-from gateway.service import Service
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 
@@ -68,7 +68,7 @@ class Text:
     openapi_extra=needs("api_key", optional=True, json=TokenizeRequest, empty=True),
 )
 async def tokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
@@ -121,7 +121,7 @@ def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
     openapi_extra=needs("api_key", optional=True, json=DetokenizeRequest),
 )
 async def detokenize(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:

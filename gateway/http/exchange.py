@@ -174,6 +174,15 @@ class Exchange:
             await self._news.wait()
         return {"type": "http.disconnect"}
 
+    def whole_body(self, most: int) -> bytes | None:
+        """The body, where all of it has come and it is no longer than `most` bytes. Else None, and
+        nothing is taken of what `receive` gives."""
+        if self._receiving or self._told_end or self.disconnected or len(self._body) > most:
+            return None
+        body, self._body = bytes(self._body), bytearray()
+        self._told_end = True
+        return body
+
     async def send(self, message: Any) -> None:
         """Raises RuntimeError for an answer that is none in HTTP. The head waits for nobody."""
         if message["type"] == "http.response.start":
@@ -294,7 +303,8 @@ class OldExchange(Exchange):
 
     __slots__ = ()
 
-    _CODING = _LAST = b""
+    _CODING = b""
+    _LAST = b""
 
     @staticmethod
     def _chunk(body: bytes) -> bytes:

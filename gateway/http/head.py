@@ -29,13 +29,11 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
     """
     if version not in _VERSIONS:
         raise MalformedRequest("Only HTTP/1.0 and HTTP/1.1 are spoken here.")
-    single = [name for name, _ in headers if name in _ONCE]
-    if len(single) != len(set(single)):
-        twice = next(name for name in single if single.count(name) > 1)
-        raise MalformedRequest(f"The header {twice.decode()} came more than once.")
-    if version == "1.1" and b"host" not in single:
-        raise MalformedRequest("The header host is missing.")
     fields = dict(headers)
+    if len(fields) < len(headers):
+        _check_once(headers)
+    if version == "1.1" and b"host" not in fields:
+        raise MalformedRequest("The header host is missing.")
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (coding.strip().lower() != b"chunked" or version == "1.0"):
         raise MalformedRequest("transfer-encoding: allowed: chunked, in HTTP/1.1.")
@@ -43,6 +41,14 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]]) -> dict[byt
         # What it asks for would be taken for the answer (RFC 9110, 10.1.1).
         fields.pop(b"expect", None)
     return fields
+
+
+def _check_once(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises MalformedRequest where one came twice that must not."""
+    single = [name for name, _ in headers if name in _ONCE]
+    twice = next((name for name in single if single.count(name) > 1), None)
+    if twice is not None:
+        raise MalformedRequest(f"The header {twice.decode()} came more than once.")
 
 
 def framing(headers: Sequence[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:

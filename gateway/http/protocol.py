@@ -245,7 +245,8 @@ class HttpProtocol(asyncio.Protocol):
             self._pending = 0  # empty lines before a request
         else:
             self._enter(Phase.HEAD)
-            self._heard = 1  # it began in the read that ended the one before
+            # It began in the read that ended the one before: how long it is must be counted.
+            self._heard = MAX_HEAD + 1
         self._url = b""
         self._headers = []
 
@@ -261,9 +262,10 @@ class HttpProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._pending = 0
         parser, headers = self.parser, self._headers
-        size = len(self._url) + sum([len(name) + len(value) for name, value in headers])
-        if size > MAX_HEAD:
-            self._stop(HeadersTooLarge(MAX_HEAD))
+        if self._heard > MAX_HEAD:
+            size = len(self._url) + sum([len(name) + len(value) for name, value in headers])
+            if size > MAX_HEAD:
+                self._stop(HeadersTooLarge(MAX_HEAD))
         version = parser.get_http_version()
         try:
             fields = check_head(version, headers)

@@ -36,7 +36,7 @@ from gateway.tokenization.word_ids import WordIds
 # Tokens.
 _RUN_UP = 64
 # Characters of all that is encoded at once. Python's `re` holds the GIL, as the library does not.
-_SHORT = 4096
+_SHORT, _BRIEF = 4096, 512
 _KEPT_FORMATS = 256
 
 Turn = tuple[str, "array[int]"]
@@ -189,6 +189,11 @@ class Prompts:
             opening = self.tokenizer.encode("").ids if add_special_tokens else []
             work = partial(text.control.encode, text)
             return array("i", opening) + await self.turns.run(tenant, len(text.text), work)
+        if self._words is not None and len(text) <= _BRIEF:
+            # To look for its turns would take as long again.
+            brief = self._words.encode(text, add_special_tokens=add_special_tokens)
+            if brief is not None:
+                return array("i", brief)
 
         async def encode(texts: list[str]) -> list[array[int]]:
             work = partial(self._encode, texts, add_special_tokens=add_special_tokens)

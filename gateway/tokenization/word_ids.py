@@ -84,10 +84,11 @@ class WordIds:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
         """None where the library has to do it."""
         words: list[str] = []
+        ascii_alone = text.isascii()
         for place, part in enumerate(self._cut(text) if self._cut else (text,)):
             if place % 2:
                 words.append(part)
-            elif part.isascii() or self._plain(part):
+            elif ascii_alone or self._plain(part):
                 words += self._words(part)
             else:
                 return None

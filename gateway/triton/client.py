@@ -21,6 +21,7 @@ from gateway.triton.transport import (
 Responses = ResponseStream[pb.ModelStreamInferResponse]
 
 _SERVICE = "/inference.GRPCInferenceService"
+_STREAM = _SERVICE + "/ModelStreamInfer"
 _UNARY_TIMEOUT_S = 5.0
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
@@ -57,23 +58,28 @@ class TritonClient:
         parse: Callable[[bytes], T],
         *,
         metadata: Metadata = _NO_METADATA,
+        by: float | None = None,
     ) -> ResponseStream[T]:
-        """As `infer`, with each serialized ModelStreamInferResponse read by `parse`."""
+        """As `infer`, with each serialized ModelStreamInferResponse read by `parse`.
+
+        Raises TimeoutError when no connection is made `by` then, a time of the event loop.
+        """
         pieces = [request] if isinstance(request, bytes) else request
-        return await self._transport.stream(_SERVICE + "/ModelStreamInfer", pieces, parse, metadata)
+        return await self._transport.stream(_STREAM, pieces, parse, metadata, by)
 
     async def pieces(
         self,
         request: bytes | Sequence[bytes | memoryview],
         *,
         metadata: Metadata = _NO_METADATA,
+        by: float | None = None,
     ) -> ResponseStream[bytes]:
-        """As `infer`, with the bytes of the responses in the pieces that they come in.
+        """As `stream`, with the bytes of the responses in the pieces that they come in.
 
         Each response begins with gRPC's prefix.
         """
         pieces = [request] if isinstance(request, bytes) else request
-        return await self._transport.pieces(_SERVICE + "/ModelStreamInfer", pieces, metadata)
+        return await self._transport.pieces(_STREAM, pieces, metadata, by)
 
     async def model_ready(self, model: str) -> bool:
         """Whether the server serves `model` now.

@@ -325,13 +325,15 @@ class Engine:
             # Triton is away or stuck; the reset of the RPC is all that is left to say.
             log.warning("stop request not answered: %s", error or "timeout")
 
-    async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
-        return await self._client.stream(request, bytes, metadata=metadata)
+    async def open(
+        self, request: bytes | Message, metadata: Metadata, by: float
+    ) -> ResponseStream[bytes]:
+        return await self._client.stream(request, bytes, metadata=metadata, by=by)
 
     async def open_pieces(
-        self, request: bytes | Message, metadata: Metadata
+        self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
-        return await self._client.pieces(request, metadata=metadata)
+        return await self._client.pieces(request, metadata=metadata, by=by)
 
     async def mapped_model(self, mapping: Mapping) -> MappedModel:
         """Another model of the same server. Raises EngineUnavailable where it is not served, and

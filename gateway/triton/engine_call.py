@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -133,11 +131,11 @@ class EngineCall:
         if self._stream is not None:
             response = self._parsed(await self._read(self._stream))
         else:
-            async with asyncio.timeout_at(self._deadline):
-                if self._lora is not None:
+            if self._lora is None:
+                response = await self._begin()
+            else:
+                async with asyncio.timeout_at(self._deadline):
                     response = await self._begin_with_lora(self._lora)
-                else:
-                    response = await self._begin()
             # It is sent no more, and may be long.
             self._request = Request(self._request.id, ())
         return self._checked(response)
@@ -168,10 +166,12 @@ class EngineCall:
         except EngineUnavailable:
             self._finished = True
             raise
+        if self._expired:  # meanwhile, so that nothing would end a read
+            self._drop_stream()
         return self._stream
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
-        return await self._engine.open(request, self._metadata)
+        return await self._engine.open(request, self._metadata, self._deadline)
 
     async def _next(self, stream: ResponseStream[bytes]) -> bytes | None:
         return await stream.read()
@@ -180,29 +180,32 @@ class EngineCall:
         return parse_response(data)
 
     async def _read(self, stream: ResponseStream[bytes]) -> bytes:
-        with self._reading():
-            response = await self._next(stream)
-            if response is None:
-                raise EngineUnavailable("The inference server ended the stream early.")
-            self._engine.heard = True
-            return response
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
         try:
-            yield
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():
-                if self._expired:
-                    raise TimeoutError from None
-                if self._unbegun:
-                    raise EngineUnavailable(_UNBEGUN) from None
-            raise
-        except EngineUnavailable:
+            response = await self._next(stream)
+        except (asyncio.CancelledError, EngineUnavailable) as error:
+            raise self._ended_by(error) from None
+        if response is None:
+            raise self._ended_early()
+        self._engine.heard = True
+        return response
+
+    def _ended_by(self, error: asyncio.CancelledError | EngineUnavailable) -> BaseException:
+        """What a read that raised this has failed with."""
+        if isinstance(error, EngineUnavailable):
             # The line is gone and with it the request; there is nobody to send a stop to.
             self._finished = True
-            raise
+            return error
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            if self._expired:
+                return TimeoutError()
+            if self._unbegun:
+                return EngineUnavailable(_UNBEGUN)
+        return error
+
+    def _ended_early(self) -> EngineUnavailable:
+        self._finished = True
+        return EngineUnavailable("The inference server ended the stream early.")
 
     async def _begin_with_lora(self, lora: Lora) -> pb.ModelStreamInferResponse:
         """Sends the id alone when the engine holds the adapter, else with the weights.

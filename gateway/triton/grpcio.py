@@ -52,12 +52,21 @@ class GrpcioTransport:
         self._left: set[asyncio.Task[None]] = set()
 
     async def stream(
-        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+        self,
+        path: str,
+        request: Message,
+        parse: Callable[[bytes], T],
+        metadata: Metadata,
+        by: float | None = None,
     ) -> _Call[T]:
-        return _Call(await self._started(path, request, metadata), parse, self._left)
+        async with asyncio.timeout_at(by):
+            return _Call(await self._started(path, request, metadata), parse, self._left)
 
-    async def pieces(self, path: str, request: Message, metadata: Metadata) -> _WholePieces:
-        return _WholePieces(await self._started(path, request, metadata), bytes, self._left)
+    async def pieces(
+        self, path: str, request: Message, metadata: Metadata, by: float | None = None
+    ) -> _WholePieces:
+        async with asyncio.timeout_at(by):
+            return _WholePieces(await self._started(path, request, metadata), bytes, self._left)
 
     async def _started(self, path: str, request: Message, metadata: Metadata) -> Any:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)

@@ -38,7 +38,7 @@ class PromptStream(TokenStream):
         return self._cutter.entries
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:
-        stream = await self._engine.open_pieces(request, self._metadata)
+        stream = await self._engine.open_pieces(request, self._metadata, self._deadline)
         self._cutter = LogitsCutter(stream, self._generation, self._any_aside)
         return stream
 

@@ -115,7 +115,7 @@ class RequestBuilder:
         """Whether the model takes no request without it."""
         return self.has(logical) and not self._inputs[logical].optional
 
-    def scalar(self, logical: LogicalInput, value: float) -> None:
+    def scalar(self, logical: LogicalInput, value: int | float) -> None:
         """One number or truth value, [1, 1]."""
         tensor, contents, pack, limit = _scalar(*self._declared(logical), (*self._lead, 1))
         self._tensors.append(tensor)

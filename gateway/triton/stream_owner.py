@@ -27,11 +27,14 @@ class StreamOwner(Protocol):
     def doubt(self) -> None:
         """A request failed, or was not begun, as those of an engine that is dead would."""
 
-    async def open(self, request: bytes | Message, metadata: Metadata) -> ResponseStream[bytes]:
-        """Sends a request. Raises GatewayError when there is no connection."""
+    async def open(
+        self, request: bytes | Message, metadata: Metadata, by: float
+    ) -> ResponseStream[bytes]:
+        """Sends a request. Raises GatewayError when there is no connection, TimeoutError when none
+        is made `by` then, a time of the event loop."""
 
     async def open_pieces(
-        self, request: bytes | Message, metadata: Metadata
+        self, request: bytes | Message, metadata: Metadata, by: float
     ) -> ResponseStream[bytes]:
         """As `open`, with the bytes of the responses in the pieces that they come in."""
 

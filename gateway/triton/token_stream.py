@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -140,9 +141,12 @@ class TokenStream(EngineCall):
         read = read_tokens
         if isinstance(self._reader, LlmapiReader):
             read = partial(read_texts, reader=self._reader)
-        with self._reading():
-            if not await self._stream.feed(read):
-                raise EngineUnavailable("The inference server ended the stream early.")
+        try:
+            goes_on = await self._stream.feed(read)
+        except (asyncio.CancelledError, EngineUnavailable) as error:
+            raise self._ended_by(error) from None
+        if not goes_on:
+            raise self._ended_early()
 
     async def _feed_from_logits(
         self, stream: ResponseStream[bytes], aside: Aside, take: Callable[[TokenDelta], bool]
@@ -158,9 +162,12 @@ class TokenStream(EngineCall):
         more = True
         while more:
             messages.clear()
-            with self._reading():
-                if not await stream.feed(enough):
-                    raise EngineUnavailable("The inference server ended the stream early.")
+            try:
+                goes_on = await stream.feed(enough)
+            except (asyncio.CancelledError, EngineUnavailable) as error:
+                raise self._ended_by(error) from None
+            if not goes_on:
+                raise self._ended_early()
             self._engine.heard = True
             for found in await aside(partial(self._deltas, messages)):
                 if isinstance(found, str):

@@ -66,15 +66,21 @@ class Transport(Protocol):
     """Calls to one Triton endpoint. Belongs to one event loop."""
 
     async def stream(
-        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+        self,
+        path: str,
+        request: Message,
+        parse: Callable[[bytes], T],
+        metadata: Metadata,
+        by: float | None = None,
     ) -> ResponseStream[T]:
         """Starts a call of its own with one request: cancelling it hits nothing else.
 
-        Raises GatewayError when there is no connection.
+        Raises GatewayError when there is no connection, TimeoutError when none is made `by` then, a
+        time of the event loop.
         """
 
     async def pieces(
-        self, path: str, request: Message, metadata: Metadata
+        self, path: str, request: Message, metadata: Metadata, by: float | None = None
     ) -> ResponseStream[bytes]:
         """As `stream`; what is fed are the bytes of responses, in the pieces that they come in.
 

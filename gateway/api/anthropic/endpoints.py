@@ -13,7 +13,7 @@ from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.requests import Chat, MessagesRequest, Prompt, as_written, parse
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
-from gateway.api.request_log import Handler
+from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.serving import prepared, rendered, respond
 from gateway.errors import InvalidRequest
@@ -50,7 +50,7 @@ def _streamed() -> Schema:
     responses={200: _streamed(), **_answers()},
 )
 async def messages(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     read = partial(parse, MessagesRequest, strict=service.settings.strict_parameters)
     ready = await prepared(request, read, rendered, _answer, as_written=as_written)
     return await respond(request, ready, ANTHROPIC)
@@ -64,7 +64,7 @@ async def messages(request: Request) -> Response:
     responses=_answers(),
 )
 async def count_tokens(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):

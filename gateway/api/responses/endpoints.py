@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
-from gateway.api.request_log import Handler, context_of
+from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, streamed
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.background import Background
@@ -42,7 +42,7 @@ _REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
     responses={200: streamed(), **_REFUSED},
 )
 async def create(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     read = partial(parse, ResponseRequest, strict=service.settings.strict_parameters)
 
     keeping: Keeping | None = None
@@ -83,7 +83,7 @@ async def create(request: Request) -> Response:
     responses=_REFUSED,
 )
 async def input_tokens(request: Request) -> Response:
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     tenant = tenant_of(request)
     read = partial(parse, InputTokensRequest, strict=service.settings.strict_parameters)
     async with Intake(request, tenant) as intake:

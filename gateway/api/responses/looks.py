@@ -12,9 +12,9 @@ from fastapi import Request
 
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
+from gateway.api.request_log import service_of
 from gateway.config.tenants import Tenant
 from gateway.conversations.store import Conversations
-from gateway.service import Service
 
 _AT_ONCE = 4
 
@@ -55,7 +55,7 @@ async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[As
     Raises InvalidKey and RateLimited.
     """
     tenant = tenant_of(request)
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant) if counted else nullcontext():
             yield asked_by(request, tenant, intake)
@@ -63,7 +63,7 @@ async def asking(request: Request, *, counted: bool = False) -> AsyncIterator[As
 
 def asked_by(request: Request, tenant: Tenant | None, intake: Intake) -> Asking:
     """For a request that is taken in already."""
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     looks: Looks = request.app.state.looks
     name = tenant.name if tenant else ""
     return Asking(service.conversations, name, intake, looks.of(name))

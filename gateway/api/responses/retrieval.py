@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from gateway.api.failures import Failure, envelope
 from gateway.api.messages import Strict
+from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, streamed
 from gateway.api.responses.background import Background
 from gateway.api.responses.lists import (
@@ -133,7 +134,7 @@ def followed(
     background: Background = request.app.state.background
     looks: Looks = request.app.state.looks
     write = partial(background.replay, tenant, response_id, place, looks.of(tenant))
-    patience_s = request.app.state.service.settings.keep_alive
+    patience_s = service_of(request.scope).settings.keep_alive
     return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
 
 

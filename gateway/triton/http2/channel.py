@@ -56,14 +56,21 @@ class Http2Transport:
         self._closed = False
 
     async def stream(
-        self, path: str, request: Message, parse: Callable[[bytes], T], metadata: Metadata
+        self,
+        path: str,
+        request: Message,
+        parse: Callable[[bytes], T],
+        metadata: Metadata,
+        by: float | None = None,
     ) -> Call[T]:
         extra = headers.metadata_block(metadata) if metadata else b""
-        return await self._call(path, request, partial(Call, parse=parse), extra)
+        return await self._call(path, request, partial(Call, parse=parse), extra, by)
 
-    async def pieces(self, path: str, request: Message, metadata: Metadata) -> Call[bytes]:
+    async def pieces(
+        self, path: str, request: Message, metadata: Metadata, by: float | None = None
+    ) -> Call[bytes]:
         extra = headers.metadata_block(metadata) if metadata else b""
-        return await self._call(path, request, partial(PieceCall, parse=bytes), extra)
+        return await self._call(path, request, partial(PieceCall, parse=bytes), extra, by)
 
     async def unary(
         self, path: str, request: bytes, timeout_s: float, metadata: Metadata = NO_METADATA
@@ -100,12 +107,18 @@ class Http2Transport:
         await asyncio.gather(*[connection.gone.wait() for connection in self._connections])
 
     async def _call(
-        self, path: str, request: Message, make: Callable[[Connection], Call[T]], extra: bytes
+        self,
+        path: str,
+        request: Message,
+        make: Callable[[Connection], Call[T]],
+        extra: bytes,
+        by: float | None = None,
     ) -> Call[T]:
         size = message_bytes(request)
         connection = self._with_room()
         while connection is None:
-            await self._connect()
+            async with asyncio.timeout_at(by):
+                await self._connect()
             connection = self._with_room()
         call = make(connection)
         prefix = PREFIX.pack(0, size)
@@ -122,7 +135,10 @@ class Http2Transport:
 
     def _with_room(self) -> Connection | None:
         """The first one, so that those that were added under load run empty again."""
-        return next((each for each in self._connections if each.has_room), None)
+        for connection in self._connections:
+            if connection.has_room:
+                return connection
+        return None
 
     async def _connect(self) -> None:
         """Waits for one more connection.
