@@ -26,7 +26,7 @@ _STREAMS, _BEAT_MS = 100, 20
 _OPEN, _QUICK_OPEN = 16, 8
 # Long enough for several of them, on a busy machine too.
 _PER_SECOND = 16_000
-_BEGUN_WITHIN_S = 60.0
+_BEGUN_WITHIN_S, _SETTLE_S = 60.0, 2.0
 _PEAK = "VmHWM"
 
 
@@ -83,10 +83,16 @@ def _kept(bench: Bench, server: Server, size: int) -> float:
     with contextlib.ExitStack() as lines:
         # What the first takes while it is read, and gives back, is not what is kept of it.
         lines.enter_context(_begun(server, body, 0))
-        before = server.rss()
+        before = _settled(server)
         for number in range(1, streams + 1):
             lines.enter_context(_begun(server, body, number))
-        return (server.rss() - before) / streams
+        return (_settled(server) - before) / streams
+
+
+def _settled(server: Server) -> int:
+    """Resident bytes once what a prompt's text took is given back."""
+    time.sleep(_SETTLE_S)
+    return server.rss()
 
 
 def _begun(server: Server, body: bytes, number: int) -> socket.socket:

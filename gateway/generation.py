@@ -197,7 +197,7 @@ class Generation:
 
     request_id: str
     prompt_ids: array[int]
-    """int32, as they are sent: a list of as many numbers takes nine times the memory."""
+    """int32, as they are sent."""
     max_tokens: int
     seed: int
     params: GenerationParams = field(default_factory=GenerationParams)
