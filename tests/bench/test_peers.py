@@ -48,6 +48,8 @@ def test_peers_are_measured_where_they_can_be_had(tmp_path: Path) -> None:
     for name, row in rows.items():
         assert math.isfinite(row["gateway"]), name
         # A peer may never stop what its client left, and Dynamo's worker is not asked without it.
-        known = [row[peer] for peer in row if "added" not in name or "Dynamo" not in peer]
+        # Of what had no turn in a window this short there is no ratio.
+        peers = [peer for peer in row if not peer.startswith("of ")]
+        known = [row[peer] for peer in peers if "added" not in name or "Dynamo" not in peer]
         assert "stop" in name or all(map(math.isfinite, known)), name
     assert rows["stopped of 20 left before the first token"]["gateway"] == 20
