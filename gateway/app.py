@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 
@@ -129,7 +129,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     hot = {path: around(_endpoint(handler)) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope["app"] = api
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         chosen = hot.get(scope["path"], api) if is_post else api
@@ -137,7 +137,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
             for_admins = scope["server"][1] == api.state.admin_port
             if scope["path"] not in always and not for_admins:
                 chosen = no_room
-        await chosen(scope, receive, send)
+        return chosen(scope, receive, send)
 
     return app
 

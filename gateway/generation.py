@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from adapters.adapter import Converted, Dtype
 from gateway.deltas import FinishReason, TextDelta, TokenLogprob
@@ -221,11 +221,15 @@ class Generation:
         return replace(self, text=self.forms[kind])
 
 
-class Running(NamedTuple):
-    """A choice under way: how many tokens it has now, and how to end it there, as at its limit."""
+class Running(Protocol):
+    """A choice under way."""
 
-    tokens: Callable[[], int]
-    cut_short: Callable[[], None]
+    @property
+    def tokens(self) -> int:
+        """How many it has now."""
+
+    def cut_short(self) -> None:
+        """Ends it there, as at its limit."""
 
 
 @dataclass(slots=True)
@@ -236,8 +240,8 @@ class Meter:
     choice. `finished` has the reason of each choice that came to its end.
     """
 
-    sent: set[int] = field(default_factory=set)
-    """The prompts that the engine was given, by their place in the request."""
+    sent: int = 0
+    """The prompts that the engine was given: a bit for each place in the request."""
     tokens: int = 0
     untold: int = 0
     """What broken off beam searches may have come to: the engine tells at the end only."""
@@ -255,7 +259,7 @@ class Meter:
     @property
     def tokens_now(self) -> int:
         """With those of choices under way."""
-        return self.tokens + sum([running.tokens() for running in self.running.values()])
+        return self.tokens + sum([running.tokens for running in self.running.values()])
 
     def add(self, last: TextDelta) -> None:
         """Adds a choice by the last delta that there was of it."""
@@ -317,10 +321,11 @@ class Batch:
     def sent_prompt_tokens(self) -> int:
         """Of the prompts that the engine was given, each counted once."""
         of_prompt = len(self.generations) // self.prompts
-        sent = [self.generations[prompt * of_prompt] for prompt in self.meter.sent]
+        firsts = self.generations[::of_prompt]
+        sent = [first for place, first in enumerate(firsts) if self.meter.sent >> place & 1]
         return sum([len(generation.prompt_ids) for generation in sent])
 
     def sends(self, index: int, kind: object = None) -> Generation:
         """An engine of this kind is now given this generation, in the form that is returned."""
-        self.meter.sent.add(index * self.prompts // len(self.generations))
+        self.meter.sent |= 1 << index * self.prompts // len(self.generations)
         return self.generations[index].for_kind(kind)

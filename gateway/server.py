@@ -13,6 +13,7 @@ from gateway.config.settings import Settings
 from gateway.http.server import Server, bind
 from gateway.http.tls import check_tls
 from gateway.http.workers import Worker, Workers, refuse
+from gateway.memory import trim
 from gateway.observability.logs import configure_logging
 from gateway.service import Service, check_configuration, tracer_class
 from lora_store import connect
@@ -96,4 +97,5 @@ def _collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
+    trim()  # of what it took to come here
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])

@@ -43,7 +43,7 @@ ALLOWED: dict[str, str] = {
     # (`pipeline`) takes it as an argument and stands above it.
     "gateway.__main__": "gateway.server gateway.http gateway.config",
     "gateway.server": "gateway.app gateway.api gateway.service gateway.http"
-    " gateway.config gateway.observability lora_store",
+    " gateway.config gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
     "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog"
     " gateway.conversations gateway.http gateway.config"
@@ -76,12 +76,13 @@ ALLOWED: dict[str, str] = {
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
     "gateway.observability": "gateway.generation adapters",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
-    " adapters",
+    " gateway.memory adapters",
     "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters guides",
     "gateway.generation": "gateway.deltas gateway.parsers adapters guides",
     "gateway.deltas": "gateway.parsers",
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
+    "gateway.memory": "",
     "gateway.__init__": "",
     "lora_store": "adapters",
     # Model repository. Triton loads the five models, each from its own folder; only the core model

@@ -81,36 +81,30 @@ class Body(Protocol):
 
 
 class _Stream:
-    """A `Sink` that writes frames; `last` makes those behind the last choice.
+    """A `Sink` that writes frames.
 
-    `begin` is asked for the frames of a choice with its first delta: by then it is known which
+    `answer` is asked for the frames of a choice with its first delta: by then it is known which
     model answers.
     """
 
-    def __init__(
-        self,
-        body: Body,
-        choices: int,
-        begin: Callable[[int], Frames],
-        last: Callable[[list[TextDelta]], bytes],
-    ) -> None:
+    def __init__(self, answer: Answer, body: Body, choices: int, usage: UsageFrames) -> None:
+        self._answer = answer
         self._body = body
         self._count = choices
+        self._usage: UsageFrames = usage
         self._choices: dict[int, Frames] = {}
-        self._begin = begin
-        self._last = last
         self._finished: list[TextDelta] = []
 
     def accept(self, index: int, delta: TextDelta) -> bool:
         try:
             choice = self._choices[index]
         except KeyError:
-            choice = self._choices[index] = self._begin(index)
+            choice = self._choices[index] = self._answer.frames(index, self._usage)
         frames = choice.of(delta)
         if delta.finish is not None:
             self._finished.append(delta)
             if len(self._finished) == self._count:
-                frames += self._last(self._finished)
+                frames += self._answer.usage_frame(self._finished, self._usage)
         return not frames or self._body.write(frames)
 
     async def drain(self) -> None:
@@ -166,12 +160,8 @@ class Answer:
         self._each = len(batch.generations) // batch.prompts
         first = batch.generations[:: self._each]
         self._prompt_ids = [g.prompt_ids.tolist() for g in first] if token_ids else None
-        self._usage = partial(
-            final_usage,
-            prompt_tokens=batch.prompt_tokens,
-            # Who is kept apart is not told what others' prompts have left in the cache.
-            tells_cached=not batch.caller.apart,
-        )
+        # Who is kept apart is not told what others' prompts have left in the cache.
+        self._tells_cached = not batch.caller.apart
         self._fingerprint_of = batch.fingerprint_of
         self._id = self._shape.id_prefix + batch.request_id
         self._created = int(time.time())
@@ -179,30 +169,31 @@ class Answer:
 
     def stream(self, body: Body, usage: UsageFrames) -> Sink:
         """Writes SSE frames of all choices as they come, then usage when asked for."""
+        self._counts = [0] * self._choices if usage == "each" else []
+        return _Stream(self, body, self._choices, usage)
+
+    def frames(self, index: int, usage: UsageFrames) -> Frames:
+        """Those of one choice."""
         ids = self._prompt_ids
         kind: Callable[..., Frames] = Frames
         if usage == "each":
-            counts = [0] * self._choices
-            kind = partial(CountingFrames, prompt_tokens=self._prompt_tokens, counts=counts)
+            kind = partial(CountingFrames, prompt_tokens=self._prompt_tokens, counts=self._counts)
+        return kind(
+            shape=self._shape,
+            head=self._head(self._shape.chunk_object, index),
+            index=index,
+            usage=usage,
+            logprobs=self._logprobs,
+            prompt_ids=ids[index * self._prompts // self._choices] if ids else None,
+        )
 
-        def begin(index: int) -> Frames:
-            return kind(
-                shape=self._shape,
-                head=self._head(self._shape.chunk_object, index),
-                index=index,
-                usage=usage,
-                logprobs=self._logprobs,
-                prompt_ids=ids[index * self._prompts // self._choices] if ids else None,
-            )
-
-        def last(finished: list[TextDelta]) -> bytes:
-            if usage == "none":
-                return b""
-            total = orjson.dumps(self._usage(finished))
-            head = self._head(self._shape.chunk_object)
-            return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
-
-        return _Stream(body, self._choices, begin, last)
+    def usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
+        """What comes behind the last choice, if anything does."""
+        if usage == "none":
+            return b""
+        total = orjson.dumps(self._usage(finished))
+        head = self._head(self._shape.chunk_object)
+        return b"data: " + head + b',"choices":[],"usage":' + total + b"}\n\n"
 
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         """The whole answer as one JSON body, with the likeliest `keep` choices of each prompt.
@@ -228,6 +219,11 @@ class Answer:
         if self._prompt_logprobs is not None:
             told += sum(map(len, self._scored.values()))
         return told
+
+    def _usage(self, finished: list[TextDelta]) -> dict[str, Any]:
+        return final_usage(
+            finished, prompt_tokens=self._prompt_tokens, tells_cached=self._tells_cached
+        )
 
     def _choice(self, index: int, prompt: int, deltas: list[TextDelta]) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import orjson
@@ -83,11 +84,11 @@ class Frames:
         before = b"data: " + head + choice
         self._before = before
         self._usage = b"" if usage == "none" else _NULL_USAGE
-        self._closing = before + shape.closing
-        self._after = b',"finish_reason":null}]' + self._usage + _END
-        text_before, text_after = shape.text.split(b"%s")
-        self._text_before, self._text_after = before + text_before, text_after
-        self._plain_after = text_after + _NO_LOGPROBS + self._after
+        self._closing = shape.closing
+        text_before, self._text_after, self._after, self._plain_after = _around(
+            shape.text, self._usage
+        )
+        self._text_before = before + text_before
         self._plain = logprobs is None and prompt_ids is None
         self._opening = b""
         if shape.opening:
@@ -118,7 +119,7 @@ class Frames:
                 after = self._text_after + self._taken() + self._after
             frames += self._text_before + orjson.dumps(delta.text) + after
         if delta.finish is not None:
-            frames += self._closing + self._taken()
+            frames += self._before + self._closing + self._taken()
             frames += b',"finish_reason":"' + delta.finish.encode()
             frames += b'","continued":true}]' if delta.continued else b'"}]'
             frames += self._usage + _END
@@ -138,6 +139,15 @@ class Frames:
             return ids + _NO_LOGPROBS
         entries, self._pending = self._pending, []
         return ids + b',"logprobs":' + orjson.dumps(self._logprobs(entries))
+
+
+@lru_cache(maxsize=8)
+def _around(text: bytes, usage: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """What is the same in all frames with a text: before it, behind it, and to the frame's end with
+    log probabilities in between or without."""
+    before, after = text.split(b"%s")
+    end = b',"finish_reason":null}]' + usage + _END
+    return before, after, end, after + _NO_LOGPROBS + end
 
 
 class CountingFrames(Frames):

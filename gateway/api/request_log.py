@@ -101,7 +101,8 @@ def service_of(scope: Scope) -> Service:
 
 def header_of(scope: Scope, name: bytes) -> str | None:
     """What a request says under this name, in lower case."""
-    value = exchange_of(scope).fields.get(name)
+    fields: Mapping[bytes, bytes] = scope["extensions"][EXCHANGE].fields
+    value = fields.get(name)
     return None if value is None else value.decode("latin-1")
 
 

@@ -99,18 +99,22 @@ class EventBody:
         self, head: Message, exchange: Exchange, send: Send, patience_s: float, patience: bytes
     ) -> None:
         self._patience = patience
-        self._head = head
+        self._head: Message | None = head
         self._send = send
         self._patience_s = patience_s
         self._exchange = exchange
         self._waiting = b""
         self._comments: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.started = False
+        self._patient = False
+
+    @property
+    def started(self) -> bool:
+        return self._head is None
 
     def expect(self) -> None:
         """From now on the first frame is late after `patience_s`; called again, changes nothing."""
-        if self._timer is None:
+        if self._timer is None and not self._patient:
             # No task: the first frame is rarely late.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._patience_s, self._lose_patience)
@@ -136,8 +140,10 @@ class EventBody:
 
     def be_patient(self) -> None:
         """No comments any more."""
+        self._patient = True
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if self._comments is not None:
             self._comments.cancel()
 
@@ -152,9 +158,9 @@ class EventBody:
             await asyncio.sleep(self._patience_s)
 
     async def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            await self._send(self._head)
+        if self._head is not None:
+            head, self._head = self._head, None
+            await self._send(head)
 
     def _taken(self) -> bytes:
         taken, self._waiting = self._waiting, b""
@@ -196,6 +202,8 @@ class EventStream(Response):
             "headers": self.raw_headers,
         }
         exchange = exchange_of(scope)
+        # Nobody asks for what the client has said while a stream lasts.
+        scope["headers"], exchange.fields = [], {}
         body = EventBody(head, exchange, send, self._patience_s, self._wire.patience)
         end = self._wire.done
         try:

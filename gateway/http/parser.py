@@ -33,6 +33,8 @@ class Events(Protocol):
 class RequestParser(HttpRequestParser):
     """Puts another parser in its place where it cannot go on itself."""
 
+    __slots__ = ("_events",)
+
     def __init__(self, events: Events, head: _Head | None = None) -> None:
         super().__init__(head or events)
         self._events = events

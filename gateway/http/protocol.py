@@ -80,38 +80,41 @@ class HttpProtocol(asyncio.Protocol):
     with a few kilobytes.
     """
 
+    # In place of a dict: many connections only wait.
+    __slots__ = (
+        "_all",
+        "_answer_to",
+        "_app",
+        "_app_state",
+        "_client",
+        "_error",
+        "_exchange",
+        "_headers",
+        "_heard",
+        "_last",
+        "_limits",
+        "_loop",
+        "_over",
+        "_pending",
+        "_phase",
+        "_read_paused",
+        "_refused",
+        "_scheme",
+        "_server",
+        "_state",
+        "_stuck",
+        "_unsent",
+        "_url",
+        "_waited",
+        "_writable",
+        "address",
+        "framing",
+        "parser",
+        "transport",
+        "write_paused",
+    )
+
     transport: asyncio.Transport
-    address: str | None = None
-    """The client's IP address; None on a socket that has none."""
-    _client: tuple[str, int] | None = None
-    _server: tuple[str, int | None] = "", None
-    _scheme = "http"
-    _pending = 0
-    """Bytes of the reads since something was complete, without the read that held its end."""
-    _phase = Phase.HEAD
-    _heard = 0
-    """Bytes in this phase; of a body, since its patience was last renewed."""
-    _waited = 0
-    """Calls of `check` in this phase, or since that."""
-    _unsent = 0
-    _stuck = 0
-    """Calls of `check` since `_unsent`, the bytes that wait for the client, last changed."""
-    _url = b""
-    framing: tuple[bytes, bytes] | None = None
-    """See `RequestParser`."""
-    _exchange: Exchange | None = None
-    """Under way; None between a whole answer and the next request."""
-    _read_paused = False
-    _writable: asyncio.Event | None = None
-    """While the client has as much waiting for it as may."""
-    _refused = False
-    """Whether nothing more is read."""
-    _over = False
-    """Whether it closes behind what is left of an answered request's body."""
-    _last = False
-    """Whether the server ends, and this connection after the answer that is under way."""
-    _error: GatewayError | None = None
-    """What stopped the parser, where that was us."""
 
     def __init__(
         self,
@@ -137,8 +140,39 @@ class HttpProtocol(asyncio.Protocol):
         self._limits = limits
         self._all = connections
         self._answer_to = answer
+        self.address: str | None = None
+        """The client's IP address; None on a socket that has none."""
+        self._client: tuple[str, int] | None = None
+        self._server: tuple[str, int | None] = "", None
+        self._scheme = "http"
+        self._pending = 0
+        """Bytes of the reads since something was complete, without the read that held its end."""
+        self._phase = Phase.HEAD
+        self._heard = 0
+        """Bytes in this phase; of a body, since its patience was last renewed."""
+        self._waited = 0
+        """Calls of `check` in this phase, or since that."""
+        self._unsent = 0
+        self._stuck = 0
+        """Calls of `check` since `_unsent`, the bytes that wait for the client, last changed."""
+        self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        # Asked for each token: no property, and no class's attribute, which takes longer to find.
+        self.framing: tuple[bytes, bytes] | None = None
+        """See `RequestParser`."""
+        self._exchange: Exchange | None = None
+        """Under way; None between a whole answer and the next request."""
+        self._read_paused = False
+        self._writable: asyncio.Event | None = None
+        """While the client has as much waiting for it as may."""
+        self._refused = False
+        """Whether nothing more is read."""
+        self._over = False
+        """Whether it closes behind what is left of an answered request's body."""
+        self._last = False
+        """Whether the server ends, and this connection after the answer that is under way."""
+        self._error: GatewayError | None = None
+        """What stopped the parser, where that was us."""
+        # Asked for each token: no property.
         self.write_paused = False
 
     @property
@@ -261,7 +295,8 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._pending = 0
-        parser, headers = self.parser, self._headers
+        parser = self.parser
+        headers, self._headers = self._headers, []
         if self._heard > MAX_HEAD:
             size = len(self._url) + sum([len(name) + len(value) for name, value in headers])
             if size > MAX_HEAD:
@@ -281,14 +316,16 @@ class HttpProtocol(asyncio.Protocol):
                 self._stop(MalformedRequest("CONNECT: not offered here."))
         kind = OldExchange if version == "1.0" else Exchange
         exchange = kind(self, method, fields, keep_alive=keep_alive)
-        scope = self._scope(method, version, exchange)
+        scope = self._scope(method, version, exchange, headers)
         self._exchange = exchange
         self._enter(Phase.BODY)
         task = self._loop.create_task(exchange.run(self._app, scope))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
-    def _scope(self, method: str, version: str, exchange: Exchange) -> dict[str, Any]:
+    def _scope(
+        self, method: str, version: str, exchange: Exchange, headers: list[tuple[bytes, bytes]]
+    ) -> dict[str, Any]:
         url = httptools.parse_url(self._url)
         path = url.path.decode("ascii")
         extensions: dict[str, object] = {EXCHANGE: exchange}
@@ -306,7 +343,7 @@ class HttpProtocol(asyncio.Protocol):
             "path": urllib.parse.unquote(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",
-            "headers": self._headers,
+            "headers": headers,
             "state": self._app_state.copy(),
             "extensions": extensions,
         }

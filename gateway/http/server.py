@@ -194,6 +194,7 @@ def _config(
         port=settings.port,
         loop="uvloop",
         http=protocol,
+        interface="asgi3",  # else it looks whether the application is a coroutine's function
         ws="none",
         access_log=False,
         log_config=None,

@@ -12,7 +12,7 @@ from functools import partial
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
 from gateway.errors import AnswerLost, GatewayError, ReplicaLeft
-from gateway.generation import Batch, Generation, Running
+from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.attempts import attempt
@@ -70,7 +70,7 @@ class Choice:
         batch, index, metrics = self._batch, self._index, self._service.metrics
         metrics.in_flight.inc()
         self._of_model.prompt_tokens.inc(len(self._generation.prompt_ids))
-        batch.meter.running[index] = Running(lambda: self._last.tokens, self._cut_short)
+        batch.meter.running[index] = self
         try:
             of_prompt = await _of_prompt(self._service, self._request, batch, index)
             if of_prompt is not None:
@@ -99,7 +99,7 @@ class Choice:
             # the end at which it was cut short.
             if not self._last.tokens or not (self._last.finish or self._text.at_end):
                 raise
-            self._cut_short()
+            self.cut_short()
 
     async def _ask(self, lease: ReplicaLease) -> None:
         """What `attempt` asks of a replica: all of it, or what is left."""
@@ -165,8 +165,13 @@ class Choice:
             return self._emit(new)
         return self._last.finish is None and not self._continuation.differs
 
-    def _cut_short(self) -> None:
-        """Tokens that still come are passed over, and the first of them ends the stream."""
+    @property
+    def tokens(self) -> int:
+        """As of `Running`."""
+        return self._last.tokens
+
+    def cut_short(self) -> None:
+        """As of `Running`: tokens that still come are passed over, the first ends the stream."""
         if self._last.tokens and self._last.finish is None:
             self._last = self._text.cut_short()
             self._last.continued = self._continuation.sampled_anew

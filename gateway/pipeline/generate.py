@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from gateway.deltas import Sink, TextDelta, TokenDelta
 from gateway.errors import (
@@ -47,7 +48,7 @@ async def generate(
         if len(batch.generations) == 1:
             async with _permit(service, batch, 0):
                 on_place()
-                await _generation(service, request, batch, 0, sink)
+                await _generated(service, request, batch, 0, sink)
         else:
             await _several(service, request, batch, sink, on_place)
     except Overloaded as error:
@@ -109,7 +110,7 @@ async def _several(
                     late = error
                     break
                 on_place()
-                work = _generation(service, request, batch, index, sink)
+                work = _generated(service, request, batch, index, sink)
                 # Not in the task: cancelled before its first step, it would never come there.
                 tasks.create_task(work).add_done_callback(partial(_leave, permit))
     except BaseExceptionGroup as failures:
@@ -122,13 +123,13 @@ def _leave(permit: Permit, _task: asyncio.Task[None]) -> None:
     permit.leave()
 
 
-async def _generation(
+def _generated(
     service: Service, request: RequestContext, batch: Batch, index: int, sink: Sink
-) -> None:
+) -> Coroutine[Any, Any, None]:
+    """To be awaited."""
     if batch.generations[index].beams:
-        await _beams(service, request, batch, index, sink)
-    else:
-        await Choice(service, request, batch, index, sink).run()
+        return _beams(service, request, batch, index, sink)
+    return Choice(service, request, batch, index, sink).run()
 
 
 async def _beams(

@@ -7,7 +7,6 @@ for a book. The tokenizer releases the GIL. Work whose client has left meanwhile
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import math
 import threading
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gateway.errors import InternalError, Overloaded
+from gateway.memory import trim
 
 T = TypeVar("T")
 
@@ -37,7 +37,8 @@ class Turns:
 
     def __init__(self) -> None:
         self.short = TurnThread("short-text", _WAITING, _WAITING_OF_ONE)
-        self.long = TurnThread("long-text", after=_trimmer())
+        # What one long text took, a hundred bytes for each character, would stay with the process.
+        self.long = TurnThread("long-text", after=trim)
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
         """What `work` returns, which is about a text of so many characters.
@@ -195,10 +196,3 @@ class TurnThread:
         return Overloaded(
             f"Too much text {whose}waits to be {self._waits_to_be}; try again shortly."
         )
-
-
-def _trimmer() -> Callable[[], None]:
-    """What gives free memory back to the system: glibc keeps it, and what one long text took
-    (a hundred bytes for each character) would stay with the process."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-    return lambda: None if trim is None else trim(0)

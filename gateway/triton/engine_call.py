@@ -168,6 +168,9 @@ class EngineCall:
             raise
         if self._expired:  # meanwhile, so that nothing would end a read
             self._drop_stream()
+        if self._lora is None:
+            # It is not sent again, and its prompt may be long.
+            self._request = Request(self._request.id, ())
         return self._stream
 
     async def _open(self, request: bytes | Message) -> ResponseStream[bytes]:

@@ -70,6 +70,8 @@ class TokenStream(EngineCall):
         # What the template is made of, once there is another response to read with it.
         self._earlier: tuple[bytes, pb.ModelInferResponse] | None = None
         self._template: ResponseTemplate | None = None
+        # What is given the deltas behind the first.
+        self._take: Callable[[TokenDelta], bool]
         self._any_aside = aside
         self._aside = aside if generation.params.logprobs else None
 
@@ -96,57 +98,58 @@ class TokenStream(EngineCall):
         if self._aside is not None:
             await self._feed_from_logits(self._stream, self._aside, take)
             return
-
-        def read_texts(messages: Sequence[bytes], reader: LlmapiReader) -> bool:
-            # Each has all of the text so far, so of those that have arrived together the last will
-            # do.
-            self._engine.heard = True
-            more, found = True, None
-            for data in messages:
-                if (text := reader.find(data)) is not None:
-                    found = data, text
-                    continue
-                if found is not None:
-                    more = take(reader.more(*found)) and more
-                    found = None
-                more = take(self._delta(self._checked(self._parsed(data)))) and more
-                if self._finished:
-                    return False
-            if found is not None:
-                more = take(reader.more(*found)) and more
-                self._engine.works()
-            return more
-
-        def read_tokens(messages: Sequence[bytes]) -> bool:
-            self._engine.heard = True
-            if self._earlier is not None:
-                self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
-            template = self._template
-            more, ids = True, []
-            for data in messages:
-                token = None if template is None else template.token(data)
-                if token is not None:
-                    ids.append(token)
-                    continue
-                if ids:
-                    more = take(TokenDelta(ids, False)) and more
-                    ids = []
-                more = take(self._delta(self._checked(self._parsed(data)))) and more
-                if self._finished:
-                    return False
-            if ids:
-                more = take(TokenDelta(ids, False)) and more
-            return more
-
-        read = read_tokens
+        self._take = take
+        read = self._read_tokens
         if isinstance(self._reader, LlmapiReader):
-            read = partial(read_texts, reader=self._reader)
+            read = partial(self._read_texts, self._reader)
         try:
             goes_on = await self._stream.feed(read)
         except (asyncio.CancelledError, EngineUnavailable) as error:
             raise self._ended_by(error) from None
         if not goes_on:
             raise self._ended_early()
+
+    def _read_texts(self, reader: LlmapiReader, messages: Sequence[bytes]) -> bool:
+        # Each has all of the text so far, so of those that have arrived together the last will do.
+        self._engine.heard = True
+        take = self._take
+        more, found = True, None
+        for data in messages:
+            if (text := reader.find(data)) is not None:
+                found = data, text
+                continue
+            if found is not None:
+                more = take(reader.more(*found)) and more
+                found = None
+            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            if self._finished:
+                return False
+        if found is not None:
+            more = take(reader.more(*found)) and more
+            self._engine.works()
+        return more
+
+    def _read_tokens(self, messages: Sequence[bytes]) -> bool:
+        self._engine.heard = True
+        take = self._take
+        if self._earlier is not None:
+            self._template, self._earlier = ResponseTemplate.of(*self._earlier), None
+        template = self._template
+        more, ids = True, []
+        for data in messages:
+            token = None if template is None else template.token(data)
+            if token is not None:
+                ids.append(token)
+                continue
+            if ids:
+                more = take(TokenDelta(ids, False)) and more
+                ids = []
+            more = take(self._delta(self._checked(self._parsed(data)))) and more
+            if self._finished:
+                return False
+        if ids:
+            more = take(TokenDelta(ids, False)) and more
+        return more
 
     async def _feed_from_logits(
         self, stream: ResponseStream[bytes], aside: Aside, take: Callable[[TokenDelta], bool]

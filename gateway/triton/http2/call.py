@@ -89,7 +89,10 @@ class Call(Generic[T]):
         while not self._messages:
             if self._ended():
                 return None
-            await self._wait(None)
+            try:
+                await self._wait(None)
+            finally:
+                self._waiter = self._take = None
         message = self._messages.pop(0)
         if not self._messages:
             self._refill()
@@ -101,8 +104,12 @@ class Call(Generic[T]):
                 return True  # what was taken is given back when more is wanted
             if self._ended():
                 return False
-            if await self._wait(take):
-                return True
+            # Not in a coroutine of its own, which would be held by every stream that waits.
+            try:
+                if await self._wait(take):
+                    return True
+            finally:
+                self._waiter = self._take = None
 
     @property
     def window(self) -> int:
@@ -134,14 +141,12 @@ class Call(Generic[T]):
             return self.status is not None
         raise from_status(self.status, self.text)
 
-    async def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> bool:
+    def _wait(self, take: Callable[[Sequence[bytes]], bool] | None) -> asyncio.Future[bool]:
+        """To be awaited; whoever did then forgets it."""
         assert self._waiter is None, "one reader at a time"
         self._refill()
         self._waiter, self._take = self._loop.create_future(), take
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = self._take = None
+        return self._waiter
 
     def _all(self) -> Sequence[bytes]:
         messages, self._messages = self._messages, []

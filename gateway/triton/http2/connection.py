@@ -317,7 +317,7 @@ class Connection(Wire):
         stream_id, flags, block = self._block
         self._block = None
         try:
-            fields = self._decoder.decode(bytes(block))
+            told = self._decoder.decode(bytes(block))
         except (HPACKError, IndexError, ValueError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, f"header block: {error}") from error
         call = self._call(stream_id)
@@ -328,15 +328,15 @@ class Connection(Wire):
             return
         if stream_id in self._receiving:
             if ended:
-                self._end(call, *headers.outcome(fields))
+                self._end(call, *told.outcome)
             else:
                 self._break(call, "HEADERS in the middle of a stream")
-        elif ended and headers.has_status(fields):
-            self._end(call, *headers.outcome(fields))
-        elif headers.is_informational(fields) and not ended:
+        elif ended and told.ends:
+            self._end(call, *told.outcome)
+        elif told.informational and not ended:
             pass
-        elif (refusal := headers.refusal(fields)) is not None:
-            call.end(*refusal)
+        elif told.refusal is not None:
+            call.end(*told.refusal)
             self.reset(stream_id, Code.CANCEL)
         elif ended:
             self._end(call, Status.UNKNOWN, "the stream ended without a status")

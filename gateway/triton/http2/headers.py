@@ -8,7 +8,8 @@ once a request.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from hpack import Decoder
@@ -41,18 +42,37 @@ Fields = list[tuple[bytes, bytes]]
 _MOST_KNOWN, _LONGEST_KNOWN = 64, 512
 
 
+class Told(NamedTuple):
+    """What the server says in a block.
+
+    Attributes:
+        fields: as they came.
+        informational: whether it is 1xx, so that the real answer is still to come.
+        ends: whether it has a grpc-status, as trailers do.
+        refusal: what is wrong with an answer that is not gRPC, as (status, text).
+        outcome: grpc-status and grpc-message of trailers.
+    """
+
+    fields: Fields
+    informational: bool
+    ends: bool
+    refusal: tuple[int, str] | None
+    outcome: tuple[int, str]
+
+
 class BlockDecoder:
     """The blocks that a server sends on one connection.
 
-    It sends the same ones with every answer, and to decode those two takes a twentieth of all that
-    a request costs here: they are remembered, until one changes what the next ones refer to.
+    It sends the same ones with every answer, and to decode and read those two takes a twentieth of
+    all that a request costs here: they are remembered, until one changes what the next ones refer
+    to.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._decoder = Decoder(max_bytes)
-        self._known: dict[bytes, Fields] = {}
+        self._known: dict[bytes, Told] = {}
 
-    def decode(self, block: bytes) -> Fields:
+    def decode(self, block: bytes) -> Told:
         """Raises HPACKError, and IndexError or ValueError, of which none leaves it usable."""
         known = self._known.get(block)
         if known is not None:
@@ -61,11 +81,15 @@ class BlockDecoder:
         fields = [
             (bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)
         ]
+        found = dict(fields)
+        informational = found.get(b":status", b"")[:1] == b"1"
+        ends = b"grpc-status" in found
+        told = Told(fields, informational, ends, _refusal(found), _outcome(found))
         if self._state() != before:
             self._known.clear()
         elif len(block) <= _LONGEST_KNOWN and len(self._known) < _MOST_KNOWN:
-            self._known[block] = fields
-        return fields
+            self._known[block] = told
+        return told
 
     def _state(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Of the dynamic table, which is all that a block can mean more or less by."""
@@ -121,18 +145,7 @@ def _string(text: str) -> bytes:
     return bytes(length) + raw
 
 
-def has_status(fields: Fields) -> bool:
-    return any(name == b"grpc-status" for name, _ in fields)
-
-
-def is_informational(fields: Fields) -> bool:
-    """1xx: the real answer is still to come."""
-    return any(name == b":status" and value[:1] == b"1" for name, value in fields)
-
-
-def refusal(fields: Fields) -> tuple[int, str] | None:
-    """What is wrong with an answer that is not gRPC, as (status, text); None for a good one."""
-    found = dict(fields)
+def _refusal(found: Mapping[bytes, bytes]) -> tuple[int, str] | None:
     status, kind = found.get(b":status", b""), found.get(b"content-type", b"")
     if status != b"200":
         return _OF_HTTP.get(status, Status.UNKNOWN), f"HTTP status {_text(status)}"
@@ -141,14 +154,8 @@ def refusal(fields: Fields) -> tuple[int, str] | None:
     return None
 
 
-def outcome(fields: Iterable[tuple[bytes, bytes]]) -> tuple[int, str]:
-    """grpc-status and grpc-message of trailers."""
-    status, message = b"", b""
-    for name, value in fields:
-        if name == b"grpc-status":
-            status = value
-        elif name == b"grpc-message":
-            message = value
+def _outcome(found: Mapping[bytes, bytes]) -> tuple[int, str]:
+    status, message = found.get(b"grpc-status", b""), found.get(b"grpc-message", b"")
     if not status:
         return Status.UNKNOWN, "no grpc-status in the trailers"
     if not re.fullmatch(rb"[0-9]{1,3}", status):
