@@ -69,6 +69,7 @@ audit: setup
 lock: setup
 	$(LOCK) --group tools --output-file requirements/tools.txt
 	$(LOCK) pyproject.toml --all-extras --output-file requirements/dev.txt
+	$(LOCK) --group sbom --constraint requirements/dev.txt --output-file requirements/sbom.txt
 	$(LOCK) pyproject.toml --extra local --constraint requirements/dev.txt \
 		--output-file requirements/local.txt
 	$(LOCK) pyproject.toml --excludes requirements/excluded.txt \

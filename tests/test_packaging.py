@@ -7,50 +7,31 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+
+from tests.support.locks import locked, version
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 TOOLS: list[str] = PYPROJECT["dependency-groups"]["tools"]
+SBOM: list[str] = PYPROJECT["dependency-groups"]["sbom"]
 # What each lock file has to have.
 LOCKS: dict[str, list[str]] = {
     "gateway": PROJECT["dependencies"],
     "local": PROJECT["dependencies"] + EXTRAS["local"],
     "dev": PROJECT["dependencies"] + [line for extra in EXTRAS.values() for line in extra],
     "tools": TOOLS,
+    "sbom": SBOM,
 }
 # The extra `local` needs an older numpy than the gateway alone does, and what fits that one.
 MAY_DIFFER = {"numpy", "ml-dtypes"}
-
-
-@cache
-def locked(name: str) -> dict[str, list[tuple[Requirement, int]]]:
-    """Package -> its pins (one for each set of environments) with the count of their hashes."""
-    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
-    pins: dict[str, list[tuple[Requirement, int]]] = {}
-    lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
-    for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines():
-        pin, *hashes = line.split("--hash=sha256:")
-        assert all(re.fullmatch(r"[0-9a-f]{64}", found.strip()) for found in hashes), pin
-        requirement = Requirement(pin.strip())
-        pins.setdefault(canonicalize_name(requirement.name), []).append((requirement, len(hashes)))
-    return pins
-
-
-def version(requirement: Requirement) -> Version:
-    """Of a pin. Fails for anything that is none."""
-    [only] = requirement.specifier
-    assert only.operator == "==", f"{requirement} is not pinned"
-    return Version(only.version)
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -75,7 +56,7 @@ def test_every_pin_has_hashes_and_no_lock_names_a_registry(name: str) -> None:
 
 def test_the_locks_agree() -> None:
     everything = locked("dev")
-    for name in ("gateway", "local", "tools"):
+    for name in ("gateway", "local", "tools", "sbom"):
         for package, pins in locked(name).items():
             if package in everything and package not in MAY_DIFFER:
                 assert {version(pin) for pin, _ in pins} == {
@@ -111,7 +92,7 @@ def test_the_gateway_starts_without_what_its_lock_leaves_out() -> None:
 def test_every_dependency_has_an_upper_bound() -> None:
     unbounded = [
         line
-        for line in LOCKS["dev"] + TOOLS + PYPROJECT["build-system"]["requires"]
+        for line in LOCKS["dev"] + TOOLS + SBOM + PYPROJECT["build-system"]["requires"]
         if not any(bound.operator in ("<", "<=", "==") for bound in Requirement(line).specifier)
     ]
     assert unbounded == []

@@ -7,6 +7,7 @@ configuration of this machine, under the names that the files use.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.containers.engine import Engine, mirror, running
+from tests.containers.engine import FOLDER, TREE, Engine, mirror, running
 from tests.support.dockerfile import DOCKERFILE, stages
 
 HERE = Path(__file__).parent
@@ -28,6 +29,8 @@ STAND_INS = {
     "prometheus": "prom/prometheus:v3.5.0",
     "triton": "stand-in-triton",
 }
+AGAIN = "triton-openai-gateway:again"
+SBOM = FOLDER / "sbom"
 AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 # Options of pip that are no folder of this machine.
 _OF_PIP = ("index-url", "trusted-host", "proxy", "timeout", "default-timeout")
@@ -40,10 +43,31 @@ def make(engine: Engine) -> None:
             _make_base(engine)
     with _told("project"):
         engine.docker(*COMPOSE, "build", "gateway", "demo")
+    with _told("project, from scratch"):
+        _build_again(engine)
+    with _told("sbom"):
+        command = ["build", "--network", "host", "--target", "sbom", "--output", str(SBOM)]
+        engine.docker(*command, TREE, DOCKER_BUILDKIT="1")
     for stage, name in STAND_INS.items():
         with _told(stage):
             command = ["build", "--network", "host", "--target", stage, "--tag", name]
             engine.docker(*command, HERE / "stand_ins", DOCKER_BUILDKIT="1")
+
+
+def _build_again(engine: Engine) -> None:
+    """The gateway's image once more, of a copy that is younger, by nothing that was made before."""
+    with tempfile.TemporaryDirectory(prefix="again-") as name:
+        folder = Path(name)
+        let_in = (TREE / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        paths = [line.removeprefix("!") for line in let_in if line.startswith("!")]
+        for path in [*paths, "Dockerfile", ".dockerignore"]:
+            to = folder / path
+            if (TREE / path).is_dir():
+                shutil.copytree(TREE / path, to, copy_function=shutil.copy)  # without times
+            else:
+                shutil.copy(TREE / path, to)
+        command = ["build", "--network", "host", "--no-cache", "--target", "gateway"]
+        engine.docker(*command, "--tag", AGAIN, folder, DOCKER_BUILDKIT="1")
 
 
 @contextmanager

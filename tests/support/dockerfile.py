@@ -34,7 +34,7 @@ def stages(text: str) -> dict[str, Stage]:
     """By name, in the file's order. Comments, also those between continued lines, are left out."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     found: dict[str, Stage] = {}
-    arguments: dict[str, str] = {}
+    arguments: dict[str, str] = {}  # of all stages, where a stage asks for them
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         instruction, _, rest = line.strip().partition(" ")
         if instruction == "ARG" and not found:
@@ -45,6 +45,8 @@ def stages(text: str) -> dict[str, Stage]:
             base, _, name = rest.split()
             stage = found[name] = Stage(name, arguments.get(base, base))
             continue
+        if instruction == "ARG" and "=" not in rest:
+            rest = f"{rest}={arguments[f'${{{rest}}}']}"
         flags = re.match(r"(--[a-z-]+=\S+\s+)*", rest)
         assert flags is not None
         pairs = (flag.removeprefix("--").split("=", 1) for flag in flags[0].split())

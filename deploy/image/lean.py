@@ -1,0 +1,66 @@
+"""Takes from an installed environment what running it does not need: ``python lean.py FOLDER``.
+
+Wheels bring their tests, what extensions of them are compiled from, types for checkers, and symbols
+for debuggers. No module that anything else imports is among them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+FOLDERS = ("tests", "f2py", "distutils", "include")
+"""The last three are numpy's: they compile extensions."""
+
+FILES = (
+    *("*.pyi", "*.pyx", "*.pxd", "*.pxi", "*.c", "*.h", "*.a"),
+    # numpy's, imported by its tests alone.
+    *("_simd.*.so", "_*_tests.*.so", "_struct_ufunc_tests.*.so"),
+)
+
+_ELF_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+
+
+def leave_out(folder: Path) -> None:
+    for name in FOLDERS:
+        for found in list(folder.glob(f"**/site-packages/*/**/{name}")):
+            if found.is_dir():
+                shutil.rmtree(found)
+    for pattern in FILES:
+        for found in folder.rglob(pattern):
+            found.unlink()
+
+
+def strip(library: Path) -> None:
+    """Cuts off what lies behind the last byte that is loaded: debugging information, all symbols
+    but those that linking takes, and the table of sections, which only tools read.
+
+    binutils would do it, but the image has none, and PyPI has no package of them.
+    """
+    data = bytearray(library.read_bytes())
+    if not data.startswith(_ELF_64_LITTLE_ENDIAN):
+        return
+    [table] = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    end = table + size * count
+    for header in range(table, end, size):
+        [offset] = struct.unpack_from("<Q", data, header + 8)
+        [length] = struct.unpack_from("<Q", data, header + 32)
+        end = max(end, offset + length)
+    struct.pack_into("<Q", data, 40, 0)  # where the sections' table is, and how long: there is none
+    struct.pack_into("<HH", data, 60, 0, 0)
+    library.write_bytes(data[:end])
+
+
+def main(folder: Path) -> None:
+    leave_out(folder)
+    for pattern in ("*.so", "*.so.*"):
+        for library in folder.rglob(pattern):
+            if not library.is_symlink():
+                strip(library)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,31 @@
+"""What the gateway's image has installed, and what tells of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tests.support.locks import locked, version
+
+PROJECT = "triton-openai-gateway"
+PACKAGES = ("gateway", "adapters", "guides", "lora_store", "ops", "triton_repo")
+EVERY_MODULE = Path(__file__).with_name("every_module.py").read_text(encoding="utf-8")
+
+
+def assert_tells_what_is_installed(file: Path, python: str) -> None:
+    """A CycloneDX document: the project, and the releases that its lock file names for a Python."""
+    told = json.loads(file.read_text(encoding="utf-8"))
+    assert (told["bomFormat"], told["metadata"]["component"]["name"]) == ("CycloneDX", PROJECT)
+    found = {
+        canonicalize_name(part["name"]): Version(part["version"]) for part in told["components"]
+    }
+    assert found == {
+        name: version(pin)
+        for name, pins in locked("gateway").items()
+        for pin, _ in pins
+        if pin.marker is None or pin.marker.evaluate({"python_full_version": python})
+    }
+    assert all(part["purl"].startswith("pkg:pypi/") for part in told["components"])
