@@ -10,6 +10,7 @@ blocks count, all others are text:
 - A block after ``<!-- file: NAME -->`` is written to that file.
 - ``<!-- rerun: figures -->`` before a console block: its numbers are measured and differ each time.
 - ``<!-- rerun: slow -->``: left alone unless ``--slow`` asks for it; its numbers are measured too.
+- ``<!-- rerun: engine -->``: needs a Docker engine; `make test-containers` alone runs it.
 
 ``--check`` compares instead of writing. What differs in each run (ids, times, keys) is no
 difference, and text that was right stays as it was; measured numbers are written anew. A guide that
@@ -37,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,10 +144,9 @@ def _plain(text: str, figures: bool) -> str:
 class Session:
     """A shell's life in an empty folder that looks like the source tree to the commands."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="docs-")).resolve()
-        for name in LINKED:
-            (self.folder / name).symlink_to(ROOT / name)
+    def __init__(self, folder: Path | None = None, **variables: str) -> None:
+        """`folder` has what its commands need beside `variables`; it is removed in the end."""
+        self.folder = folder or _linked_folder()
         self._private = Path(tempfile.mkdtemp(prefix="docs-shell-"))
         self._exports = self._private / "exports"
         self._exports.touch()
@@ -158,6 +158,7 @@ class Session:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "100",
             "LC_ALL": "C.UTF-8",
+            **variables,
         }
 
     def __enter__(self) -> Session:
@@ -206,6 +207,13 @@ class Session:
             text = text.replace(str(folder), SHOWN_FOLDER)
         text = "".join(line.rstrip() + "\n" for line in text.splitlines())
         return _WAITING.sub("", text)
+
+
+def _linked_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="docs-")).resolve()
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def _end(group: int) -> None:
@@ -262,12 +270,26 @@ def rerun(guide: str, *, slow: bool, keep_figures: bool) -> str:
 
     With `keep_figures`, outputs that differ only in what was measured stay as they were.
     """
-    parts, position = [], 0
+    left_alone = {"engine"} if slow else {"engine", "slow"}
     with Session() as session:
-        for block in _BLOCK.finditer(guide):
-            parts.append(guide[position : block.start("body")])
-            parts.append(_rerun_block(session, block, slow, keep_figures))
-            position = block.end("body")
+        return _rerun_in(session, guide, left_alone, keep_figures)
+
+
+def rerun_on_engine(guide: str, folder: Path, engine: Mapping[str, str]) -> str:
+    """`rerun` of what needs a Docker engine, in a folder like a clone, which is removed.
+
+    `engine` are the variables by which Docker's client finds it.
+    """
+    with Session(folder, **engine) as session:
+        return _rerun_in(session, guide, set(), keep_figures=True)
+
+
+def _rerun_in(session: Session, guide: str, left_alone: set[str], keep_figures: bool) -> str:
+    parts, position = [], 0
+    for block in _BLOCK.finditer(guide):
+        parts.append(guide[position : block.start("body")])
+        parts.append(_rerun_block(session, block, left_alone, keep_figures))
+        position = block.end("body")
     return "".join(parts) + guide[position:]
 
 
@@ -282,7 +304,9 @@ def _printed_now(guide: str, slow: bool, keep_figures: bool) -> str:
     return rerun(guide, slow=slow, keep_figures=keep_figures)
 
 
-def _rerun_block(session: Session, block: re.Match[str], slow: bool, keep_figures: bool) -> str:
+def _rerun_block(
+    session: Session, block: re.Match[str], left_alone: set[str], keep_figures: bool
+) -> str:
     body, key, value = block["body"], block["key"], block["value"]
     if key == "file":
         path = session.folder / value
@@ -290,10 +314,10 @@ def _rerun_block(session: Session, block: re.Match[str], slow: bool, keep_figure
         path.write_text(body, encoding="utf-8")
     if block["language"] != "console":
         return body
-    if key == "rerun" and value not in {"figures", "slow"}:
-        raise ValueError(f"rerun: found {value!r}, allowed figures or slow")
+    if key == "rerun" and value not in {"figures", "slow", "engine"}:
+        raise ValueError(f"rerun: found {value!r}, allowed figures, slow or engine")
     commands = parse(body)
-    if value == "slow" and not slow:
+    if value in left_alone:
         return body
     text = ""
     for command in commands:
@@ -301,7 +325,7 @@ def _rerun_block(session: Session, block: re.Match[str], slow: bool, keep_figure
         output = session.run(command.text)
         if _READY.search(command.output) and not _READY.search(output):
             raise RuntimeError(f"no server: {command.text}{output}{session.logs()}")
-        if same(command.output, output, figures=keep_figures and key == "rerun"):
+        if same(command.output, output, figures=keep_figures and value in {"figures", "slow"}):
             output = command.output
         text += f"$ {command.text}{output}"
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,20 +15,21 @@ from tests.containers.images import COMPOSE
 
 API = "http://127.0.0.1:9000"
 ADMIN = "http://127.0.0.1:9001"
-UP_WITHIN = "120"  # seconds; only ends what would never end
+UP_WITHIN = "600"  # seconds; only ends what would never end
 
 
 class Project:
     """Call it with a command of `docker compose`; gives what that prints."""
 
-    def __init__(self, engine: Engine, name: str, **variables: str) -> None:
-        """`variables` are those of .env."""
+    def __init__(self, engine: Engine, name: str, *overrides: Path, **variables: str) -> None:
+        """`overrides` are more files of Compose's, `variables` those of .env."""
         self._engine = engine
         self._name = name
+        self._files = [word for file in overrides for word in ("--file", file)]
         self._variables = variables
 
     def __call__(self, *arguments: str) -> str:
-        command = [*COMPOSE, "--project-name", self._name, *arguments]
+        command = [*COMPOSE, *self._files, "--project-name", self._name, *arguments]
         return self._engine.docker(*command, **self._variables)
 
     def set(self, **variables: str) -> None:
@@ -56,9 +58,9 @@ class Project:
 
 
 @contextmanager
-def project(engine: Engine, name: str, **variables: str) -> Iterator[Project]:
+def project(engine: Engine, name: str, *overrides: Path, **variables: str) -> Iterator[Project]:
     """One that is not up yet; what it has made is removed in the end, after its logs are shown."""
-    made = Project(engine, name, **variables)
+    made = Project(engine, name, *overrides, **variables)
     try:
         yield made
     except BaseException:

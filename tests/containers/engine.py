@@ -45,8 +45,10 @@ def install() -> None:
         _run("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "true")
         if missing := [package for name, package in _PACKAGES.items() if not shutil.which(name)]:
             _run("apt-get", "update", "--quiet")
-            # The runlevel of a single user, in which packages start no services.
-            _run("apt-get", "install", "--yes", "--no-install-recommends", *missing, RUNLEVEL="1")
+            # Somebody else may be installing something. The runlevel is that of a single user, in
+            # which packages start no services.
+            options = ("--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300")
+            _run("apt-get", "install", *options, *missing, RUNLEVEL="1")
         if not all((_plugins() / name).exists() for name in _PLUGINS):
             _unpack_plugins()
     except subprocess.CalledProcessError as error:

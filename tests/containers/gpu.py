@@ -42,8 +42,10 @@ class Deployment:
         }
 
     @contextmanager
-    def up(self, engine: Engine, name: str, **variables: str) -> Iterator[Project]:
-        with project(engine, name, **self.variables | variables) as compose:
+    def up(
+        self, engine: Engine, name: str, *overrides: Path, **variables: str
+    ) -> Iterator[Project]:
+        with project(engine, name, *overrides, **self.variables | variables) as compose:
             compose.up()
             yield compose
 
@@ -70,10 +72,7 @@ class Deployment:
 
 def _models(folder: Path) -> Path:
     """As docs/deployment.md says, for the stand-in of the engine."""
-    folder.mkdir()
-    modules = cpu_engine.lora_modules(DEMO_MODEL)
-    cpu_engine.build(DEMO_MODEL, folder / "engine", max_batch_size=16, lora_target_modules=modules)
-    shutil.copytree(DEMO_MODEL, folder / "tokenizer")
+    make_engine(folder)
     render: list[str | Path] = [Path(sys.executable).parent / "gateway", "repo", "render"]
     render += ["--output", folder / "repository", "--triton-backend", "python"]
     for name in ("engine", "tokenizer"):
@@ -81,3 +80,11 @@ def _models(folder: Path) -> Path:
     subprocess.run(render, check=True, capture_output=True)
     subprocess.run(["chmod", "--recursive", "o+rX", folder, folder.parent], check=True)
     return folder
+
+
+def make_engine(folder: Path) -> None:
+    """What a deployment brings along: an engine and its tokenizer."""
+    folder.mkdir()
+    modules = cpu_engine.lora_modules(DEMO_MODEL)
+    cpu_engine.build(DEMO_MODEL, folder / "engine", max_batch_size=16, lora_target_modules=modules)
+    shutil.copytree(DEMO_MODEL, folder / "tokenizer")

@@ -81,6 +81,16 @@ def test_slow_blocks_are_left_alone() -> None:
     assert "now\n```" in _rerun(guide, slow=True)
 
 
+def test_what_needs_an_engine_is_left_to_the_suite_that_has_one(tmp_path: Path) -> None:
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    guide = "<!-- rerun: engine -->\n" + _block("$ echo $DOCKER_HOST; pwd\n", "nowhere\n")
+    assert _rerun(guide, slow=True) == guide
+    found = rerun.rerun_on_engine(guide, folder, {"DOCKER_HOST": "here"})
+    assert f"here\n{rerun.SHOWN_FOLDER}\n```" in found
+    assert not folder.exists()
+
+
 def test_an_unknown_mark_is_refused() -> None:
     with pytest.raises(ValueError, match="rerun: found"):
         _rerun("<!-- rerun: never -->\n" + _block("$ true\n"))
