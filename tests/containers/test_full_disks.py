@@ -1,0 +1,104 @@
+"""The gateway's volume is full, then Redis': what is there is served, and all is well with room."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.containers.compose import ADMIN, API, Project, completion
+from tests.containers.engine import Engine
+from tests.containers.gpu import Deployment, bearer
+
+CAPITAL = "The capital of France is"
+SMALL = Path(__file__).parent / "small_disks.yaml"
+FILL = "head --bytes=1G /dev/zero > {0}/filler; [ $(df --output=avail {0} | tail -n 1) = 0 ]"
+Up = tuple[Deployment, Project]
+
+
+@pytest.fixture(scope="module")
+def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    deployment = Deployment(tmp_path_factory.mktemp("full"))
+    with deployment.up(engine, "full", SMALL) as compose:
+        assert deployment.add_adapter("zh", "zh").status_code == 201
+        yield deployment, compose
+
+
+@contextmanager
+def _full(compose: Project, service: str, folder: str) -> Iterator[None]:
+    compose.exec(service, "sh", "-c", FILL.format(folder))
+    try:
+        yield
+    finally:
+        compose.exec(service, "rm", f"{folder}/filler")
+
+
+def test_the_gateways(up: Up) -> None:
+    deployment, compose = up
+    with _full(compose, "gateway", "/var/lib/gateway"):
+        assert _text(deployment, "zh") == "巴黎"
+        refused = deployment.add_adapter("ja", "ja")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            500,
+            "adapter_store_error",
+        )
+        assert "404" in _text(deployment, "ja")
+        assert httpx.get(f"{API}/health/ready").status_code == 200
+    added = deployment.add_adapter("ja", "ja")
+    assert added.status_code == 201, added.text
+    assert _text(deployment, "ja") == "パリ"
+
+
+def test_redis(up: Up) -> None:
+    """What it cannot keep it refuses, and limits are counted by each gateway alone."""
+    deployment, compose = up
+    assert _limited(deployment) == 200
+    assert _metric("gateway_limits_shared") == 1
+    with _full(compose, "redis", "/data"):
+        _until(lambda: "MISCONF" in _redis(compose, "set", "anything", "1"))
+        assert _limited(deployment) == 200
+        _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 0)
+        assert _text(deployment, "zh") == "巴黎"
+        assert httpx.get(f"{API}/health/ready").status_code == 200
+    _until(lambda: "OK" in _redis(compose, "set", "anything", "1"))
+    _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 1)
+    assert deployment.add_adapter("again", "zh").status_code == 201
+    assert _text(deployment, "again") == "巴黎"
+
+
+def _limited(deployment: Deployment) -> int:
+    """The status of a request of the tenant that has a budget."""
+    asked = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+    return httpx.post(
+        f"{API}/v1/completions", json=asked, headers=bearer(deployment.small)
+    ).status_code
+
+
+def _redis(compose: Project, *command: str) -> str:
+    asked = 'REDISCLI_AUTH="$(cat /run/secrets/password)" redis-cli "$@"'
+    return compose.exec("redis", "sh", "-c", asked, "redis-cli", *command)
+
+
+def _text(deployment: Deployment, model: str) -> str:
+    try:
+        return completion(model, CAPITAL, headers=bearer(deployment.acme))
+    except httpx.HTTPError as error:
+        return repr(error)
+
+
+def _metric(name: str) -> float:
+    text = httpx.get(f"{ADMIN}/metrics").raise_for_status().text
+    [value] = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    return float(value)
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
