@@ -234,6 +234,13 @@ class ClientDeadline(RequestTimeout):
     """The client had asked for an end before the gateway's own; no failure of ours."""
 
 
+class EndedByAdmin(GatewayError):
+    """An admin ended this request while it ran."""
+
+    def __init__(self) -> None:
+        super().__init__("This request was ended by an operator of the server.")
+
+
 class InternalError(GatewayError):
     """A mistake of ours. What it was is in the log alone."""
 

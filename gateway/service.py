@@ -25,6 +25,7 @@ from gateway.conversations.store import Conversations
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
+from gateway.monitor.monitor import Monitor
 from gateway.replica_setup import guessed, make_replicas, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -90,6 +91,7 @@ class Service:
     declared: Declared
     router: Router
     metrics: Metrics
+    monitor: Monitor
     configuration: ConfigurationFile
     access: Access
     keys: IssuedKeys | None
@@ -138,6 +140,7 @@ class Service:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self._warn_of_hidden())
+            tasks.create_task(self.monitor.follow())
             tasks.create_task(self.accounting.keep_books())
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.disks))
@@ -277,6 +280,10 @@ async def running_service(
                 declared=declared,
                 router=router,
                 metrics=metrics,
+                monitor=Monitor(
+                    lambda: sum([each.engine.residency.loads for each in replicas]),
+                    lambda: admission.waiting,
+                ),
                 configuration=configuration,
                 access=access,
                 keys=keys,
