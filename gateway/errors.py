@@ -83,6 +83,10 @@ class KeysUnavailable(GatewayError):
     """Keys made over the API cannot be looked at, or changed, now."""
 
 
+class OverridesUnavailable(GatewayError):
+    """What admins say of replicas cannot be changed now."""
+
+
 class ConversationsUnavailable(GatewayError):
     """What is kept of conversations cannot be read or written now."""
 

@@ -46,7 +46,8 @@ ALLOWED: dict[str, str] = {
     " gateway.config gateway.observability lora_store",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
     "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
-    " gateway.tenancy gateway.catalog gateway.conversations gateway.http gateway.config"
+    " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
+    " gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
     " gateway.parsers gateway.errors adapters",
     # What a console shows: made of all that a service has.
@@ -56,8 +57,8 @@ ALLOWED: dict[str, str] = {
     " gateway.observability"
     " gateway.tokenization gateway.triton gateway.generation gateway.stops gateway.deltas"
     " gateway.errors",
-    "gateway.service": "gateway.replica_setup gateway.metrics gateway.monitor gateway.tenancy"
-    " gateway.catalog gateway.conversations gateway.guiding"
+    "gateway.service": "gateway.replica_setup gateway.metrics gateway.monitor gateway.overrides"
+    " gateway.tenancy gateway.catalog gateway.conversations gateway.guiding"
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
@@ -65,6 +66,8 @@ ALLOWED: dict[str, str] = {
     " gateway.scheduling gateway.stops gateway.triton",
     # What runs and ran, for whoever looks.
     "gateway.monitor": "gateway.observability gateway.generation gateway.stops adapters",
+    # What admins say of replicas while gateways run.
+    "gateway.overrides": "gateway.scheduling gateway.errors lora_store",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"

@@ -80,6 +80,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
+    errors.OverridesUnavailable: Row(503, _SERVER, "overrides_unavailable", retry_after_s=1),
     errors.ConversationsUnavailable: Row(
         503, _SERVER, "conversations_unavailable", retry_after_s=1
     ),
@@ -178,6 +179,8 @@ def refusal(error: Failure) -> str | None:
     row = TABLE[type(error)]
     if 400 <= row.status < 500 and row.status != 499:
         return row.code or f"status_{row.status}"
+    if isinstance(error, errors.EndedByAdmin):
+        return None
     return row.code if row.status == 503 else None
 
 

@@ -24,6 +24,8 @@ def _replica(service: Service, replica: Replica) -> dict[str, object]:
         "in_flight": replica.in_flight,
         "requests": replica.requests,
     }
+    if (override := service.overrides.current.get(replica.endpoint)) is not None:
+        facts["override"] = override.facts()
     if (places := service.replicas.places.at(replica)) is not None:
         facts["places"] = places
     if (selection := replica.engine.last_selection) is not None:
