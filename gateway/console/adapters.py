@@ -72,11 +72,10 @@ class AdapterFacts:
 def _version(version: Version) -> dict[str, object]:
     facts: dict[str, object] = {
         "bytes": version.nbytes,
+        "rank": version.rank,
         "created": round(version.created, 2),
         "source": version.source,
     }
-    if version.modules:
-        facts["rank"] = max(rows.rank for rows in version.modules)
     if version.added_by is not None:
         facts["added_by"] = version.added_by
     return facts

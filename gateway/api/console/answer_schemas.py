@@ -1,4 +1,4 @@
-"""The state that a console shows, for the OpenAPI document; docs/console.md tells what it means.
+"""The state that a console shows, for the OpenAPI document; docs/console-api.md says what it is.
 
 It is written as it is made, not through these models. Whatever is not known is not there.
 """
