@@ -47,6 +47,11 @@ class OverrideCopies:
         self._stamp: tuple[int, int] | None = None
         self._from_disk()
 
+    @property
+    def shared(self) -> bool:
+        """Whether others may change them."""
+        return self._url is not None
+
     def close(self) -> None:
         if self._client is not None:
             close(self._client)

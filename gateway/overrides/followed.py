@@ -39,8 +39,9 @@ class FollowedOverrides:
         self._copies.close()
 
     async def follow(self) -> None:
-        """Takes over what others say within a second; until cancelled."""
-        while True:
+        """Takes over what others say within a second; until cancelled, or at once where there are
+        none: without a Redis a gateway has one process."""
+        while self._copies.shared:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._look()

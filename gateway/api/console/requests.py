@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import Request
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from gateway.api.answer_schemas import Answer, Count
+from gateway.api.answer_schemas import Count
 from gateway.api.auth import Caller
 from gateway.api.console.looks import Console
 from gateway.api.routing import Name, Router, needs, refusals
@@ -20,7 +20,7 @@ from gateway.errors import NotFound
 router = Router()
 
 
-class RequestSeen(Answer):
+class RequestSeen(BaseModel):
     """Members that are not known are not there."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
