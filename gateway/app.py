@@ -23,6 +23,7 @@ from gateway.api import (
     rerank,
     tokens,
     vllm_adapters,
+    web,
 )
 from gateway.api.anthropic import endpoints as anthropic
 from gateway.api.console import actions as console_actions
@@ -59,7 +60,7 @@ _MODULES = (
     *(embeddings, rerank, tokens, models),
     *(adapters, vllm_adapters, keys),
     *(console_requests, console_following, console_actions, console_internal),
-    *(ops, openapi),
+    *(ops, openapi, web),
 )
 
 ROUTES: Sequence[APIRoute] = [

@@ -49,7 +49,9 @@ ALLOWED: dict[str, str] = {
     " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
     " gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
-    " gateway.parsers gateway.errors adapters",
+    " gateway.parsers gateway.web gateway.errors adapters",
+    # Files for browsers, and what reads them.
+    "gateway.web": "",
     # What a console shows: made of all that a service has.
     "gateway.console": "gateway.service gateway.monitor gateway.tenancy gateway.catalog"
     " gateway.config gateway.scheduling gateway.errors adapters",
