@@ -21,7 +21,7 @@ export class ApiError extends Error {
   }
 }
 
-// The answer to a request, whatever its form. Raises ApiError, and AbortError where `signal` says so.
+// The answer to a request, whatever its form, with `sentAt`. Raises ApiError, and AbortError where `signal` says so.
 export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
   for (;;) {
     const used = key;
@@ -43,8 +43,9 @@ async function sent(path, { method, body, headers, signal }) {
   if (body !== undefined && !isForm) all.set("content-type", "application/json");
   const settings = { method, headers: all, signal, credentials: "omit", cache: "no-store" };
   if (body !== undefined) settings.body = isForm ? body : JSON.stringify(body);
+  const sentAt = performance.now();
   try {
-    return await fetch(new URL(path, BASE), settings);
+    return Object.assign(await fetch(new URL(path, BASE), settings), { sentAt });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, { message: "The gateway does not answer. Is it running?" });

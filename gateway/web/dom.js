@@ -75,9 +75,20 @@ export function announce(text) {
 }
 
 export async function copyText(text, button) {
-  await navigator.clipboard.writeText(text);
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else copyTheOldWay(text); // a page from plain HTTP has no other
   const before = [...button.childNodes];
   button.replaceChildren(icon("done"), ...before.slice(1));
   announce("Copied.");
   setTimeout(() => button.replaceChildren(...before), 1500);
+}
+
+function copyTheOldWay(text) {
+  const focused = document.activeElement;
+  const area = el("textarea", { class: "aloud", value: text });
+  (focused.closest("dialog") ?? document.body).append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+  focused.focus();
 }
