@@ -136,6 +136,7 @@ LIBRARIES: dict[str, str] = {
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
     "peft": "demo",
+    "playwright": "docs",
     "prometheus_client": "gateway.metrics gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config gateway.tenancy.keys ops.deployment"

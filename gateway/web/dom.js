@@ -36,6 +36,7 @@ const ICONS = {
   sliders: "M4 7h9M17 7h3M4 17h3M11 17h9M15 5v4M9 15v4",
   stop: "M7 7h10v10H7z",
   sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 3v1M12 20v1M3 12h1M20 12h1M5.6 5.6l.7.7M17.7 17.7l.7.7M5.6 18.4l.7-.7M17.7 6.3l.7-.7",
+  tokens: "M3 8h8v8H3zM14 8h3v8h-3zM20 8h1v8h-1",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
 };
 const SVG = "http://www.w3.org/2000/svg";

@@ -179,8 +179,8 @@ function tableAt(lines, at) {
 }
 
 const DRAW = {
-  // The page's own headings come first.
-  heading: ({ level, text }) => el(`h${Math.min(level + 2, 6)}`, {}, ...inline(text)),
+  // Below the page's own headings.
+  heading: ({ level, text }) => el(`h${Math.min(level + 3, 6)}`, {}, ...inline(text)),
   paragraph: ({ text }) => el("p", {}, ...inline(text)),
   rule: () => el("hr"),
   quote: ({ blocks }) => el("blockquote", {}, ...blocks.map(draw)),

@@ -104,7 +104,7 @@ export class AnswerView {
 
   tokensButton() {
     const button = el("button", { type: "button", class: "button small", "aria-pressed": String(Boolean(this.tokens)) },
-      icon("sliders"), "Tokens");
+      icon("tokens"), "Tokens");
     button.addEventListener("click", () => {
       if (this.tokens) {
         this.tokens.node.replaceWith(this.text.root);
@@ -140,7 +140,7 @@ function notesOf({ error, stopped, ignored }) {
 function factsOf({ firstMs, rate, usage, finish, version }) {
   const facts = [];
   const fact = (name, text, title) => facts.push(el("li", { title, "data-fact": name }, text));
-  if (firstMs !== undefined) fact("first", `${shortTime(firstMs)} to the first token`, "From the request to its first token, as seen here.");
+  if (firstMs !== undefined) fact("first", `${shortTime(firstMs)} to first token`, "From the request to its first token, as seen here.");
   if (rate) fact("rate", `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`, "Between the first token and the last.");
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
@@ -148,6 +148,7 @@ function factsOf({ firstMs, rate, usage, finish, version }) {
     fact("usage", `${usage.prompt_tokens} + ${usage.completion_tokens} tokens`, `Of the prompt and of the answer${more}.`);
   }
   if (finish) fact("finish", ...(FINISHES[finish] ?? [finish, ""]));
-  if (version) fact("version", `version ${version.slice(0, 12)}`, version);
+  // NAME@DIGEST, whose name stands above.
+  if (version) fact("version", version.slice(version.lastIndexOf("@")).slice(0, 13), `Adapter version ${version}`);
   return facts;
 }

@@ -9,7 +9,9 @@ export class ConversationList {
   }
 
   draw(kept, currentId) {
+    const hadFocus = this.root.contains(document.activeElement);
     this.root.replaceChildren(...kept.map((one) => this.entry(one, one.id === currentId)));
+    if (hadFocus) ($(".current .open", this.root) ?? $(".open", this.root) ?? $("#new")).focus();
   }
 
   entry({ id, title }, isCurrent) {
@@ -28,11 +30,12 @@ export class ConversationList {
       if (isOver) return;
       isOver = true;
       this.does.rename(id, name.trim() || title);
-      $(`[title="${CSS.escape(name)}"]`, this.root)?.focus();
     };
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter") end(input.value);
-      if (event.key === "Escape") end(title);
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault(); // else it would press what has the focus next
+      event.stopPropagation();
+      end(event.key === "Enter" ? input.value : title);
     });
     input.addEventListener("blur", () => end(input.value));
     entry.replaceChildren(input);

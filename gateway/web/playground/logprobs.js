@@ -11,6 +11,8 @@ const percent = (logprob) => {
   return part >= 99.95 ? "100 %" : part < 0.05 ? "< 0.1 %" : `${part.toFixed(1)} %`;
 };
 
+const rounded = (logprob) => (logprob > -0.005 ? "0.00" : logprob.toFixed(2));
+
 const step = (logprob) => STEPS.findLastIndex((least) => Math.exp(logprob) < least) + 1;
 
 // A token as it can be seen: spaces and line breaks have no look of their own.
@@ -80,7 +82,7 @@ export class Tokens {
     bar.style.width = `${Math.max(2, Math.exp(logprob) * 100)}%`;
     return el("p", { class: isChosen ? "chosen" : null },
       el("code", {}, visible(token) || "∅"), el("span", { class: "measure" }, bar),
-      el("span", { class: "figure" }, percent(logprob)), el("span", { class: "figure" }, logprob.toFixed(2)));
+      el("span", { class: "figure" }, percent(logprob)), el("span", { class: "figure" }, rounded(logprob)));
   }
 
   // Below the token, within the answer.

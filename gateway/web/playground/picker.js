@@ -43,7 +43,8 @@ export class Picker {
     this.found = this.models().filter(fits).slice(0, MOST_SHOWN);
     this.list.replaceChildren(...this.found.map((model, n) => this.option(model, n)));
     this.show(this.found.length > 0);
-    this.move(typed ? 0 : this.found.findIndex((model) => model.id === this.value));
+    // Who writes a version means it: NAME@DIGEST is taken as it stands.
+    this.move(typed ? (typed.includes("@") ? -1 : 0) : this.found.findIndex((model) => model.id === this.value));
   }
 
   option({ id, root, parent }, n) {

@@ -13,6 +13,7 @@ export class Run {
     this.aborting = new AbortController();
     this.ended = new Promise((resolve) => (this.end = resolve));
     answer.requestId = randomId();
+    this.pieces = 0;
   }
 
   // Resolves when nothing more will be known of it; `ended` does when the answer has ended.
@@ -68,6 +69,7 @@ export class Run {
       this.last = performance.now();
       answer.firstMs ??= this.last - this.begun;
       this.first ??= this.last;
+      this.pieces += 1;
     }
     answer.text += delta.content ?? "";
     answer.thoughts += delta.reasoning_content ?? "";
@@ -81,8 +83,10 @@ export class Run {
     if (finish) answer.finish = finish;
   }
 
-  // Tokens a second, from the first to the last; the first one's wait is told apart.
+  // Tokens a second, from the first to the last; the first one's wait is told apart. What came in
+  // a piece or two tells of the network alone.
   rate() {
+    if (this.pieces < 3) return;
     const between = this.answer.usage?.completion_tokens - 1;
     if (between > 0 && this.last > this.first) this.answer.rate = (between / (this.last - this.first)) * 1000;
   }

@@ -36,7 +36,10 @@ function python(body, base) {
 
 from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(base)}, api_key=os.environ.get("OPENAI_API_KEY", "none"))
+client = OpenAI(
+    base_url=${JSON.stringify(base)},
+    api_key=os.environ.get("OPENAI_API_KEY", "none"),
+)
 answer = client.chat.completions.create(
 ${lines})
 print(${shown})
