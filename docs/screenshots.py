@@ -25,16 +25,19 @@ DESKTOP, PHONE = (1280, 800), (375, 720)
 _READY = re.compile(r"^ready: (\S+)$")
 
 # The small model is not sure of what it has not seen.
-_DOUBTED = "Repeat: The quick brown fox jumps over the lazy dog; 敏捷的棕色狐狸跳过了懒狗。"
+_DOUBTED = "Repeat: **Hello** `code` 你好\n- one\n- two"
 
 _FONTS = """<?xml version="1.0"?>
 <fontconfig>
   <include>/etc/fonts/fonts.conf</include>
-  <match target="pattern">
-    <test name="family"><string>system-ui</string></test>
-    <edit name="family" mode="assign" binding="strong"><string>Inter</string></edit>
-  </match>
+  {}
 </fontconfig>
+"""
+_AS_INTER = """
+  <match target="pattern">
+    <test name="family"><string>{}</string></test>
+    <edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit>
+  </match>
 """
 
 Scene = Callable[[Page], None]
@@ -75,7 +78,10 @@ def _stack(url: str | None) -> Iterator[str]:
 def _fonts() -> Iterator[dict[str, str]]:
     """An environment in which the system's font is Inter: a bare machine has no good one."""
     with tempfile.TemporaryDirectory() as folder:
-        (file := Path(folder) / "fonts.conf").write_text(_FONTS, encoding="utf-8")
+        (file := Path(folder) / "fonts.conf").write_text(
+            _FONTS.format("".join(map(_AS_INTER.format, ("system-ui", "sans-serif", "sans")))),
+            encoding="utf-8",
+        )
         yield {"FONTCONFIG_FILE": str(file)}
 
 
@@ -110,12 +116,13 @@ def _compared(page: Page) -> None:
         _compare(page, "zh")
     _compare(page, "ja")
     _ask(page, "What is the capital of France?")
+    _ask(page, "What is the capital of Japan?")
     page.locator("#prompt").blur()
 
 
 def _tokens(page: Page) -> None:
     """An answer's tokens with what else they might have been, and the parameters."""
-    _set(page, temperature="1", seed="3", logprobs="on", top_logprobs="5")
+    _set(page, temperature="1", seed="1", logprobs="on", top_logprobs="5")
     answer = _ask(page, _DOUBTED)
     answer.get_by_role("button", name="Tokens").click()
     page.locator("#show-parameters").click()

@@ -4,6 +4,7 @@
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "textContent", "htmlFor"]);
 
 // el("button", {class: "button", onclick: run}, "Run") -> HTMLButtonElement
+// Children may be lists of children.
 export function el(tag, settings = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(settings)) {
@@ -13,7 +14,8 @@ export function el(tag, settings = {}, ...children) {
     else if (name === "data") Object.assign(made.dataset, value);
     else made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  // One by one: there may be more than a call takes as arguments.
+  for (const child of children.flat()) if (child !== null && child !== undefined) made.append(child);
   return made;
 }
 

@@ -51,8 +51,10 @@ export class Markdown {
 // Whether a block only has more code than before, which is put where the former is.
 function regrown(before, after) {
   if (before.kind !== "code" || after.kind !== "code" || before.language !== after.language) return false;
-  const code = before.node.querySelector("code");
-  code.firstChild.appendData(after.text.slice(code.firstChild.length));
+  const shown = before.node.querySelector("code").firstChild;
+  // What looked like the beginning of the closing fence may go again.
+  if (after.text.startsWith(shown.data)) shown.appendData(after.text.slice(shown.length));
+  else shown.data = after.text;
   return true;
 }
 
@@ -180,19 +182,19 @@ function tableAt(lines, at) {
 
 const DRAW = {
   // Below the page's own headings.
-  heading: ({ level, text }) => el(`h${Math.min(level + 3, 6)}`, {}, ...inline(text)),
-  paragraph: ({ text }) => el("p", {}, ...inline(text)),
+  heading: ({ level, text }) => el(`h${Math.min(level + 3, 6)}`, {}, inline(text)),
+  paragraph: ({ text }) => el("p", {}, inline(text)),
   rule: () => el("hr"),
-  quote: ({ blocks }) => el("blockquote", {}, ...blocks.map(draw)),
+  quote: ({ blocks }) => el("blockquote", {}, blocks.map(draw)),
   list: ({ ordered, start, items }) => {
     const settings = ordered && start !== 1 ? { start } : {};
-    return el(ordered ? "ol" : "ul", settings, ...items.map((blocks) => el("li", {}, ...itemOf(blocks))));
+    return el(ordered ? "ol" : "ul", settings, items.map((blocks) => el("li", {}, itemOf(blocks))));
   },
   table: ({ head, sides, rows }) => {
     const row = (cells, tag) =>
-      el("tr", {}, ...sides.map((side, n) => el(tag, { class: side || null }, ...inline(cells[n] ?? ""))));
+      el("tr", {}, sides.map((side, n) => el(tag, { class: side || null }, inline(cells[n] ?? ""))));
     const table = el("table", {}, el("thead", {}, row(head, "th")),
-      el("tbody", {}, ...rows.map((cells) => row(cells, "td"))));
+      el("tbody", {}, rows.map((cells) => row(cells, "td"))));
     return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Table" }, table);
   },
   code: ({ language, text }) => codeBlock(text, language),

@@ -349,6 +349,14 @@ def test_a_key_is_asked_for_and_kept_nowhere(
         expect(dialog).to_be_visible()
         _button(dialog, "Cancel").click()
         expect(page.get_by_role("alert")).to_contain_text("Give a key")
+        _button(page, "Key").click()
+        dialog.get_by_label("API key").fill("sk-ключ")
+        _button(dialog, "Use this key").click()
+        expect(dialog.locator("#key-wrong")).to_contain_text("ASCII")
+        dialog.get_by_label("API key").fill("sk-acme")
+        _button(dialog, "Use this key").click()
+        expect(_models(page)).to_have_value("demo")
+        expect(page.get_by_role("alert")).to_be_hidden()
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

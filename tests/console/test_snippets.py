@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from tests.support.local_stack import Stack
 # Quotes, a dollar, a backslash and a line break, which each language has its own ideas of.
 PROMPT = 'Repeat: it\'s "$HOME" \\n `x`\nparis 你好'
 KEY = "sk-acme"
-# In the field's words, and what must come of them.
 PARAMETERS = {
     "system": "Say 'yes'.",
     "temperature": "0",
@@ -28,6 +28,17 @@ PARAMETERS = {
     "max_tokens": "24",
     "seed": "7",
     "stop": "\\n\\n\nEND",
+}
+
+# The same in the API's words.
+ASKED = {
+    "model": "demo",
+    "messages": [
+        {"role": "system", "content": "Say 'yes'."},
+        {"role": "user", "content": PROMPT},
+    ],
+    **{"temperature": 0, "top_k": 5, "repetition_penalty": 1.1, "min_tokens": 2},
+    **{"max_tokens": 24, "seed": 7, "stop": ["\n\n", "END"]},
 }
 
 
@@ -76,7 +87,13 @@ def test_what_is_copied_runs(browser: Browser, stack: Stack, tmp_path: Path, lan
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
     with GatewayProcess(tmp_path / "g", stack, config=config) as gateway:
         code = _copied(browser, gateway.url, language, **PARAMETERS)
-        first = _run(tmp_path, language, code)
-        assert "paris" in first.lower()
+        printed = _run(tmp_path, language, code)
+        with gateway.client(KEY) as client:
+            asked = client.post("/v1/chat/completions", json=ASKED).json()
+        if language == "curl":
+            printed_answer = json.loads(printed)
+            assert printed_answer["usage"]["prompt_tokens"] == asked["usage"]["prompt_tokens"]
+            printed = printed_answer["choices"][0]["message"]["content"] + "\n"
+        assert printed == asked["choices"][0]["message"]["content"] + "\n"
         more = _copied(browser, gateway.url, language, logprobs="on", top_logprobs="1")
         assert "top_logprobs" in _run(tmp_path, language, more)

@@ -55,6 +55,7 @@ class Playground {
   async findModels() {
     try {
       const { data } = await askJson("models");
+      this.composer.tell("");
       this.models = data.filter(({ modes }) => !modes?.some((mode) => mode === "embeddings" || mode === "rerank"));
     } catch (error) {
       this.composer.tell(inWords(error));
@@ -80,7 +81,9 @@ class Playground {
   }
 
   drawList() {
-    this.list.draw(shelf.list(), this.conversation.id);
+    const kept = shelf.list();
+    this.list.draw(kept, this.conversation.id);
+    $("#kept").hidden = kept.length === 0;
   }
 
   keep() {
@@ -108,7 +111,7 @@ class Playground {
   clear() {
     if (!confirm("Delete all conversations from this browser?")) return;
     shelf.clear();
-    this.open(newConversation(this.conversation));
+    this.openNew();
   }
 
   reset() {
@@ -244,8 +247,8 @@ const STARTERS = [
 ];
 
 drawIcons();
-useKeys($("#show-key"));
 const playground = new Playground();
+useKeys($("#show-key"), () => playground.findModels());
 for (const text of STARTERS) {
   const use = () => {
     playground.composer.text = text;

@@ -66,10 +66,11 @@ export class Run {
     if (!choice) return;
     const { delta, finish_reason: finish, logprobs } = choice;
     if (delta.content || delta.reasoning_content || delta.tool_calls) {
-      this.last = performance.now();
-      answer.firstMs ??= this.last - this.begun;
-      this.first ??= this.last;
-      this.pieces += 1;
+      const now = performance.now();
+      answer.firstMs ??= now - this.begun;
+      this.first ??= now;
+      if (now - (this.last ?? 0) > 1) this.pieces += 1;
+      this.last = now;
     }
     answer.text += delta.content ?? "";
     answer.thoughts += delta.reasoning_content ?? "";
@@ -84,7 +85,7 @@ export class Run {
   }
 
   // Tokens a second, from the first to the last; the first one's wait is told apart. What came in
-  // a piece or two tells of the network alone.
+  // a piece or two, whatever its frames, tells of the network alone.
   rate() {
     if (this.pieces < 3) return;
     const between = this.answer.usage?.completion_tokens - 1;
