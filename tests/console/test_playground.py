@@ -84,12 +84,7 @@ def test_an_answer_comes_with_its_facts(page: Page) -> None:
     expect(facts).to_contain_text("16 + 9 tokens")
     answer = _ask(page, LONG)
     facts = answer.get_by_role("list", name="About this answer")
-    for fact in (
-        r"\d+(\.\d+)? m?s to first token",
-        r"[\d.]+ tokens/s",
-        r"16 \+ 9 tokens",
-        "stop",
-    ):
+    for fact in (r"\d+(\.\d+)? m?s to first token", r"[\d.]+ tokens/s", "stop"):
         expect(facts).to_contain_text(re.compile(fact))
 
 
