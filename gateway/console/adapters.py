@@ -8,6 +8,7 @@ milliseconds, with a pause for everybody else now and then.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 
 from adapters.record import SHORT_DIGEST, Record, Version
@@ -84,22 +85,27 @@ def _version(version: Version) -> dict[str, object]:
 def _held(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
     """By name and endpoint, for engines that are sent adapters: what is not cold, or was evicted.
 
-    The state is of the version that is served, evictions are of all."""
-    names = {version.task_id: record.name for record in records for version in record.versions}
-    served = {record.version.task_id for record in records}
+    The state is of the version that is served, evictions are of all. An engine holds a content
+    once, whatever names stand for it."""
+    names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    for record in records:
+        served[record.version.task_id].add(record.name)
+        for version in record.versions:
+            names[version.task_id].add(record.name)
     cells: dict[str, dict[str, Cell]] = {}
     for replica in replicas:
         residency = replica.engine.residency
         for task_id, count in residency.evictions.items():
-            if (name := names.get(task_id)) is not None:
+            for name in names.get(task_id, ()):
                 cell = cells.setdefault(name, {}).setdefault(replica.endpoint, {"state": "cold"})
                 before = cell.get("evicted", 0)
                 assert isinstance(before, int)
                 cell["evicted"] = before + count
         for state, task_ids in (("held", residency.resident), ("loading", residency.loading)):
-            for task_id in served.intersection(task_ids):
-                own = cells.setdefault(names[task_id], {})
-                own.setdefault(replica.endpoint, {})["state"] = state
+            for task_id in served.keys() & task_ids:
+                for name in served[task_id]:
+                    own = cells.setdefault(name, {})
+                    own.setdefault(replica.endpoint, {})["state"] = state
     return cells
 
 
