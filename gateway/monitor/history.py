@@ -13,6 +13,7 @@ from gateway.monitor.latencies import Latencies
 
 STEP_S = 10
 STEPS = 360
+_EARLY_S = 1.0  # a sleep may end a moment before its time
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class History:
         tokens = totals.tokens + running_tokens
         self.points.append(
             Point(
-                at=int(now) // STEP_S * STEP_S - STEP_S,
+                at=int(now + _EARLY_S) // STEP_S * STEP_S - STEP_S,
                 tokens=max(0, tokens - before.tokens),
                 requests=totals.requests - before.requests,
                 errors=totals.errors - before.errors,

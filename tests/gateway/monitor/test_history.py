@@ -22,6 +22,14 @@ def test_a_step_has_what_came_since_the_last_one() -> None:
     assert second.at - first.at == STEP_S
 
 
+def test_a_sleep_that_ends_a_moment_early_leaves_no_gap() -> None:
+    history = History()
+    for now in (NOW + 5, NOW + 14.9999, NOW + 25.0001):
+        history.step(now, running_tokens=0, cold_sends=0, queue=0)
+    begun = [point.at for point in history.points]
+    assert begun == [NOW - 5, NOW + 5, NOW + 15]
+
+
 def test_a_replica_that_leaves_takes_nothing_from_a_step() -> None:
     history = History()
     history.step(NOW, running_tokens=9, cold_sends=7, queue=0)
