@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--url", help="a gateway that serves the demo (default: one of its own)")
     arguments = parser.parse_args()
     IMAGES.mkdir(exist_ok=True)
-    with _stack(arguments.url) as url, _fonts() as fonts, running_chromium(fonts) as browser:
+    with _stack(arguments.url) as url, fonts() as look, running_chromium(look) as browser:
         for dark in (False, True):
             theme = "dark" if dark else "light"
             _take(browser, url, f"playground-{theme}", _compared, dark=dark)
@@ -75,7 +75,7 @@ def _stack(url: str | None) -> Iterator[str]:
 
 
 @contextmanager
-def _fonts() -> Iterator[dict[str, str]]:
+def fonts() -> Iterator[dict[str, str]]:
     """An environment in which the system's font is Inter: a bare machine has no good one."""
     with tempfile.TemporaryDirectory() as folder:
         (file := Path(folder) / "fonts.conf").write_text(
