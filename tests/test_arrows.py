@@ -129,7 +129,7 @@ LIBRARIES: dict[str, str] = {
     "grpc": "gateway.triton.grpcio",
     "hpack": "gateway.triton.http2 bench",
     "httptools": "gateway.http",
-    "httpx": "ops.commands ops.loadtest gateway.sources.remote bench",
+    "httpx": "ops.commands ops.loadtest gateway.sources.remote bench docs",
     "jinja2": "gateway.tokenization demo",
     "llguidance": "guides triton_repo.cpu_executor",
     "numpy": "gateway.triton gateway.pipeline.mapped adapters triton_repo bench",
