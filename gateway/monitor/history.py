@@ -16,6 +16,11 @@ STEPS = 360
 _EARLY_S = 1.0  # a sleep may end a moment before its time
 
 
+def until_step_ends(now: float) -> float:
+    """Seconds; that of the next step where a sleep for this one has ended a moment early."""
+    return STEP_S + _EARLY_S - (now + _EARLY_S) % STEP_S
+
+
 @dataclass(slots=True)
 class Totals:
     """Since the process began."""

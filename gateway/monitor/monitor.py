@@ -11,7 +11,7 @@ from contextvars import Context
 from functools import partial
 
 from adapters.record import selected_name
-from gateway.monitor.history import STEP_S, History
+from gateway.monitor.history import History, until_step_ends
 from gateway.monitor.requests import Requests
 from gateway.monitor.tallies import Tallies
 from gateway.monitor.watched import Ended
@@ -80,7 +80,7 @@ class Monitor:
     async def follow(self) -> None:
         """Keeps the history; until cancelled."""
         while True:
-            await asyncio.sleep(STEP_S - time.time() % STEP_S)
+            await asyncio.sleep(until_step_ends(time.time()))
             try:
                 self._step()
             except Exception:  # nobody's request depends on it

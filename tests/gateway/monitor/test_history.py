@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.monitor.history import STEP_S, STEPS, History
+from gateway.monitor.history import STEP_S, STEPS, History, until_step_ends
 from gateway.monitor.latencies import Latencies, joined, percentile_ms
 
 NOW = 1_795_213_205.0
@@ -28,6 +28,9 @@ def test_a_sleep_that_ends_a_moment_early_leaves_no_gap() -> None:
         history.step(now, running_tokens=0, cold_sends=0, queue=0)
     begun = [point.at for point in history.points]
     assert begun == [NOW - 5, NOW + 5, NOW + 15]
+    # Nor is there a second step of a moment, which would take the place of the first.
+    for now in (NOW + 14.9999, NOW + 15.0001):
+        assert now + until_step_ends(now) == NOW + 25
 
 
 def test_a_replica_that_leaves_takes_nothing_from_a_step() -> None:
