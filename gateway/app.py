@@ -23,8 +23,14 @@ from gateway.api import (
     rerank,
     tokens,
     vllm_adapters,
+    web,
 )
 from gateway.api.anthropic import endpoints as anthropic
+from gateway.api.console import actions as console_actions
+from gateway.api.console import following as console_following
+from gateway.api.console import internal as console_internal
+from gateway.api.console import requests as console_requests
+from gateway.api.console.looks import Console
 from gateway.api.error_handlers import HANDLERS
 from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
@@ -52,7 +58,9 @@ EXPOSED_HEADERS = [
 _MODULES = (
     *(generations, anthropic, responses, retrieval, conversations),
     *(embeddings, rerank, tokens, models),
-    *(adapters, vllm_adapters, keys, ops, openapi),
+    *(adapters, vllm_adapters, keys),
+    *(console_requests, console_following, console_actions, console_internal),
+    *(ops, openapi, web),
 )
 
 ROUTES: Sequence[APIRoute] = [
@@ -80,6 +88,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
             running_service(settings, prompts, workers) as api.state.service,
             Background(api.state.service) as api.state.background,
         ):
+            api.state.console = Console(api.state.service, worker)
             yield
 
     api = FastAPI(
@@ -110,7 +119,7 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     labels[_no_room] = "no room"
     always = {route.path for route in ops.router.routes if isinstance(route, APIRoute)}
 
-    def around(app: ASGIApp) -> ASGIApp:
+    def around(app: ASGIApp, *, generates: bool = False) -> ASGIApp:
         """The layers that every request passes."""
         if settings.cors_origins:
             app = CORSMiddleware(
@@ -121,12 +130,12 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 allow_headers=["*"],
                 expose_headers=EXPOSED_HEADERS,
             )
-        return RequestLog(app, labels)
+        return RequestLog(app, labels, generates=generates)
 
     # Inside FastAPI's last resort for exceptions, whose answer would have no envelope.
     api.add_middleware(around)
     handlers = generations.HOT | anthropic.HOT | responses.HOT
-    hot = {path: around(_endpoint(handler)) for path, handler in handlers.items()}
+    hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
 
     def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

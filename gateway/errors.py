@@ -83,6 +83,10 @@ class KeysUnavailable(GatewayError):
     """Keys made over the API cannot be looked at, or changed, now."""
 
 
+class OverridesUnavailable(GatewayError):
+    """What admins say of replicas cannot be changed now."""
+
+
 class ConversationsUnavailable(GatewayError):
     """What is kept of conversations cannot be read or written now."""
 
@@ -232,6 +236,13 @@ class RequestTimeout(GatewayError):
 
 class ClientDeadline(RequestTimeout):
     """The client had asked for an end before the gateway's own; no failure of ours."""
+
+
+class EndedByAdmin(GatewayError):
+    """An admin ended this request while it ran."""
+
+    def __init__(self) -> None:
+        super().__init__("This request was ended by an operator of the server.")
 
 
 class InternalError(GatewayError):

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from adapters.adapter import Converted, Dtype
 from gateway.deltas import FinishReason, TextDelta, TokenLogprob
 from gateway.parsers.message import MessageForm
+from gateway.stops import Stops
 from guides.kinds import Kind, Policy
 
 _LEAST = 1e-6
@@ -255,6 +256,8 @@ class Meter:
     """How often one of its choices has gone on at another replica."""
     first_token: float | None = None
     """When the first token of any choice came, in `time.perf_counter`; None in a beam search."""
+    stops: Stops | None = None
+    """Of choices that were left before their end; None where none was."""
 
     @property
     def tokens_now(self) -> int:

@@ -16,12 +16,14 @@ from gateway.config.file import ConfigurationFile
 from gateway.conversations.stats import Stats
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.replica import Replica
+from gateway.stops import Stopping
 from gateway.tallies import Histograms, Level, Tallies, Tally, Times
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
-from gateway.triton.events import ColdSend, StopReason
+from gateway.triton.events import ColdSend
 
 _STATES = {"redis_up", "memory_bytes", "unsent", "unwritten"}
+_STOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -104,6 +106,21 @@ class Metrics:
         self.stops = Counter(
             "gateway_stops_total",
             "Stop requests sent to the engine, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.stop_seconds = Histogram(
+            "gateway_stop_seconds",
+            "From when a generation was to end early (its client left, a stop string came) until "
+            "the engine had ended it, by reason.",
+            ["reason"],
+            buckets=_STOP_SECONDS,
+            registry=self.registry,
+        )
+        self.stops_unseen = Counter(
+            "gateway_stops_unseen_total",
+            "Generations that were to end early and that the engine did not end in two seconds, or "
+            "whose end was not seen, by reason.",
             ["reason"],
             registry=self.registry,
         )
@@ -266,8 +283,15 @@ class Metrics:
         self.tenant_tokens.labels(*labels, "cached").inc(usage.cached_tokens)
         self.tenant_tokens.labels(*labels, "completion").inc(usage.completion_tokens)
 
-    def count_stop(self, reason: StopReason) -> None:
-        self.stops.labels(reason).inc()
+    def count_stop(self, stopping: Stopping) -> None:
+        self.stops.labels(stopping.reason).inc()
+        stopping.tell(self._count_end)
+
+    def _count_end(self, stopping: Stopping) -> None:
+        if stopping.seconds is None:
+            self.stops_unseen.labels(stopping.reason).inc()
+        else:
+            self.stop_seconds.labels(stopping.reason).observe(stopping.seconds)
 
     def count_continued(self, tokens: int, *, failed: bool) -> None:
         """`tokens` are those of the prompt that goes on."""

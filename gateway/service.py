@@ -25,6 +25,9 @@ from gateway.conversations.store import Conversations
 from gateway.errors import EngineUnavailable, GatewayError
 from gateway.guiding.check import GuideCheck
 from gateway.metrics import Metrics
+from gateway.monitor.monitor import Monitor
+from gateway.overrides.copies import OverrideCopies
+from gateway.overrides.followed import FollowedOverrides
 from gateway.replica_setup import guessed, make_replicas, targets_of
 from gateway.scheduling.adapter_wait import AdapterWait
 from gateway.scheduling.admission import Admission
@@ -67,6 +70,8 @@ class Service:
     settings: Settings
     prompts: Prompts
     replicas: Replicas
+    overrides: FollowedOverrides
+    """What admins say of replicas, beside the configuration."""
     admission: Admission
     bodies: Admission
     """Whose turn it is to have a large body here; a place is a byte."""
@@ -90,6 +95,7 @@ class Service:
     declared: Declared
     router: Router
     metrics: Metrics
+    monitor: Monitor
     configuration: ConfigurationFile
     access: Access
     keys: IssuedKeys | None
@@ -138,6 +144,8 @@ class Service:
             tasks.create_task(self._look_after_replicas())
             tasks.create_task(self.configuration.watch())
             tasks.create_task(self._warn_of_hidden())
+            tasks.create_task(self.monitor.follow())
+            tasks.create_task(self.overrides.follow())
             tasks.create_task(self.accounting.keep_books())
             tasks.create_task(self.conversations.follow())
             tasks.create_task(self.adapters.follow_disks(self.disks))
@@ -244,6 +252,11 @@ async def running_service(
             _keys(settings, access, metrics, workers) as keys,
             _accounting(settings, configuration, metrics) as accounting,
             _conversations(settings) as conversations,
+            # No model's folder has such a name, as theirs are quoted.
+            FollowedOverrides(
+                OverrideCopies(settings.store_dir / "@replicas", settings.redis_url),
+                replicas.override,
+            ) as overrides,
         ):
             router = Router(settings.model_name, adapters, mapped.refuse)
             mapped.adapters = lambda: [record.name for record in adapters.records]
@@ -259,6 +272,7 @@ async def running_service(
                 settings=settings,
                 prompts=prompts,
                 replicas=replicas,
+                overrides=overrides,
                 admission=admission,
                 bodies=_bytes(_LARGEST_BODIES * settings.max_body_bytes, settings, configuration),
                 histories=_bytes(
@@ -277,6 +291,10 @@ async def running_service(
                 declared=declared,
                 router=router,
                 metrics=metrics,
+                monitor=Monitor(
+                    lambda: sum([each.engine.residency.loads for each in replicas]),
+                    lambda: admission.waiting,
+                ),
                 configuration=configuration,
                 access=access,
                 keys=keys,

@@ -45,21 +45,32 @@ ALLOWED: dict[str, str] = {
     "gateway.server": "gateway.app gateway.api gateway.service gateway.http"
     " gateway.config gateway.observability gateway.memory lora_store",
     "gateway.app": "gateway.api gateway.service gateway.http gateway.config",
-    "gateway.api": "gateway.pipeline gateway.service gateway.tenancy gateway.catalog"
-    " gateway.conversations gateway.http gateway.config"
+    "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
+    " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
+    " gateway.config"
     " gateway.observability gateway.sources gateway.tokenization gateway.generation gateway.deltas"
-    " gateway.parsers gateway.errors adapters",
+    " gateway.parsers gateway.web gateway.errors adapters",
+    # Files for browsers, and what reads them.
+    "gateway.web": "",
+    # What a console shows: made of all that a service has.
+    "gateway.console": "gateway.service gateway.monitor gateway.tenancy gateway.catalog"
+    " gateway.config gateway.scheduling gateway.errors adapters",
     "gateway.pipeline": "gateway.service gateway.tenancy gateway.catalog gateway.scheduling"
     " gateway.observability"
-    " gateway.tokenization gateway.triton gateway.generation gateway.deltas gateway.errors",
-    "gateway.service": "gateway.replica_setup gateway.metrics gateway.tenancy gateway.catalog"
-    " gateway.conversations gateway.guiding"
+    " gateway.tokenization gateway.triton gateway.generation gateway.stops gateway.deltas"
+    " gateway.errors",
+    "gateway.service": "gateway.replica_setup gateway.metrics gateway.monitor gateway.overrides"
+    " gateway.tenancy gateway.catalog gateway.conversations gateway.guiding"
     " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
     "gateway.metrics": "gateway.tallies gateway.tenancy gateway.catalog gateway.conversations"
-    " gateway.config gateway.scheduling gateway.triton",
+    " gateway.config gateway.scheduling gateway.stops gateway.triton",
     "gateway.tallies": "",
+    # What runs and ran, for whoever looks.
+    "gateway.monitor": "gateway.observability gateway.generation gateway.stops adapters",
+    # What admins say of replicas while gateways run.
+    "gateway.overrides": "gateway.scheduling gateway.errors lora_store",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
     " gateway.errors lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
@@ -77,8 +88,11 @@ ALLOWED: dict[str, str] = {
     "gateway.observability": "gateway.generation adapters",
     "gateway.tokenization": "gateway.generation gateway.deltas gateway.parsers gateway.errors"
     " gateway.memory adapters",
-    "gateway.triton": "gateway.generation gateway.deltas gateway.errors adapters guides",
-    "gateway.generation": "gateway.deltas gateway.parsers adapters guides",
+    "gateway.triton": "gateway.generation gateway.stops gateway.deltas gateway.errors adapters"
+    " guides",
+    "gateway.generation": "gateway.stops gateway.deltas gateway.parsers adapters guides",
+    # What is left early, until the engine has let go of it.
+    "gateway.stops": "",
     "gateway.deltas": "gateway.parsers",
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
@@ -117,13 +131,14 @@ LIBRARIES: dict[str, str] = {
     "grpc": "gateway.triton.grpcio",
     "hpack": "gateway.triton.http2 bench",
     "httptools": "gateway.http",
-    "httpx": "ops.commands ops.loadtest gateway.sources.remote gateway.api.worker_metrics bench",
+    "httpx": "ops.commands ops.loadtest gateway.sources.remote bench docs",
     "jinja2": "gateway.tokenization demo",
     "llguidance": "guides triton_repo.cpu_executor",
     "numpy": "gateway.triton gateway.pipeline.mapped adapters triton_repo bench",
     "opentelemetry": "gateway.observability.tracing",
     "orjson": "gateway ops.loadtest bench",
     "peft": "demo",
+    "playwright": "docs",
     "prometheus_client": "gateway.metrics gateway.tallies gateway.api docs",
     "psutil": "bench docs",
     "pydantic": "gateway.api gateway.config gateway.tenancy.keys ops.deployment"

@@ -64,7 +64,7 @@ def may_read_details(request: Request) -> bool:
     For what everybody may ask, and is told less of: probes send what key they have, so one that is
     no admin's does not count as a wrong one.
     """
-    if not _is_on_port(request):
+    if not is_for_admins(request):
         return False
     authorization = request.headers.get("authorization")
     return not _metrics_need_a_key(request) or service_of(request.scope).access.is_admin(
@@ -97,13 +97,13 @@ def _metrics_need_a_key(request: Request) -> bool:
     return request.app.state.admin_port is None and not service_of(request.scope).access.open
 
 
-def _is_on_port(request: Request) -> bool:
-    """Whether it came in where admins do."""
+def is_for_admins(request: Request) -> bool:
+    """Whether it came in where admins do: on their port, where they have one."""
     port = request.app.state.admin_port
     return port is None or request.scope["server"][1] == port
 
 
 def _check_port(request: Request) -> None:
-    if not _is_on_port(request):
+    if not is_for_admins(request):
         # As for any URL that is unknown.
         raise UnknownUrl(request.method, request.url.path)

@@ -12,14 +12,15 @@ from starlette.routing import Match, Route
 
 from adapters.errors import AdapterError, StoreError
 from gateway.api.envelopes import answer_at
-from gateway.api.failures import Failure
+from gateway.api.failures import Failure, refusal
 from gateway.api.request_log import context_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
 from gateway.http.errors import MethodNotAllowed, UnknownUrl
 
 
 async def _failure(request: Request, error: Failure) -> Response:
-    context_of(request.scope).error = type(error)
+    context = context_of(request.scope)
+    context.error, context.refused = type(error), refusal(error)
     status, headers, body = answer_at(request.url.path, error)
     return Response(body, status, headers, "application/json")
 

@@ -80,6 +80,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.AdapterNotReady: Row(503, _SERVER, "adapter_not_ready", retry_after_s=2),
     errors.LimitsUnavailable: Row(503, _SERVER, "limits_unavailable", retry_after_s=1),
     errors.KeysUnavailable: Row(503, _SERVER, "keys_unavailable", retry_after_s=1),
+    errors.OverridesUnavailable: Row(503, _SERVER, "overrides_unavailable", retry_after_s=1),
     errors.ConversationsUnavailable: Row(
         503, _SERVER, "conversations_unavailable", retry_after_s=1
     ),
@@ -88,6 +89,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.AnswerLost: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
+    # Not to be tried again by itself: whoever ended it had a reason.
+    errors.EndedByAdmin: Row(503, _SERVER, "ended_by_operator"),
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),
     errors.ClientDeadline: Row(504, _SERVER, "timeout"),
     http_errors.MalformedRequest: Row(400, _CLIENT),
@@ -165,6 +168,20 @@ def status_of(error: BaseException | None) -> int:
     if error is None:
         return 200
     return TABLE[type(error) if isinstance(error, Failure) else errors.InternalError].status
+
+
+def refusal(error: Failure) -> str | None:
+    """In a word, for operators, why a request was not served; None for what is no refusal."""
+    if isinstance(error, errors.RateLimited):
+        return error.limit
+    if isinstance(error, errors.Overloaded) and error.cause is not None:
+        return error.cause
+    row = TABLE[type(error)]
+    if 400 <= row.status < 500 and row.status != 499:
+        return row.code or f"status_{row.status}"
+    if isinstance(error, errors.EndedByAdmin):
+        return None
+    return row.code if row.status == 503 else None
 
 
 def _headers(error: Failure) -> dict[str, str]:

@@ -24,6 +24,7 @@ from gateway.api import adapters, embeddings, keys, rerank, tokens, vllm_adapter
 from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
+from gateway.api.console import actions as console_actions
 from gateway.api.parameter_table import HARMLESS, HINTS
 from gateway.api.responses import conversations
 from gateway.api.responses.answer_schemas import ResponseEvent
@@ -52,6 +53,7 @@ _READ_BY_US = (
     vllm_adapters.LoadLoraAdapter,
     vllm_adapters.UnloadLoraAdapter,
     keys.NewKey,
+    console_actions.ReplicaChange,
 )
 _WRITTEN_BY_US = (
     ChatCompletionChunk,

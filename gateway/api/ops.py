@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from gateway.api.auth import may_read_details, metrics_reader
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, Router, needs, refusals
+from gateway.api.siblings import is_internal
 from gateway.api.worker_metrics import of_all_workers
 from gateway.http.workers import Worker
 from gateway.service import Service
@@ -150,8 +151,7 @@ async def release() -> Release:
 async def metrics(request: Request) -> Response:
     """Those of this process, or of all workers of this gateway, each with its number."""
     worker: Worker | None = request.app.state.worker
-    # Only another worker comes in by the socket in their folder, which has no port.
-    internal = worker is not None and request.scope["server"][1] is None
+    internal = is_internal(request)
     service = service_of(request.scope) if internal else metrics_reader(request)
     service.metrics.engine_ready.set(service.replicas.ready)
     text = generate_latest(service.metrics.registry).decode()

@@ -48,9 +48,13 @@ class RequestLog:
     resort is outside of all middleware: its answer would have no request id and no count.
     """
 
-    def __init__(self, app: ASGIApp, paths: Mapping[object, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, paths: Mapping[object, str], *, generates: bool = False
+    ) -> None:
+        """`generates` says that what comes here may generate."""
         self._app = app
         self._paths = paths
+        self._generates = generates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,6 +62,8 @@ class RequestLog:
             return
         exchange = exchange_of(scope)
         context = _context(exchange.fields)
+        if self._generates:
+            context.path = scope["path"]
         scope[_CONTEXT] = context
         current.set(context)
         exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
@@ -89,6 +95,8 @@ class RequestLog:
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
             log_request(log, facts)
+            if self._generates:
+                service.monitor.answered(context, counted)
             if context.span is not None:
                 context.span.end(facts, told=status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.failures import Failure, envelope, status_of
+from gateway.api.failures import Failure, envelope, refusal, status_of
 from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, InternalError, ShuttingDown
 from gateway.http.exchange import Exchange
@@ -41,7 +42,7 @@ OPENAI = Wire(
     failure=lambda error: b"data: " + envelope(error) + b"\n\n",
 )
 # The same for every stream, so they are encoded once and not for each response.
-_HEADERS = (
+EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # nginx would otherwise collect tokens into a buffer.
@@ -59,6 +60,7 @@ class cancel_on_disconnect:
 
     def __init__(self, scope: Scope) -> None:
         self._client = exchange_of(scope)
+        self._context = context_of(scope)
         self._gone = False
 
     async def __aenter__(self) -> None:
@@ -86,6 +88,8 @@ class cancel_on_disconnect:
 
     def _cancel(self) -> None:
         self._gone = True
+        if self._context.left is None:
+            self._context.left = time.perf_counter()
         self._task.cancel()
 
 
@@ -193,7 +197,7 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         own = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        self.raw_headers = [*_HEADERS, *own]
+        self.raw_headers = [*EVENT_HEADERS, *own]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = {
@@ -214,6 +218,8 @@ class EventStream(Response):
                 raise
             context = context_of(scope)
             context.error, context.late_status = type(error), status_of(error)
+            if isinstance(error, Failure):
+                context.refused = refusal(error)
             if isinstance(error, ClientDisconnected):
                 return
             end = self._wire.failure(told(error)) + end

@@ -195,6 +195,11 @@ class Settings(BaseSettings):
         default_factory=list,
         description='Origins that browsers may call from, a JSON list; ["*"] for any.',
     )
+    console: bool = Field(
+        True,
+        description="Whether browsers find the console at `/`: pages that need no key and show "
+        "what the API answers to the key of who looks at them.",
+    )
     header_timeout: Seconds = Field(
         10.0,
         description="Seconds from connecting, or from a request's first byte, to the end of its "

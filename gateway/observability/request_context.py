@@ -40,6 +40,10 @@ class RequestContext:
         prompt_tokens: of a request that generates nothing.
         error: the class of the error that the answer is or ended with.
         late_status: that of an error which came behind the headers, None without one.
+        path: of the URL, of a request that may generate.
+        refused: why it was, in a word, where it was by a limit of its tenant or for want of room.
+        left: when its client left, or an admin ended it, in `time.perf_counter`.
+        cancelled: whether it was an admin.
         started: in `time.perf_counter`.
     """
 
@@ -54,6 +58,10 @@ class RequestContext:
     prompt_tokens: int | None = None
     error: type[BaseException] | None = None
     late_status: int | None = None
+    path: str = ""
+    refused: str | None = None
+    left: float | None = None
+    cancelled: bool = False
     started: float = field(default_factory=time.perf_counter)
 
     @property

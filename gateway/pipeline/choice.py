@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from gateway.pipeline.continuation import Continuation
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.service import Service
+from gateway.stops import Stopping, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Aside
@@ -116,7 +118,8 @@ class Choice:
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
-            sent, batch.deadline, lease.metadata, aside(service, batch)
+            *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_left=on_left(service, self._request, batch),
         ) as tokens:
             first = await tokens.first()
             answered(lease, batch, self._index)
@@ -211,6 +214,22 @@ def aside(service: Service, batch: Batch) -> Aside:
     return partial(service.logits.run, batch.caller.tenant, 0)
 
 
+def on_left(
+    service: Service, request: RequestContext, batch: Batch
+) -> Callable[[StopReason], Stopping]:
+    """For an engine to tell of a generation that is left before its end."""
+    return partial(_left, service, request, batch)
+
+
+def _left(service: Service, request: RequestContext, batch: Batch, reason: StopReason) -> Stopping:
+    stops = batch.meter.stops
+    if stops is None:
+        stops = batch.meter.stops = service.monitor.stops_of(request)
+    if reason != "disconnect":
+        return stops.begin(reason)
+    return stops.begin("cancelled" if request.cancelled else reason, request.left)
+
+
 def model_name(service: Service, generation: Generation) -> str:
     """What metrics call the model that answers: the adapter, or the base model."""
     lora = generation.params.lora
@@ -259,7 +278,8 @@ async def _prompt_logprobs(
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
         sent = batch.sends(index, lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
-            sent, batch.deadline, lease.metadata, aside(service, batch)
+            *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_left=on_left(service, request, batch),
         )
         answered(lease, batch, index)
         return found

@@ -11,13 +11,14 @@ from gateway.deltas import Sink, TextDelta, TokenDelta
 from gateway.errors import (
     ClientDeadline,
     ClientDeadlineTooNear,
+    EndedByAdmin,
     InvalidRequest,
     Overloaded,
     RequestTimeout,
 )
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
-from gateway.pipeline.choice import Choice, answered, model_name, text_stream
+from gateway.pipeline.choice import Choice, answered, model_name, on_left, text_stream
 from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
@@ -40,9 +41,10 @@ async def generate(
     called for each, before the engine is asked. Cancelled, or at an
     error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
     AdapterNotReady when no replica gets its adapter in time,
-    RequestTimeout at its deadline, ClientDeadline where its client chose that, and InvalidRequest
-    for more beams than can ever have a turn.
+    RequestTimeout at its deadline, ClientDeadline where its client chose that, EndedByAdmin, and
+    InvalidRequest for more beams than can ever have a turn.
     """
+    watched = service.monitor.requests.begin(request, batch)
     try:
         await service.adapter_wait.until_there(batch)
         if len(batch.generations) == 1:
@@ -60,6 +62,12 @@ async def generate(
     except TimeoutError:
         late = RequestTimeout if batch.caller.timeout_s is None else ClientDeadline
         raise late(batch.timeout_s) from None
+    except asyncio.CancelledError:
+        if watched.taken_back():
+            raise EndedByAdmin from None
+        raise
+    finally:
+        service.monitor.requests.leave(watched)
 
 
 def _permit(service: Service, batch: Batch, index: int) -> Permit:
@@ -150,7 +158,8 @@ async def _search(
 
     async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
         sent = batch.sends(index, lease.replica.kind)
-        with lease.engine.generate(sent, batch.deadline, lease.metadata) as tokens:
+        left = on_left(service, request, batch)
+        with lease.engine.generate(sent, batch.deadline, lease.metadata, on_left=left) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):

@@ -72,6 +72,16 @@ class Admission:
         return self._awaited.total
 
     @property
+    def waiting_by_tenant(self) -> dict[str, int]:
+        """Of tenants with any."""
+        return {name: n for name, queue in self._queues.items() if (n := queue.waiting)}
+
+    @property
+    def places(self) -> int:
+        """How many there are now."""
+        return self._limit()
+
+    @property
     def awaited(self) -> Collection[Lane]:
         """The lanes, but None, in which somebody waits."""
         return self._awaited.lanes.keys()

@@ -31,6 +31,11 @@ class Places:
         limit = self._limit(replica.engine.capabilities)
         return limit is None or replica.in_flight < limit
 
+    def at(self, replica: Replica) -> int | None:
+        """How many requests it may have; None without a limit, or while that is not known."""
+        selection = replica.engine.last_selection
+        return None if selection is None else self._limit(selection.capabilities)
+
     def now(self) -> int | None:
         """How many requests that any kind can take may be in flight, with those that are elsewhere;
         None without a limit."""

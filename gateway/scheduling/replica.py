@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import EngineBroken, EngineUnavailable
 from gateway.generation import Generation
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 # A request that timed out counts against a replica only if that gave nobody a first token for so
 # long: a client may set a deadline that no engine could meet.
 _SILENCE_S = 10.0
+
+
+class LastFailure(NamedTuple):
+    """What a replica failed with last. `at` is in seconds since 1970."""
+
+    at: float
+    why: str
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +67,8 @@ class Replica:
     grace: asyncio.TimerHandle | None = None
     """Until they do, of one that is drained or leaves."""
     watch: asyncio.Task[None] | None = None
+    last_failure: LastFailure | None = None
+    """Of a request's that it is to blame for."""
 
     def keep(self) -> None:
         """Its streams stay."""
@@ -194,6 +203,8 @@ class ReplicaLease:
         cache = self.replica.engine.prefixes
         if error is not None and self._blames(error):
             self.replica.breaker.failed(self._began, probe=self._probe)
+            why = str(error) or type(error).__name__
+            self.replica.last_failure = LastFailure(time.time(), why)
             if self.replica.breaker.open:
                 cache.forget()
         else:

@@ -15,6 +15,7 @@ from gateway.scheduling.balancer import choose
 from gateway.scheduling.cost import costs_of, key_of
 from gateway.scheduling.discovery import Target, is_name, resolve
 from gateway.scheduling.kinds import Kind, Kinds, Lane, differences
+from gateway.scheduling.override import Overrides
 from gateway.scheduling.places import Places
 from gateway.scheduling.replica import Replica, ReplicaLease
 from gateway.triton.engine import Engine
@@ -53,6 +54,9 @@ class Replicas:
         """The lanes in which requests wait for a place."""
         self.configured: list[Target] = []
         """What `configure` was last told."""
+        self._overrides: Overrides = {}
+        self._targets: dict[str, Target] = {}
+        """What is configured, by the endpoint of a replica."""
         self._known_kinds = Kinds()
         self._kinds: tuple[Kind, ...] = ()
         self._lookup: asyncio.Task[None] | None = None
@@ -299,6 +303,10 @@ class Replicas:
 
     async def _set(self, targets: Mapping[str, Target], away: bool) -> None:
         """`away` says that there may be others, so that none leaves."""
+        self._targets = {**(self._targets if away else {}), **targets}
+        targets = {
+            endpoint: self._effective(target, endpoint) for endpoint, target in targets.items()
+        }
         new = {e: Replica(e, self._make(e)) for e in targets if e not in self._replicas}
         for endpoint in [e for e in self._replicas if e not in targets and not away]:
             replica = self._replicas.pop(endpoint)
@@ -325,6 +333,17 @@ class Replicas:
         self._look_at_kinds()
         # One look before anything is sent: with Triton up, the first request is served.
         await asyncio.gather(*[replica.engine.refresh() for replica in new.values()])
+
+    def override(self, overrides: Overrides) -> None:
+        """From now on they hold, and those that are not among them do not."""
+        self._overrides = overrides
+        for endpoint, replica in self._replicas.items():
+            self._weigh(replica, self._effective(self._targets[endpoint], endpoint))
+        self._look_at_kinds()
+
+    def _effective(self, target: Target, endpoint: str) -> Target:
+        override = self._overrides.get(endpoint)
+        return target if override is None else override.of(target)
 
     def _weigh(self, replica: Replica, target: Target) -> None:
         if replica.weight != target.weight:

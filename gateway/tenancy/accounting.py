@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Protocol
 
 from gateway.catalog.router import Route
+from gateway.config.limits import LimitName
 from gateway.config.tenants import Tenant
-from gateway.errors import ClientDeadline, ClientDisconnected, InvalidRequest
+from gateway.errors import ClientDeadline, ClientDisconnected, InvalidRequest, Quota
 from gateway.generation import Batch
 from gateway.observability.request_context import RequestContext
 from gateway.tenancy.limits.limits import Limits
@@ -162,6 +163,10 @@ class Accounting:
         self.model = model
         self._running: set[Open] = set()
         self._ended = asyncio.Event()
+
+    def used(self, tenant: str) -> dict[LimitName, Quota]:
+        """See `Limits.told`."""
+        return self._limits.told(tenant)
 
     def begin(self, account: Open) -> None:
         self._running.add(account)

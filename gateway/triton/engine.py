@@ -12,9 +12,10 @@ from typing import TypeVar
 from gateway.deltas import TokenLogprob
 from gateway.errors import AdapterNotReady, EngineUnavailable, EngineUnreachable, GatewayError
 from gateway.generation import Generation
+from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import TritonClient
-from gateway.triton.events import ColdSend, StopReason
+from gateway.triton.events import ColdSend
 from gateway.triton.llmapi.proof import Proof
 from gateway.triton.llmapi.tensors import generation_request as llmapi_request
 from gateway.triton.mapped import MappedModel, Mapping, read_mapped_model
@@ -49,7 +50,7 @@ class Engine:
     """What one Triton server serves: its core model, or a text model above it.
 
     `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
-    told the reason of each stop request that is sent. Create inside an event loop.
+    told of each generation for which a stop request is sent. Create inside an event loop.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Engine:
         *,
         vocab_size: int,
         max_seq_len: int | None,
-        on_stop: Callable[[StopReason], None],
+        on_stop: Callable[[Stopping], None],
         on_cold_send: Callable[[ColdSend], None],
         connection: ConnectionOptions = _PLAIN,
         mode: WantedMode = "auto",
@@ -241,11 +242,13 @@ class Engine:
         deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
+        on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
         Reading raises TimeoutError from `deadline` on, a time of the event loop. `metadata` goes
-        with the call; logits are worked on `aside`.
+        with the call; logits are worked on `aside`. Of one that is left early `on_left` is asked
+        for what is to be told when the engine has let go.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -254,7 +257,7 @@ class Engine:
         # Of a model that does not stream the first response is the last.
         if self._first_response_timeout is not None and capabilities.streams_llmapi:
             begin_by = asyncio.get_running_loop().time() + self._first_response_timeout
-        return self._stream(capabilities, generation, deadline, metadata, aside, begin_by)
+        return self._stream(capabilities, generation, deadline, metadata, aside, begin_by, on_left)
 
     def _stream(
         self,
@@ -264,6 +267,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
         begin_by: float | None = None,
+        on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
         if generation.text is None:
             request = tensors.generation_request(capabilities, generation)
@@ -285,6 +289,7 @@ class Engine:
             metadata=metadata,
             aside=aside,
             begin_by=begin_by,
+            on_left=on_left,
         )
 
     async def prompt_logprobs(
@@ -293,6 +298,7 @@ class Engine:
         deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
+        on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
         capabilities = self.capabilities
@@ -305,12 +311,13 @@ class Engine:
             deadline=deadline,
             metadata=metadata,
             aside=aside,
+            on_left=on_left,
         ) as stream:
             return await stream.logprobs()
 
-    def stop(self, request: Request, reason: StopReason) -> None:
+    def stop(self, request: Request, stopping: Stopping) -> None:
         """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
-        self._on_stop(reason)
+        self._on_stop(stopping)
         task = asyncio.get_running_loop().create_task(self._stop(request.data))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)

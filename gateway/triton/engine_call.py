@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from gateway.errors import EngineError, EngineUnavailable, Overloaded, ReplicaLeft
 from gateway.generation import Generation, Lora
+from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors
 from gateway.triton.client import parse_response
-from gateway.triton.events import ColdSend, StopReason
+from gateway.triton.events import ColdSend
 from gateway.triton.failures import from_text, lora_cache_full, lora_missing
 from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -45,9 +47,11 @@ class EngineCall:
         deadline: float,
         metadata: Metadata,
         begin_by: float | None = None,
+        on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
         """`begin_by` is when the first response must be there, as `deadline` is when the last must,
-        both times of the event loop."""
+        both times of the event loop. Left early, `on_left` is asked for what is to be told when the
+        engine has let go."""
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
@@ -57,6 +61,8 @@ class EngineCall:
         # An engine that reads adapters itself brings in again what it holds no more.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
+        self._on_left = on_left
+        self._stopping: Stopping | None = None
         self._sent = False
         self._finished = False
         self._has_slot = False
@@ -79,14 +85,28 @@ class EngineCall:
     ) -> None:
         self._timer.cancel()
         self._begun()
-        self._drop_stream()
-        self._give_back_slot()
         if self._sent and not self._finished and self._capabilities.stop is not None:
+            stopping = self._leave(self._reason(error_type))
+            self._give_back_slot()
             of_model = tensors.stop_request
             if self._capabilities.llmapi is not None:
                 of_model = llmapi_stop_request
             stop = of_model(self._capabilities.stop, self._request.id)
-            self._engine.stop(stop, self._reason(error_type))
+            self._engine.stop(stop, stopping)
+        else:
+            self._drop_stream()
+            self._give_back_slot()
+
+    def _leave(self, reason: StopReason) -> Stopping:
+        """Reads no more of what the engine is to be told to stop."""
+        if self._stopping is None:
+            self._stopping = self._on_left(reason)
+            if self._stream is not None:
+                self._stream.leave(self._stopping.end)
+            else:
+                # It was still being sent, and nothing shows what the engine makes of it.
+                self._stopping.end(freed=False)
+        return self._stopping
 
     def _expire(self) -> None:
         """Ends a read under way, or the next one; whoever consumes is never interrupted."""
@@ -108,11 +128,14 @@ class EngineCall:
             self._begin_timer = None
 
     def _drop_stream(self) -> None:
-        """Reads no more. It is reset only where the engine would not end it."""
+        """Reads no more, for a timer or at the end. It is reset only where the engine would not end
+        it."""
         if self._stream is None:
             return
-        if self._finished or self._capabilities.stop is not None:
+        if self._finished:
             self._stream.leave()
+        elif self._capabilities.stop is not None:
+            self._leave("timeout")
         else:
             self._stream.cancel()
 

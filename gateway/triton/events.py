@@ -1,4 +1,4 @@
-"""What happened at an engine that is worth counting: weights sent, requests stopped early."""
+"""What happened at an engine that is worth counting: weights sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 ColdCause = Literal["first_use", "evicted", "restarted", "refused"]
-StopReason = Literal["disconnect", "stop_string", "timeout", "shutdown", "moved"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gateway.triton.transport import (
     MAX_LEFT,
     NO_METADATA,
     ConnectionOptions,
+    Ended,
     Endpoint,
     Message,
     Metadata,
@@ -150,27 +151,34 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         self._call.cancel()
 
-    def leave(self) -> None:
-        if self._is_left or self._call.done():
+    def leave(self, ended: Ended | None = None) -> None:
+        if self._is_left:
             return
         self._is_left = True
         # There is one reader at a time, and to wake one up is to cancel the call.
-        if self._is_read or len(self._left) >= MAX_LEFT:
+        if self._call.done() or self._is_read or len(self._left) >= MAX_LEFT:
+            was_done = self._call.done()
             self._call.cancel()
+            if ended is not None:
+                ended(was_done)
             return
-        task = asyncio.get_running_loop().create_task(self._read_to_the_end())
+        task = asyncio.get_running_loop().create_task(self._read_to_the_end(ended))
         self._left.add(task)
         task.add_done_callback(self._left.discard)
 
-    async def _read_to_the_end(self) -> None:
+    async def _read_to_the_end(self, ended: Ended | None) -> None:
+        by_server = False
         try:
             async with asyncio.timeout(LEFT_GRACE_S):
                 while await self._call.read() is not grpc.aio.EOF:
                     pass
+            by_server = True
         except (grpc.RpcError, TimeoutError):
             pass
         finally:
             self._call.cancel()
+            if ended is not None:
+                ended(by_server)
 
 
 class _WholePieces(_Call[bytes]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gateway.triton.events import ColdCause
@@ -40,6 +41,10 @@ class Residency:
         self._loading: dict[int, asyncio.Event] = {}
         self._active: Counter[int] = Counter()
         self._waiting: deque[_Turn] = deque()
+        self.loads = 0
+        """How often an adapter was brought in."""
+        self.evictions: Counter[int] = Counter()
+        """How often the engine said of an adapter that it holds it no more."""
         self._limit: int | None = None
         self._limit_until = 0.0
 
@@ -52,6 +57,16 @@ class Residency:
     def waiting(self) -> frozenset[int]:
         """Task ids whose requests wait for another adapter to go idle."""
         return frozenset(turn.task_id for turn in self._waiting)
+
+    @property
+    def resident(self) -> Collection[int]:
+        """Task ids that the engine holds, as far as is known."""
+        return self._resident
+
+    @property
+    def loading(self) -> Collection[int]:
+        """Task ids that are being brought."""
+        return self._loading.keys()
 
     def has(self, task_id: int) -> bool:
         """Whether a request for it need not bring the weights, as far as is known; or another one
@@ -107,6 +122,7 @@ class Residency:
 
     def loaded(self, task_id: int) -> None:
         self._resident.add(task_id)
+        self.loads += 1
         self._loading.pop(task_id).set()
 
     def not_loaded(self, task_id: int) -> None:
@@ -115,6 +131,7 @@ class Residency:
 
     def evicted(self, task_id: int) -> None:
         self._resident.discard(task_id)
+        self.evictions[task_id] += 1
         self._causes[task_id] = "evicted"
 
     def restarted(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.triton.events import ColdSend, StopReason
+from gateway.stops import Stopping
+from gateway.triton.events import ColdSend
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
@@ -38,5 +39,5 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """As `open`, with the bytes of the responses in the pieces that they come in."""
 
-    def stop(self, request: Request, reason: StopReason) -> None:
+    def stop(self, request: Request, stopping: Stopping) -> None:
         """Sends a stop request, out of reach of the caller's cancellation."""

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from gateway.deltas import TokenDelta
 from gateway.errors import EngineUnavailable
 from gateway.generation import Generation
+from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors, text_tensors
 from gateway.triton.client import parse_response
 from gateway.triton.engine_call import EngineCall
@@ -46,6 +47,7 @@ class TokenStream(EngineCall):
         metadata: Metadata,
         aside: Aside,
         begin_by: float | None = None,
+        on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
         """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
         hundred times what a token takes."""
@@ -57,6 +59,7 @@ class TokenStream(EngineCall):
             deadline=deadline,
             metadata=metadata,
             begin_by=begin_by,
+            on_left=on_left,
         )
         self._reader: text_tensors.TextReader | LlmapiReader | None = None
         if capabilities.llmapi is not None:

@@ -26,6 +26,10 @@ LEFT_GRACE_S = 2.0
 MAX_LEFT = 1000
 """Streams of one connection that were left and have not ended; one more is reset at once."""
 
+Ended = Callable[[bool], None]
+"""Told that a stream which was left is over, and whether the server has ended it: else it was
+reset, or the connection was lost."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -54,8 +58,10 @@ class ResponseStream(Protocol[T_co]):
     def cancel(self) -> None:
         """Ends the stream at once; idempotent."""
 
-    def leave(self) -> None:
+    def leave(self, ended: Ended | None = None) -> None:
         """As `cancel` to whoever reads; the server has `LEFT_GRACE_S` to end the stream itself.
+
+        `ended` is told once, at the latest then; of several calls that of the first one.
 
         For a stream that it is about to end: behind its final response, or once it is told to stop.
         Triton (2.51) keeps some KiB for ever of each stream that is reset before its trailers.

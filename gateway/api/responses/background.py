@@ -140,6 +140,7 @@ class Background:
             model=request.model,
             adapter_version=request.adapter_version,
             batch=ready.batch,
+            path=request.path,
         )
         request.batch = None
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -184,7 +185,9 @@ class Background:
             self._runs.pop(run.id, None)
             run.events.tell()
             if kept.done() and kept.exception() is None:
-                log_request(log, context.facts("POST", "/v1/responses", context.late_status or 200))
+                status = context.late_status or 200
+                log_request(log, context.facts("POST", context.path, status))
+                self._service.monitor.answered(context, status, again=True)
 
     async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
         run.events.write(answer.wire().failure(told(error)))

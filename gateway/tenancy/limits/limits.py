@@ -39,6 +39,24 @@ class Limits:
         self._standings = standings or Standings()
         self._on_alone = on_alone
         self._away = Configuration().limits.when_redis_is_away
+        self._told: dict[str, dict[LimitName, tuple[Quota, float]]] = {}
+
+    def told(self, tenant: str) -> dict[LimitName, Quota]:
+        """What is used of its limits, as far as this process was told with its last request.
+
+        Of a minute only what may still count. There are no more tenants than the configuration has
+        had.
+        """
+        now = time.monotonic()
+        known = {
+            name: quota if now - at < quota.reset_ms / 1000 else quota._replace(used=0, held=0)
+            for name, (quota, at) in self._told.get(tenant, {}).items()
+        }
+        for name, quota in known.items():
+            used = self._standings.used(tenant, name) if LIMITS[name].budget else None
+            if used is not None:
+                known[name] = quota._replace(used=used)
+        return known
 
     def update(self, configuration: Configuration) -> None:
         self._away = configuration.limits.when_redis_is_away
@@ -61,11 +79,22 @@ class Limits:
             decision = await self._shared.take(request)
             decision = decision or self._used_up(request)
             if decision is not None:
+                self._note(request, decision)
                 return Taken(request, decision, self._shared)
             self._on_alone()
             request = self._alone(request)
         decision = self._local.take(request, time.monotonic_ns() // 1_000_000)
+        self._note(request, decision)
         return Taken(request, decision, self._local)
+
+    def _note(self, request: LimitRequest, decision: Decision) -> None:
+        known = self._told.get(request.tenant)
+        if known is None:
+            known = self._told[request.tenant] = {}
+        now = time.monotonic()
+        for name in request.limits:
+            if (quota := decision.quotas.get(name)) is not None:
+                known[name] = quota, now
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counted when Redis is back, where it is away."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gateway.triton.failures import Status, from_status
 from gateway.triton.http2.frames import Code
-from gateway.triton.transport import MAX_MESSAGE_BYTES
+from gateway.triton.transport import MAX_MESSAGE_BYTES, Ended
 
 # What a server may send before it is read. Tokens need a few KB; logits a megabyte and more.
 WINDOW = 2**20
@@ -31,8 +31,8 @@ class StreamControl(Protocol):
     def reset(self, stream_id: int, code: Code) -> None:
         """Ends the stream from our side; nothing of it is handed on any more."""
 
-    def leave(self, stream_id: int) -> None:
-        """As `reset`, unless the server ends the stream within a grace."""
+    def leave(self, stream_id: int, ended: Ended | None) -> None:
+        """As `reset`, unless the server ends the stream within a grace; `ended` is told which."""
 
     async def sent(self, stream_id: int) -> None:
         """Returns when the stream's request is written, or given up."""
@@ -120,9 +120,11 @@ class Call(Generic[T]):
         if self._given_up():
             self._control.reset(self.stream_id, Code.CANCEL)
 
-    def leave(self) -> None:
+    def leave(self, ended: Ended | None = None) -> None:
         if self._given_up():
-            self._control.leave(self.stream_id)
+            self._control.leave(self.stream_id, ended)
+        elif ended is not None and not self._cancelled:
+            ended(self.status == Status.OK)
 
     def _given_up(self) -> bool:
         """Whoever reads is told so. False when the RPC has ended before."""

@@ -23,7 +23,7 @@ from gateway.triton.http2 import frames, headers
 from gateway.triton.http2.call import PREFIX, WINDOW, Call
 from gateway.triton.http2.frames import Code, ConnectionFault
 from gateway.triton.http2.wire import Wire
-from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Message
+from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Ended, Message
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,7 @@ class _Left:
 
     timer: asyncio.TimerHandle
     window: int
+    ended: Ended | None
     allowance: int = LEFT_BYTES
 
 
@@ -128,13 +129,15 @@ class Connection(Wire):
         self._transport.write(frames.rst_stream(stream_id, code))
         self._call_ended()
 
-    def leave(self, stream_id: int) -> None:
+    def leave(self, stream_id: int, ended: Ended | None) -> None:
         if len(self._left) >= MAX_LEFT or self._uploads.drop(stream_id):
             self.reset(stream_id, Code.CANCEL)
+            if ended is not None:
+                ended(False)
         elif (call := self._calls.pop(stream_id, None)) is not None:
             self._receiving.pop(stream_id, None)
             timer = self._loop.call_later(LEFT_GRACE_S, self._reset_left, stream_id)
-            left = self._left[stream_id] = _Left(timer, call.window)
+            left = self._left[stream_id] = _Left(timer, call.window, ended)
             self._drop(stream_id, left, 0)
 
     def _drop(self, stream_id: int, left: _Left, size: int) -> None:
@@ -148,12 +151,14 @@ class Connection(Wire):
 
     def _reset_left(self, stream_id: int) -> None:
         self._transport.write(frames.rst_stream(stream_id, Code.CANCEL))
-        self._left_ended(stream_id)
+        self._left_ended(stream_id, by_server=False)
 
-    def _left_ended(self, stream_id: int) -> None:
+    def _left_ended(self, stream_id: int, *, by_server: bool = True) -> None:
         left = self._left.pop(stream_id, None)
         if left is not None:
             left.timer.cancel()
+            if left.ended is not None:
+                left.ended(by_server)
             self._call_ended()
 
     async def sent(self, stream_id: int) -> None:
@@ -183,6 +188,8 @@ class Connection(Wire):
         self._receiving.clear()
         for left in self._left.values():
             left.timer.cancel()
+            if left.ended is not None:
+                left.ended(False)
         self._left.clear()
         calls, self._calls = self._calls, {}
         for call in calls.values():

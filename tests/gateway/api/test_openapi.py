@@ -49,6 +49,12 @@ OF_WHAT_IS_KEPT = {
     for operation in (f"{m.upper()} {p}" for p, item in DOCUMENT["paths"].items() for m in item)
     if "/v1/conversations" in operation or "/v1/responses/{" in operation
 }
+OF_A_CONSOLE = {
+    operation
+    for operation in (f"{m.upper()} {p}" for p, item in DOCUMENT["paths"].items() for m in item)
+    if "/v1/admin/" in operation or "/v1/requests/" in operation
+}
+ENDLESS = {"GET /v1/admin/events"}
 DEMO_ADAPTERS = ("zh", "ja")  # other tests need them
 SECONDS = 60
 
@@ -95,7 +101,7 @@ def _adapters(admin: httpx.Client) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in ENDLESS])
 def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None:
     method, path = operation.split()
     # Else each of thousands of requests reads the environment for proxies and connects anew.
@@ -237,7 +243,8 @@ def test_every_operation_succeeds_as_documented(
     for method, path, parts in requests:
         _succeeds(admin, method, path, parts, IN_PATH)
     succeeded = {f"{method} {path}" for method, path, _ in requests}
-    assert succeeded == set(OPERATIONS) - WITH_TENANTS - WITH_MODELS - OF_WHAT_IS_KEPT
+    apart = WITH_TENANTS | WITH_MODELS | OF_WHAT_IS_KEPT | OF_A_CONSOLE
+    assert succeeded == set(OPERATIONS) - apart
 
 
 def test_every_operation_on_other_models_succeeds_as_documented(
@@ -301,6 +308,46 @@ def test_every_operation_on_keys_succeeds_as_documented(stack: Stack, tmp_path: 
         made = _succeeds(admin, "POST", "/v1/keys", {"json": wanted}, {}).json()
         _succeeds(admin, "GET", "/v1/keys", {}, {})
         _succeeds(admin, "DELETE", "/v1/keys/{key_id}", {}, {"key_id": made["id"]})
+
+
+def test_every_operation_of_a_console_succeeds_as_documented(
+    long_stack: Stack, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme", requests_per_minute=100))
+    key = new_key()
+    asked = {"model": "demo", "prompt": "Hi", "stream": True, "ignore_eos": True}
+    succeeded = set()
+    with (
+        GatewayProcess(tmp_path / "g", long_stack, config=config, admin_key=key) as gateway,
+        gateway.client(key) as admin,
+        gateway.client("sk-acme") as client,
+        client.stream("POST", "/v1/completions", json=asked) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        names = {
+            "request_id": answer.headers["x-request-id"],
+            "endpoint": long_stack.triton_grpc,
+        }
+
+        def succeeds(as_who: httpx.Client, operation: str, **parts: Any) -> dict[str, Any]:
+            succeeded.add(operation)
+            method, path = operation.split()
+            told: dict[str, Any] = _succeeds(as_who, method, path, parts, names).json()
+            return told
+
+        running = succeeds(client, "GET /v1/requests/{request_id}")
+        assert running["state"] == "running"
+        [own] = succeeds(admin, "GET /v1/admin/state")["requests"]
+        names["request_id"] = own
+        succeeds(admin, "POST /v1/admin/requests/{request_id}/cancel")
+        assert "ended_by_operator" in "".join(lines)
+        succeeds(admin, "POST /v1/admin/replicas/{endpoint}", json={"weight": 3})
+        succeeds(admin, "DELETE /v1/admin/replicas/{endpoint}")
+        with admin.stream("GET", "/v1/admin/events") as events:
+            told = DOCUMENT["paths"]["/v1/admin/events"]["get"]["responses"]["200"]["content"]
+            assert events.headers["content-type"].partition(";")[0] in told
+    assert succeeded == OF_A_CONSOLE - ENDLESS
 
 
 def _succeeds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -69,7 +70,8 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         await until(lambda: server.peers and len(server.peers[0].answered) == 1)
         does_not = await start(transport)
         await until(lambda: len(server.peers[0].answered) == 2)
-        ends.leave()
+        told: dict[str, bool] = {}
+        ends.leave(partial(told.__setitem__, "ends"))
         peer, resets = server.peers[0], server.peers[0].resets
         peer.send(1, grpc_message(b"dropped"))
         peer.end(1)
@@ -77,9 +79,11 @@ async def test_what_the_server_does_not_end_in_time_is_reset(
         server.answer = echo
         assert await transport.unary("/a/Unary", b"x", HANGS_AFTER_S) == b"x"
         assert resets == {}
+        await until(lambda: told == {"ends": True})
         grace(0.05)
-        does_not.leave()
+        does_not.leave(partial(told.__setitem__, "does not"))
         await until(lambda: resets == {3: 8})
+        await until(lambda: told == {"ends": True, "does not": False})
         await transport.close()
 
 
@@ -89,9 +93,27 @@ async def test_one_left_too_many_is_reset_at_once(monkeypatch: pytest.MonkeyPatc
     async with connected(server) as transport:
         calls = [await start(transport) for _ in range(4)]
         await until(lambda: len(server.peers[0].answered) == 4)
-        for call in calls:
-            call.leave()
+        told: dict[int, bool] = {}
+        for number, call in enumerate(calls):
+            call.leave(partial(told.__setitem__, number))
         await until(lambda: server.peers[0].resets == {5: 8, 7: 8})
+        assert told == {2: False, 3: False}
+    assert told == dict.fromkeys(range(4), False)  # the connection is no more
+
+
+async def test_what_had_ended_when_it_was_left_is_told_at_once() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = [await start(transport) for _ in range(2)]
+        await until(lambda: len(server.peers[0].answered) == 2)
+        server.peers[0].end(1)
+        await until(lambda: calls[0].status is not None)
+        told: list[bool] = []
+        calls[0].leave(told.append)
+        assert told == [True]
+        calls[1].cancel()
+        calls[1].leave(told.append)
+        assert told == [True]
 
 
 async def test_a_request_that_is_left_half_written_is_reset() -> None:

@@ -1,0 +1,1 @@
+"""What a console asks: the state of this gateway and its changes, and what admins do there."""

@@ -1,0 +1,134 @@
+"""What admins do at a console: end a request, weigh and drain replicas."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.answer_schemas import Answer
+from gateway.api.auth import Admin, Auditor
+from gateway.api.body import json_body
+from gateway.api.console.answer_schemas import Override as OverrideState
+from gateway.api.console.looks import Console
+from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
+from gateway.errors import InvalidRequest, NotFound
+from gateway.observability.audit import Audit
+from gateway.scheduling.override import MOST_WEIGHT, Override
+from gateway.service import Service
+
+router = Router()
+
+_SMALL = 64 * 1024  # bytes of a JSON body here
+
+
+class ReplicaChange(BaseModel):
+    """What is not named stays as it is."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    weight: Annotated[float | None, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)] = None
+    drain: bool | None = None
+
+
+class ReplicaChanged(Answer):
+    endpoint: str
+    object: Literal["replica"] = "replica"
+    weight: float
+    drain: bool
+    override: Annotated[
+        OverrideState | None,
+        Field(description="What admins have said; null: it is as the configuration has it."),
+    ]
+
+
+class RequestCancelled(Answer):
+    id: str
+    object: Literal["request"] = "request"
+    cancelled: Literal[True] = True
+
+
+@router.post(
+    "/v1/admin/requests/{request_id}/cancel",
+    summary="Ends a running request; its client is told so.",
+    responses=refusals(*ADMIN, 404),
+    openapi_extra=needs("admin_key"),
+)
+async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -> RequestCancelled:
+    """`request_id` is its name among `requests` of the state."""
+    console: Console = request.app.state.console
+    with audit.action("requests.cancel", request_id, None):
+        if not (console.cancel(request_id) or await console.cancel_elsewhere(request_id)):
+            raise NotFound(f"There is no running request `{request_id[:200]}`.")
+    return RequestCancelled(id=request_id)
+
+
+@router.post(
+    "/v1/admin/replicas/{endpoint:path}",
+    summary="Weighs or drains a replica, on all gateways, whatever the configuration says.",
+    responses=refusals(*BODY, *ADMIN, 404, 503),
+    openapi_extra=needs("admin_key", json=ReplicaChange),
+    response_model_exclude_unset=True,
+)
+async def change(
+    service: Admin,
+    audit: Auditor,
+    endpoint: Name,
+    wanted: Annotated[ReplicaChange, json_body(ReplicaChange, _SMALL)],
+) -> ReplicaChanged:
+    """It holds until it is taken back, also after a restart."""
+    _check_known(service, endpoint)
+    before = service.overrides.current.get(endpoint, Override())
+    override = Override(
+        before.weight if wanted.weight is None else wanted.weight,
+        before.drain if wanted.drain is None else wanted.drain,
+    )
+    if override == Override():
+        raise InvalidRequest("weight: missing, and so is drain; send one of them.", param="weight")
+    await _put(service, audit, "replicas.override", endpoint, override)
+    return _replica(service, endpoint)
+
+
+@router.delete(
+    "/v1/admin/replicas/{endpoint:path}",
+    summary="Takes that back: a replica is again as the configuration has it.",
+    responses=refusals(*ADMIN, 404, 503),
+    openapi_extra=needs("admin_key"),
+    response_model_exclude_unset=True,
+)
+async def take_back(service: Admin, audit: Auditor, endpoint: Name) -> ReplicaChanged:
+    if endpoint not in service.overrides.current:
+        _check_known(service, endpoint)
+    await _put(service, audit, "replicas.take_back", endpoint, None)
+    return _replica(service, endpoint)
+
+
+async def _put(
+    service: Service, audit: Audit, action: str, endpoint: str, override: Override | None
+) -> None:
+    known = service.overrides.current.get(endpoint)
+    with audit.action(action, endpoint, known and known.facts()) as entry:
+        await service.overrides.put(endpoint, override)
+        entry.after = override and override.facts()
+
+
+def _check_known(service: Service, endpoint: str) -> None:
+    """Raises NotFound."""
+    if all(replica.endpoint != endpoint for replica in service.replicas):
+        raise NotFound(f"There is no replica `{endpoint[:200]}` here.")
+
+
+def _replica(service: Service, endpoint: str) -> ReplicaChanged:
+    """As it is now. One that has gone has what was said of it alone."""
+    override = service.overrides.current.get(endpoint)
+    weight, drain = 0.0, False
+    for replica in service.replicas:
+        if replica.endpoint == endpoint:
+            weight, drain = replica.weight, replica.drained_at is not None
+    return ReplicaChanged(
+        endpoint=endpoint,
+        object="replica",
+        weight=weight,
+        drain=drain,
+        override=None if override is None else OverrideState.model_validate(override.facts()),
+    )

@@ -1,0 +1,160 @@
+"""The state that a console shows, for the OpenAPI document; docs/console-api.md says what it is.
+
+It is written as it is made, not through these models. Whatever is not known is not there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.api.answer_schemas import Count
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Gateway(_Facts):
+    version: str
+    model: str
+    started: float
+    workers: Count
+    answering: Annotated[int, Field(description="Workers that this state is of.")]
+    ready: bool
+    redis: Literal["up", "down"] = "up"
+
+
+class Failure(_Facts):
+    time: float
+    message: str
+
+
+class Override(_Facts):
+    weight: Annotated[float, Field(ge=0)] = 0.0
+    drain: bool = False
+
+
+class ReplicaState(_Facts):
+    state: Literal["ready", "draining", "failing", "leaving", "away"]
+    weight: float
+    drain: bool
+    in_flight: Count
+    requests: Count
+    places: Count = 0
+    mode: str = ""
+    model: str = ""
+    why: Annotated[str, Field(description="Why it is away.")] = ""
+    last_failure: Failure = Field(default=None)  # type: ignore[assignment]
+    override: Annotated[
+        Override, Field(description="What an admin has said, beside the configuration.")
+    ] = Field(default=None)  # type: ignore[assignment]
+
+
+class VersionState(_Facts):
+    bytes: Count
+    created: float
+    source: str
+    rank: Count = 0
+    added_by: str = ""
+
+
+class Cell(_Facts):
+    state: Literal["held", "loading", "lacking", "cold"]
+    evicted: Count = 0
+    why: Annotated[str, Field(description="Why it is lacking.")] = ""
+
+
+class AdapterState(_Facts):
+    served: str
+    versions: dict[str, VersionState]
+    requests_per_minute: float = 0.0
+    replicas: Annotated[dict[str, Cell], Field(description="A replica that is not named is cold.")]
+
+
+class LimitState(_Facts):
+    limit: Count
+    used: Count
+
+
+class Refusal(_Facts):
+    time: float
+    why: str
+
+
+class KeyState(_Facts):
+    from_: Annotated[Literal["file", "api"], Field(alias="from")]
+    created: float = 0.0
+    note: str = ""
+    expires: float = 0.0
+    last_used: float = 0.0
+
+
+class TenantState(_Facts):
+    running: Count
+    waiting: Count
+    requests_per_minute: float
+    tokens_per_minute: float
+    limits: dict[str, LimitState]
+    refused: dict[str, Count] = Field(default_factory=dict)
+    last_refusal: Refusal = Field(default=None)  # type: ignore[assignment]
+    keys: dict[str, KeyState]
+
+
+class _Request(_Facts):
+    request_id: str
+    tenant: str
+    model: str
+    path: str
+    started: float
+    prompt_tokens: Count
+    completion_tokens: Count
+    replica: str = ""
+    worker: Count
+
+
+class RunningRequest(_Request):
+    state: Literal["queued", "running", "stopping"]
+
+
+class EndedRequest(_Request):
+    ended: float
+    status: int
+    finish: list[str] = Field(default_factory=list)
+    error: str = ""
+    ttft_ms: float = 0.0
+    stop: str = ""
+    stop_ms: float = 0.0
+
+
+class Point(_Facts):
+    tokens: Count
+    requests: Count
+    errors: Count
+    cold_sends: Count
+    queue: Count
+    ttft_p50_ms: float = 0.0
+    ttft_p99_ms: float = 0.0
+
+
+class History(_Facts):
+    step: Count
+    points: dict[str, Point]
+
+
+class State(_Facts):
+    time: float
+    gateway: Gateway
+    replicas: dict[str, ReplicaState]
+    waiting: Count
+    in_flight: Count
+    places: Count
+    adapters: dict[str, AdapterState]
+    tenants: dict[str, TenantState]
+    requests: dict[str, RunningRequest]
+    ended: dict[str, EndedRequest]
+    history: History
+    left_out: Annotated[
+        dict[str, Count], Field(description="How many of what there is are not shown.")
+    ] = Field(default_factory=dict)

@@ -1,0 +1,86 @@
+"""GET /v1/admin/state and /v1/admin/events: all that a console shows, and how it changes."""
+
+from __future__ import annotations
+
+from contextlib import aclosing, suppress
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.auth import Admin, Auditor
+from gateway.api.console.answer_schemas import State
+from gateway.api.console.looks import Console
+from gateway.api.request_log import exchange_of
+from gateway.api.routing import ADMIN, Router, needs, refusals
+from gateway.api.sse import EVENT_HEADERS, cancel_on_disconnect
+from gateway.errors import ClientDisconnected, ShuttingDown
+from gateway.service import Service
+
+router = Router()
+
+
+@router.get(
+    "/v1/admin/state",
+    summary="Replicas, adapters, tenants and running requests of this gateway, now.",
+    response_model=State,
+    responses=refusals(*ADMIN),
+    openapi_extra=needs("admin_key"),
+)
+async def state(request: Request, _: Admin) -> Response:
+    console: Console = request.app.state.console
+    shown = await console.feed.latest()
+    return Response(shown.text, media_type="application/json")
+
+
+@router.get(
+    "/v1/admin/events",
+    summary="The same as server-sent events: whole at first, then the changes.",
+    response_class=Response,
+    responses=refusals(*ADMIN, 503)
+    | {
+        200: {
+            "description": "An event `state` with the whole state, then at most once a second an "
+            "event `change` with a JSON Merge Patch (RFC 7396).",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+    openapi_extra=needs("admin_key"),
+)
+async def events(request: Request, service: Admin, _: Auditor) -> Response:
+    console: Console = request.app.state.console
+    console.enter()
+    return _Following(service, console, request.headers.get("authorization"))
+
+
+class _Following(Response):
+    """Ends when the client leaves, when its key is an admin's no more, and with the gateway."""
+
+    def __init__(self, service: Service, console: Console, authorization: str | None) -> None:
+        self._service = service
+        self._console = console
+        self._authorization = authorization
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = [*EVENT_HEADERS]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            with suppress(ClientDisconnected, ShuttingDown):
+                async with cancel_on_disconnect(scope):
+                    await send(head)
+                    async with aclosing(self._console.feed.follow()) as events:
+                        async for event in events:
+                            if not self._may_go_on():
+                                break
+                            exchange.write(event)
+                            await exchange.drain()
+            exchange.end(b"")
+        finally:
+            self._console.leave()
+
+    def _may_go_on(self) -> bool:
+        service = self._service
+        return service.access.is_admin(self._authorization) and not service.replicas.draining

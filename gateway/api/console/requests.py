@@ -1,0 +1,54 @@
+"""GET /v1/requests/{id}: what became of a request, for the key whose it was.
+
+A client that leaves is told nothing any more by the answer that it left. Here it sees when the
+engine has let go.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import Request
+from pydantic import BaseModel, Field
+
+from gateway.api.answer_schemas import Count
+from gateway.api.auth import Caller
+from gateway.api.console.looks import Console
+from gateway.api.routing import Name, Router, needs, refusals
+from gateway.errors import NotFound
+
+router = Router()
+
+
+class RequestSeen(BaseModel):
+    """Members that are not known are not there."""
+
+    id: Annotated[str, Field(description="The `x-request-id` of its answer.")]
+    object: Literal["request"] = "request"
+    state: Literal["queued", "running", "stopping", "ended"]
+    model: str
+    started: float
+    prompt_tokens: Count
+    completion_tokens: Count
+    ended: float | None = None
+    status: Annotated[int | None, Field(description="499: its client left before the end.")] = None
+    stop: Annotated[str | None, Field(description="Why it ended early, if it did.")] = None
+    stop_ms: Annotated[
+        float | None,
+        Field(description="From that until the engine had let go of all of it."),
+    ] = None
+
+
+@router.get(
+    "/v1/requests/{request_id}",
+    summary="A request of this key that runs, or ended within the last minute.",
+    response_model_exclude_none=True,
+    responses=refusals(401, 404),
+    openapi_extra=needs("api_key", optional=True),
+)
+async def find(request: Request, tenant: Caller, request_id: Name) -> RequestSeen:
+    console: Console = request.app.state.console
+    found = await console.find_anywhere("" if tenant is None else tenant.name, request_id)
+    if found is None:
+        raise NotFound(f"There is no request `{request_id[:200]}` of this key now.")
+    return RequestSeen(**found)

@@ -1,0 +1,90 @@
+"""GET / and /operators, the console's pages, and GET /web/{path}, what they are made of.
+
+They are the same for everybody and need no key: all that they show they ask this API for, with the
+key of who looks at them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import Request, Response
+
+from gateway.api.auth import is_for_admins
+from gateway.api.request_log import service_of
+from gateway.api.routing import Router
+from gateway.http.errors import UnknownUrl
+from gateway.web.files import WebFile, web_files
+
+router = Router()
+
+_PLAYGROUND, _OPERATORS = "index.html", "operators.html"
+
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # No text becomes a document, a script or a script's address: the browser refuses it.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_HEADERS = {
+    # A page's modules must be of one release: each is asked for again, and mostly not sent again.
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "vary": "accept-encoding",
+    "x-content-type-options": "nosniff",
+}
+_GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[0-9.]+\s*)?(?:,|$)")
+
+
+@router.get("/", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """The playground; on a port for admins alone, the operators' page."""
+    port = request.app.state.admin_port
+    alone = port is not None and is_for_admins(request)
+    return _answer(request, _OPERATORS if alone else _PLAYGROUND)
+
+
+@router.get("/operators", include_in_schema=False)
+async def operators_page(request: Request) -> Response:
+    if not is_for_admins(request):
+        raise UnknownUrl(request.method, request.url.path)
+    return _answer(request, _OPERATORS)
+
+
+@router.get("/web/{path:path}", include_in_schema=False)
+async def web_file(request: Request, path: str) -> Response:
+    if path.endswith(".html"):  # they are at addresses of their own
+        raise UnknownUrl(request.method, request.url.path)
+    return _answer(request, path)
+
+
+def _answer(request: Request, name: str) -> Response:
+    found = web_files().get(name) if service_of(request.scope).settings.console else None
+    if found is None:
+        raise UnknownUrl(request.method, request.url.path)
+    headers = _HEADERS | {"etag": found.etag}
+    if _is_known(found, request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    body = found.body
+    if _GZIP.search(request.headers.get("accept-encoding", "")):
+        body = found.packed
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers=headers | {"content-type": found.media_type})
+
+
+def _is_known(file: WebFile, tags: str) -> bool:
+    """Whether the client has it, by the weak comparison that RFC 9110 (13.1.2) asks for."""
+    wanted = file.etag.removeprefix("W/")
+    return any(tag.strip().removeprefix("W/") in (wanted, "*") for tag in tags.split(","))

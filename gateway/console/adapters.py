@@ -1,0 +1,122 @@
+"""Adapters by replicas: what is held where, as one worker sees it.
+
+Most adapters are nowhere at most times, so a replica that holds nothing of one is not named, and
+engines' caches are walked by what is in them. A thousand adapters at twenty replicas cost a few
+milliseconds, with a pause for everybody else now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+from adapters.record import SHORT_DIGEST, Record, Version
+from gateway.catalog.placement import COMING, HELD
+from gateway.scheduling.replica import Replica
+from gateway.service import Service
+
+MOST = 2000
+"""Adapters that are shown; of the others it is said how many there are."""
+_AT_ONCE = 100
+_WHY = 200
+
+Cell = dict[str, object]
+
+
+class AdapterFacts:
+    """Keeps what it has made of a record, which never changes."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Record, dict[str, object]]] = {}
+
+    async def of(
+        self, service: Service, rates: Mapping[str, float], *, whole: bool
+    ) -> dict[str, dict[str, object]]:
+        """By name. Without `whole`, only what other workers see differently."""
+        records = service.adapters.records[:MOST]
+        replicas = list({replica.endpoint: replica for replica in service.replicas}.values())
+        cells = _held(records, replicas)
+        found: dict[str, dict[str, object]] = {}
+        for number, record in enumerate(records):
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+            facts: dict[str, object] = {}
+            if whole:
+                facts |= self._static(record)
+            if (rate := rates.get(record.name)) is not None:
+                facts["requests_per_minute"] = rate
+            own = cells.get(record.name, {})
+            for replica in replicas:
+                if (cell := _on_disk(service, record.version, replica)) is not None:
+                    own[replica.endpoint] = cell
+            if own or whole:
+                facts["replicas"] = own
+            if facts:
+                found[record.name] = facts
+        if len(self._made) > 2 * len(found) + _AT_ONCE:
+            self._made.clear()
+        return found
+
+    def _static(self, record: Record) -> dict[str, object]:
+        made = self._made.get(record.name)
+        if made is None or made[0] is not record:
+            versions = {v.digest[:SHORT_DIGEST]: _version(v) for v in record.versions}
+            facts: dict[str, object] = {
+                "served": record.version.digest[:SHORT_DIGEST],
+                "versions": versions,
+            }
+            made = self._made[record.name] = record, facts
+        return made[1]
+
+
+def _version(version: Version) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "bytes": version.nbytes,
+        "rank": version.rank,
+        "created": round(version.created, 2),
+        "source": version.source,
+    }
+    if version.added_by is not None:
+        facts["added_by"] = version.added_by
+    return facts
+
+
+def _held(records: list[Record], replicas: list[Replica]) -> dict[str, dict[str, Cell]]:
+    """By name and endpoint, for engines that are sent adapters: what is not cold, or was evicted.
+
+    The state is of the version that is served, evictions are of all. An engine holds a content
+    once, whatever names stand for it."""
+    names, served = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    for record in records:
+        served[record.version.task_id].add(record.name)
+        for version in record.versions:
+            names[version.task_id].add(record.name)
+    cells: dict[str, dict[str, Cell]] = {}
+    for replica in replicas:
+        residency = replica.engine.residency
+        for task_id, count in residency.evictions.items():
+            for name in names.get(task_id, ()):
+                cell = cells.setdefault(name, {}).setdefault(replica.endpoint, {"state": "cold"})
+                before = cell.get("evicted", 0)
+                assert isinstance(before, int)
+                cell["evicted"] = before + count
+        for state, task_ids in (("held", residency.resident), ("loading", residency.loading)):
+            for task_id in served.keys() & task_ids:
+                for name in served[task_id]:
+                    own = cells.setdefault(name, {})
+                    own.setdefault(replica.endpoint, {})["state"] = state
+    return cells
+
+
+def _on_disk(service: Service, version: Version, replica: Replica) -> Cell | None:
+    """Of an engine that reads adapters from its own disk."""
+    selection = replica.engine.last_selection
+    if selection is None or not selection.capabilities.reads_adapters:
+        return None
+    state = service.adapters.placement.state(version.weights, replica.endpoint)
+    if state == HELD:
+        return {"state": "held"}
+    if state == COMING:
+        return {"state": "loading"}
+    return {"state": "lacking", "why": state.removeprefix("not held: ")[:_WHY]}

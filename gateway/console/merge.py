@@ -1,0 +1,116 @@
+"""The parts of all workers of a gateway to one state: counts are added, the worst of states told.
+
+Members of the state that come and go are members of objects, by name, and what is not known is not
+there: so that its changes can be told as merge patches, in which null means that a member goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.console.part import Part
+from gateway.console.replicas import WORST_FIRST
+from gateway.monitor.history import STEP_S, STEPS
+from gateway.monitor.latencies import joined, percentile_ms
+
+_ENDED = 100
+_BY_STATE = {state: place for place, state in enumerate(WORST_FIRST)}
+_CELLS = {"held": 0, "loading": 1, "lacking": 2, "cold": 3}
+
+Facts = dict[str, Any]
+
+
+def merged(parts: Sequence[Part], now: float) -> Facts:
+    """The state. The first part is a whole one; it is used up."""
+    first, *others = parts
+    state: Facts = {"time": now, "gateway": first["gateway"] | {"answering": len(parts)}}
+    for name in ("waiting", "in_flight", "places"):
+        state[name] = sum([part[name] for part in parts])
+    for other in others:
+        _join(first["replicas"], other["replicas"], _join_replica)
+        _join(first["adapters"], other["adapters"], _join_adapter)
+        _join(first["tenants"], other["tenants"], _join_tenant)
+        first["requests"] |= other["requests"]
+        first["ended"] |= other["ended"]
+        if "left_out" in other:
+            first["left_out"] = _added(first.get("left_out", {}), other["left_out"])
+    for name in ("replicas", "adapters", "tenants", "requests"):
+        state[name] = first[name]
+    last = sorted(first["ended"].items(), key=lambda item: item[1]["ended"])[-_ENDED:]
+    state["ended"] = dict(last)
+    state["history"] = {"step": STEP_S, "points": _points([part["history"] for part in parts])}
+    if "left_out" in first:
+        state["left_out"] = first["left_out"]
+    return state
+
+
+def _join(into: Facts, more: Facts, join: Any) -> None:
+    for name, facts in more.items():
+        if name in into:
+            join(into[name], facts)
+
+
+def _join_replica(own: Facts, other: Facts) -> None:
+    for name in ("in_flight", "requests", "places"):
+        if name in other:
+            own[name] = own.get(name, 0) + other[name]
+    if _BY_STATE[other["state"]] < _BY_STATE[own["state"]]:
+        own["state"] = other["state"]
+        if "why" in other:
+            own["why"] = other["why"]
+    failures = [each["last_failure"] for each in (own, other) if "last_failure" in each]
+    if failures:
+        own["last_failure"] = max(failures, key=lambda failure: failure["time"])
+
+
+def _join_adapter(own: Facts, other: Facts) -> None:
+    if "requests_per_minute" in other:
+        rate = own.get("requests_per_minute", 0.0) + other["requests_per_minute"]
+        own["requests_per_minute"] = round(rate, 1)
+    cells = own["replicas"]
+    for endpoint, cell in other.get("replicas", {}).items():
+        known = cells.setdefault(endpoint, cell)
+        if known is cell:
+            continue
+        if _CELLS[cell["state"]] < _CELLS[known["state"]]:
+            known["state"] = cell["state"]
+        if "evicted" in cell:
+            known["evicted"] = known.get("evicted", 0) + cell["evicted"]
+
+
+def _join_tenant(own: Facts, other: Facts) -> None:
+    for name in ("running", "waiting", "requests_per_minute", "tokens_per_minute"):
+        own[name] = round(own[name] + other[name], 1)
+    if "refused" in other:
+        own["refused"] = _added(own.get("refused", {}), other["refused"])
+        last = [each["last_refusal"] for each in (own, other) if "last_refusal" in each]
+        own["last_refusal"] = max(last, key=lambda refusal: refusal["time"])
+    for name, limit in other["limits"].items():
+        if (known := own["limits"].get(name)) is None:
+            continue
+        # What runs is counted by each alone here; of the rest, who was told last knows most.
+        used = (known["used"], limit["used"])
+        known["used"] = sum(used) if name == "concurrent_requests" else max(used)
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
+
+def _points(histories: Sequence[dict[str, Facts]]) -> dict[str, Facts]:
+    times = sorted({int(at) for history in histories for at in history})[-STEPS:]
+    points: dict[str, Facts] = {}
+    for at in map(str, times):
+        own = [history[at] for history in histories if at in history]
+        names = ("tokens", "requests", "errors", "cold_sends", "queue")
+        point: Facts = {name: sum([each[name] for each in own]) for name in names}
+        classes = joined(
+            {int(number): count for number, count in each.get("first_tokens", {}).items()}
+            for each in own
+        )
+        for name, share in (("ttft_p50_ms", 0.5), ("ttft_p99_ms", 0.99)):
+            if (value := percentile_ms(classes, share)) is not None:
+                point[name] = value
+        points[at] = point
+    return points

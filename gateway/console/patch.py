@@ -1,0 +1,42 @@
+"""JSON Merge Patch (RFC 7396): what changes one object into another, and the change made.
+
+A null in a patch removes a member, so an object that is told of so can hold none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+def difference(old: Json, new: Json) -> dict[str, Any]:
+    """The patch that makes `new` of `old`; empty where they are equal.
+
+    What is the same object in both is not looked into.
+    """
+    patch: dict[str, Any] = {name: None for name in old if name not in new}
+    for name, value in new.items():
+        before = old.get(name)
+        if before is value or before == value:
+            continue
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            patch[name] = difference(before, value)
+        else:
+            patch[name] = value
+    return patch
+
+
+def applied(target: Json, patch: Json) -> dict[str, Any]:
+    """`target` with the patch, as the RFC's own `MergePatch` does it; neither is changed."""
+    result = dict(target)
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(value, Mapping):
+            before = result.get(name)
+            result[name] = applied(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[name] = value
+    return result

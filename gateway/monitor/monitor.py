@@ -1,0 +1,115 @@
+"""What this process knows of itself beyond metrics: for a console, and for whoever stopped a
+request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextvars import Context
+from functools import partial
+
+from adapters.record import selected_name
+from gateway.monitor.history import History, until_step_ends
+from gateway.monitor.requests import Requests
+from gateway.monitor.tallies import Tallies
+from gateway.monitor.watched import Ended
+from gateway.observability.request_context import RequestContext, current
+from gateway.stops import LOUD, Stops
+
+log = logging.getLogger("gateway.stops")
+
+
+Whose = Mapping[str, str | None]
+"""Of a request, what is told when its engine has let go. The request itself refers to its stops,
+and would be kept alive by them."""
+
+
+class Monitor:
+    """Belongs to one event loop.
+
+    `cold_sends` says how many requests have brought weights to an engine, `waiting` how many
+    requests wait for their turn.
+    """
+
+    def __init__(self, cold_sends: Callable[[], int], waiting: Callable[[], int]) -> None:
+        self.started = time.time()
+        self.requests = Requests()
+        self.tallies = Tallies()
+        self.history = History()
+        self._cold_sends = cold_sends
+        self._waiting = waiting
+
+    def answered(self, context: RequestContext, status: int, *, again: bool = False) -> None:
+        """To be told of each request that could generate, at its end; `status` is what it ended
+        with. `again` says that it was told of before, when it went on without its client."""
+        totals, batch = self.history.totals, context.batch
+        if status >= 500:
+            totals.errors += 1
+        tallies, tenant = self.tallies, context.tenant
+        if not again:
+            totals.requests += 1
+        if tenant is not None:
+            if not again:
+                tallies.requests[tenant] += 1
+            if context.refused is not None:
+                tallies.refuse(tenant, context.refused)
+        if batch is None:
+            return
+        ended = Ended(context, batch, status)
+        totals.tokens += ended.completion_tokens
+        if tenant is not None:
+            tallies.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens
+        if context.adapter_version is not None:
+            tallies.of_adapters[selected_name(context.adapter_version)] += 1
+        if ended.ttft_s is not None:
+            self.history.first_tokens.add(ended.ttft_s)
+        self.requests.end(ended)
+
+    def stops_of(self, context: RequestContext) -> Stops:
+        """Of a request that leaves a generation for the first time."""
+        whose = {
+            "request_id": context.request_id,
+            "trace_id": context.trace_id,
+            "tenant": context.tenant,
+            "replica": context.replica,
+        }
+        return Stops(partial(_let_go, whose))
+
+    async def follow(self) -> None:
+        """Keeps the history; until cancelled."""
+        while True:
+            await asyncio.sleep(until_step_ends(time.time()))
+            try:
+                self._step()
+            except Exception:  # nobody's request depends on it
+                log.exception("the last hour is not kept")
+
+    def _step(self) -> None:
+        tokens = sum([watched.batch.meter.tokens_now for watched in self.requests])
+        self.history.step(time.time(), tokens, self._cold_sends(), self._waiting())
+        self.tallies.step()
+        self.requests.tidy()
+
+
+def _let_go(whose: Whose, stops: Stops) -> None:
+    """The engines have ended all that was left early of a request.
+
+    A line of its own: the request's is written when its client has its answer or has left, which is
+    before. Kept back until then, it would be lost with an engine that never tells.
+    """
+    level = logging.INFO if stops.reason in LOUD else logging.DEBUG
+    if log.isEnabledFor(level):
+        # What ends a stream is received on behalf of all requests, in none of their contexts.
+        Context().run(_log, whose, stops, level)
+
+
+def _log(whose: Whose, stops: Stops, level: int) -> None:
+    current.set(RequestContext(whose["request_id"] or "-"))
+    facts = stops.facts() | dict(whose)
+    if (stop_ms := facts.get("stop_ms")) is None:
+        log.log(level, "stopped (%s): no end was seen", stops.reason, extra={"facts": facts})
+    else:
+        words = "stopped (%s): the engine let go after %s ms"
+        log.log(level, words, stops.reason, stop_ms, extra={"facts": facts})

@@ -1,0 +1,75 @@
+"""How much each tenant and each adapter has asked for, and what tenants were refused.
+
+Names are only those that the configuration and the catalogue have had: what a client invents is
+counted nowhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+_WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    at: float
+    requests: Counter[str]
+    tokens: Counter[str]
+    of_adapters: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    at: float
+    why: str
+
+
+@dataclass(slots=True)
+class Tallies:
+    """What is asked a minute is what these have grown by since a minute ago."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    of_adapters: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, Counter[str]] = field(default_factory=dict)
+    """By the tenant, then the reason, of which there are a few dozen in all."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    """The last one of each tenant."""
+    _snapshots: deque[_Snapshot] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.step()
+
+    def refuse(self, tenant: str, why: str) -> None:
+        self.refused.setdefault(tenant, Counter())[why] += 1
+        self.refusals[tenant] = Refusal(round(time.time(), 2), why)
+
+    def step(self) -> None:
+        """To be called every few seconds."""
+        now = time.monotonic()
+        self._snapshots.append(
+            _Snapshot(now, self.requests.copy(), self.tokens.copy(), self.of_adapters.copy())
+        )
+        while len(self._snapshots) > 1 and self._snapshots[1].at <= now - _WINDOW_S:
+            self._snapshots.popleft()
+
+    def a_minute(self) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Requests and tokens by tenant, and requests by adapter, each in a minute."""
+        then = self._snapshots[0]
+        minutes = max(time.monotonic() - then.at, _WINDOW_S) / 60
+        return (
+            _grown(then.requests, self.requests, minutes),
+            _grown(then.tokens, self.tokens, minutes),
+            _grown(then.of_adapters, self.of_adapters, minutes),
+        )
+
+
+def _grown(before: Counter[str], now: Counter[str], minutes: float) -> dict[str, float]:
+    return {
+        name: round((count - before[name]) / minutes, 1)
+        for name, count in now.items()
+        if count > before[name]
+    }

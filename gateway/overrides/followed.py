@@ -1,0 +1,75 @@
+"""Overrides for the event loop: kept current, and changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from gateway.errors import OverridesUnavailable
+from gateway.overrides.copies import OverrideCopies
+from gateway.scheduling.override import Override, Overrides
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+
+
+class FollowedOverrides:
+    """Use as an async context manager, with `follow` running inside.
+
+    `apply` is told of all overrides whenever they have changed.
+    """
+
+    def __init__(self, copies: OverrideCopies, apply: Callable[[Overrides], None]) -> None:
+        self._copies = copies
+        self._apply = apply
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="overrides")
+        self._away = False
+        self.current: Overrides = {}
+
+    async def __aenter__(self) -> FollowedOverrides:
+        await self._look()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        self._copies.close()
+
+    async def follow(self) -> None:
+        """Takes over what others say within a second; until cancelled, or at once where there are
+        none: without a Redis a gateway has one process."""
+        while self._copies.shared:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self._look()
+            except Exception:  # whatever is there, this must go on looking
+                log.exception("overrides of replicas are not kept current")
+
+    async def put(self, endpoint: str, override: Override | None) -> None:
+        """From now on it holds here, and elsewhere within a second. None takes it back.
+
+        Raises OverridesUnavailable.
+        """
+        await self._run(partial(self._copies.put, endpoint, override))
+
+    async def _look(self) -> None:
+        try:
+            await self._run(self._copies.look)
+        except OverridesUnavailable:
+            if not self._away:
+                log.warning("overrides of replicas stay as they are: Redis does not answer")
+            self._away = True
+        else:
+            self._away = False
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, work)
+        finally:
+            if self._copies.current != self.current:
+                self.current = self._copies.current
+                self._apply(self.current)

@@ -1,0 +1,44 @@
+"""The console's files, read and packed once: from then on a request costs no disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_FOLDER = Path(__file__).parent
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class WebFile(NamedTuple):
+    """`etag` is a weak one: it names the content, packed or not."""
+
+    media_type: str
+    body: bytes
+    packed: bytes
+    etag: str
+
+
+@cache
+def web_files() -> Mapping[str, WebFile]:
+    """By their paths below this folder, such as `playground/main.js`: there are no others."""
+    return {
+        path.relative_to(_FOLDER).as_posix(): _read(path)
+        for path in sorted(_FOLDER.rglob("*"))
+        if path.suffix in _TYPES
+    }
+
+
+def _read(path: Path) -> WebFile:
+    body = path.read_bytes()
+    digest = hashlib.sha256(body).hexdigest()[:20]
+    packed = gzip.compress(body, mtime=0)
+    return WebFile(_TYPES[path.suffix], body, packed, f'W/"{digest}"')

@@ -1,0 +1,79 @@
+// What an admin may do to an adapter; each asks once.
+
+import { el } from "../dom.js";
+import { call, inPath } from "./calls.js";
+import { ask } from "./dialogs.js";
+import { store } from "./store.js";
+import { bytes, count, moment } from "./words.js";
+
+const path = (name) => `adapters/${inPath(name)}`;
+const adapterOf = (name) => store.state.adapters[name];
+const load = (adapter) => `${count(adapter.requests_per_minute ?? 0, "request")} a minute`;
+
+/** Newest first. */
+export const versionsOf = (adapter) =>
+  Object.entries(adapter.versions ?? {}).sort((a, b) => (b[1].created ?? 0) - (a[1].created ?? 0));
+
+export function askRollback(name, preset) {
+  const adapter = adapterOf(name);
+  const others = versionsOf(adapter).filter(([digest]) => digest !== adapter.served);
+  const chosen = preset ?? before(adapter, others);
+  const choices = others.map(([digest, version]) => {
+    const input = el("input", { type: "radio", name: "version", value: digest, checked: digest === chosen });
+    const note = `added ${moment(version.created)}, ${bytes(version.bytes)}`;
+    return el("label", { class: "check" }, input, el("code", {}, digest), el("span", { class: "hint" }, note));
+  });
+  ask({
+    title: `Serve another version of ${name}?`,
+    tells: [
+      `Served now: ${adapter.served}, with ${load(adapter)}.`,
+      "The next request gets the version that you choose, on all gateways; what runs ends on the one that it began with. The first request on each replica brings the weights along. No version is lost.",
+    ],
+    fields: [el("fieldset", {}, el("legend", {}, "Serve from now on"), ...choices)],
+    confirm: "Roll back",
+    does: (dialog) => {
+      const version = dialog.querySelector("input[name=version]:checked").value;
+      return call("POST", `${path(name)}/rollback`, { version });
+    },
+    done: (answer) => `${name} is now served as ${answer.served}.`,
+  });
+}
+
+// The version that was added before the served one; else the newest other one.
+function before(adapter, others) {
+  const served = adapter.versions[adapter.served]?.created ?? Infinity;
+  return (others.find(([, version]) => (version.created ?? 0) <= served) ?? others[0])?.[0];
+}
+
+export function askVerify(name) {
+  const versions = versionsOf(adapterOf(name));
+  const all = versions.reduce((sum, [, version]) => sum + (version.bytes ?? 0), 0);
+  ask({
+    title: `Verify ${name}?`,
+    tells: [
+      `Reads ${count(versions.length, "version")} (${bytes(all)}) and compares each byte with its checksum. Requests go on meanwhile.`,
+      "A damaged copy is moved away, and replaced where there is a good one.",
+    ],
+    confirm: "Verify",
+    does: () => call("POST", `${path(name)}/verify`),
+    done: `All versions of ${name} are as they were added.`,
+  });
+}
+
+export function askRemove(name, removed) {
+  const adapter = adapterOf(name);
+  ask({
+    title: `Remove ${name}?`,
+    tells: [
+      `It has ${load(adapter)}. The next one is answered with 404, on all gateways; what runs goes on to its end.`,
+      `${count(versionsOf(adapter).length, "version")} end with the name. To have it again, its files must be added again.`,
+    ],
+    confirm: `Remove ${name}`,
+    danger: true,
+    does: () => call("DELETE", path(name)),
+    done: () => {
+      removed();
+      return `${name} is removed.`;
+    },
+  });
+}

@@ -1,0 +1,154 @@
+// One answer as it is seen: its text while it comes, what is known of it, and what can be done.
+
+import { copyText, el, icon } from "../dom.js";
+import { Markdown, codeBlock } from "../markdown.js";
+import { Tokens } from "./logprobs.js";
+
+// A draw that takes long is followed by a pause that is longer.
+const PAUSE = 4;
+
+const FINISHES = {
+  stop: ["stop", "The answer is complete, or a stop string came."],
+  length: ["length", "Cut: the most tokens are reached, or the context is full."],
+  tool_calls: ["calls", "The model asks for results of tools."],
+};
+
+export class AnswerView {
+  // `does`: {stop, again, sendResults}; what is null cannot be done here.
+  constructor(answer, does) {
+    Object.assign(this, { answer, does });
+    this.thoughts = new Markdown(el("div"));
+    this.text = new Markdown(el("div"));
+    this.thinking = el("details", { class: "thoughts", hidden: true },
+      el("summary", {}, "Thoughts"), this.thoughts.root);
+    this.calls = el("div", { class: "calls" });
+    this.notes = el("div", { class: "notes" });
+    this.facts = el("ul", { class: "facts", "aria-label": "About this answer" });
+    this.actions = el("div", { class: "actions-row" });
+    this.node = el("article", { class: "answer", "aria-label": `Answer of ${answer.model}` },
+      el("h3", { class: "who" }, answer.model),
+      this.thinking, this.text.root, this.calls, this.notes,
+      el("footer", {}, this.facts, this.actions));
+    this.draw();
+  }
+
+  changed() {
+    if (this.due) return;
+    this.due = true;
+    const soon = () => requestAnimationFrame(() => {
+      this.due = false;
+      this.draw();
+      this.does.drawn?.();
+    });
+    if (this.took > 8) setTimeout(soon, this.took * PAUSE);
+    else soon();
+  }
+
+  draw() {
+    const { answer } = this;
+    const begun = performance.now();
+    this.node.setAttribute("aria-busy", String(Boolean(answer.running)));
+    this.node.classList.toggle("running", Boolean(answer.running));
+    this.thinking.hidden = !answer.thoughts;
+    if (answer.thoughts) {
+      this.thinking.open ||= answer.running && !answer.text && !this.wasClosed;
+      this.thoughts.update(answer.thoughts);
+    }
+    this.text.update(answer.text);
+    if (this.tokens) this.tokens.update(answer.logprobs);
+    if (this.wasRunning !== Boolean(answer.running) || !answer.running) this.settle();
+    this.wasRunning = Boolean(answer.running);
+    this.took = performance.now() - begun;
+  }
+
+  // What only changes as it begins and ends.
+  settle() {
+    const { answer } = this;
+    this.calls.replaceChildren(...answer.calls.map((call) => this.call(call)), ...this.results());
+    this.notes.replaceChildren(...notesOf(answer));
+    this.facts.replaceChildren(...factsOf(answer));
+    this.actions.replaceChildren(...this.buttons());
+  }
+
+  call(call) {
+    let shown = call.arguments;
+    try {
+      shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+    } catch {
+      // Half of it, or none: as it stands.
+    }
+    const result = el("textarea", { class: "input code", rows: 2, "aria-label": `Result of ${call.name}`,
+      placeholder: "Its result", value: call.result ?? "", oninput: () => (call.result = result.value) });
+    const given = call.result ? el("p", { class: "given" }, el("span", { class: "hint" }, "Result "), call.result) : null;
+    return el("div", { class: "call" }, codeBlock(shown, `calls ${call.name}`),
+      this.does.sendResults && !this.answer.running ? result : given);
+  }
+
+  results() {
+    if (!this.answer.calls.length || this.answer.running || !this.does.sendResults) return [];
+    return [el("button", { class: "button outlined", type: "button", onclick: this.does.sendResults },
+      icon("send"), "Send results")];
+  }
+
+  buttons() {
+    const { answer, does } = this;
+    const button = (name, label, run) =>
+      el("button", { type: "button", class: "button small", onclick: run }, icon(name), label);
+    if (answer.running) return [button("stop", "Stop", does.stop)];
+    const copy = button("copy", "Copy", () => copyText(answer.text, copy));
+    const made = answer.text ? [copy] : [];
+    if (answer.logprobs?.length) made.push(this.tokensButton());
+    if (does.again) made.push(button("retry", "Again", does.again));
+    return made;
+  }
+
+  tokensButton() {
+    const button = el("button", { type: "button", class: "button small", "aria-pressed": String(Boolean(this.tokens)) },
+      icon("tokens"), "Tokens");
+    button.addEventListener("click", () => {
+      if (this.tokens) {
+        this.tokens.node.replaceWith(this.text.root);
+        this.tokens = null;
+      } else {
+        this.tokens = new Tokens();
+        this.tokens.update(this.answer.logprobs);
+        this.text.root.replaceWith(this.tokens.node);
+      }
+      button.setAttribute("aria-pressed", String(Boolean(this.tokens)));
+    });
+    return button;
+  }
+}
+
+export const shortTime = (ms) =>
+  ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
+
+function notesOf({ error, stopped, ignored }) {
+  const notes = [];
+  if (error) {
+    const param = error.param ? el("span", { class: "badge bad" }, error.param) : null;
+    notes.push(el("p", { class: "notice bad" }, error.message, param ? " " : null, param));
+  }
+  if (stopped) {
+    const freed = stopped.freedMs == null ? "" : ` The engine was free ${shortTime(stopped.freedMs)} later.`;
+    notes.push(el("p", { class: "notice stopped" }, `Stopped after ${shortTime(stopped.afterMs)}.${freed}`));
+  }
+  if (ignored) notes.push(el("p", { class: "notice warn" }, `Without effect here: ${ignored}.`));
+  return notes;
+}
+
+function factsOf({ firstMs, rate, usage, finish, version }) {
+  const facts = [];
+  const fact = (name, text, title) => facts.push(el("li", { title, "data-fact": name }, text));
+  if (firstMs !== undefined) fact("first", `${shortTime(firstMs)} to first token`, "From the request to its first token, as seen here.");
+  if (rate) fact("rate", `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`, "Between the first token and the last.");
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    const more = cached ? `; ${cached} of the prompt were in the engine's cache` : "";
+    fact("usage", `${usage.prompt_tokens} + ${usage.completion_tokens} tokens`, `Of the prompt and of the answer${more}.`);
+  }
+  if (finish) fact("finish", ...(FINISHES[finish] ?? [finish, ""]));
+  // NAME@DIGEST, whose name stands above.
+  if (version) fact("version", version.slice(version.lastIndexOf("@")).slice(0, 13), `Adapter version ${version}`);
+  return facts;
+}

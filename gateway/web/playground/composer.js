@@ -1,0 +1,80 @@
+// Where a prompt is written. Text alone: what else is dropped or pasted is refused, and said so.
+
+import { $ } from "../dom.js";
+
+const TEXT_ALONE = "This server takes text: pictures and files cannot be sent.";
+
+export class Composer {
+  constructor({ send, stop }) {
+    this.input = $("#prompt");
+    this.notice = $("#composer-notice");
+    this.isBusy = false;
+    const form = $("#composer");
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.isBusy || !this.text.trim()) return;
+      const prompt = this.text;
+      this.text = "";
+      this.tell("");
+      send(prompt);
+    });
+    this.input.addEventListener("keydown", (event) => {
+      // While characters are composed (Chinese, Japanese), Enter chooses one.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      form.requestSubmit();
+    });
+    this.input.addEventListener("input", () => this.grow());
+    $("#stop").addEventListener("click", stop);
+    this.input.addEventListener("paste", (event) => this.refuseFiles(event, event.clipboardData));
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => {
+      if (!this.refuseFiles(event, event.dataTransfer)) this.takeText(event);
+    });
+  }
+
+  get text() {
+    return this.input.value;
+  }
+
+  set text(text) {
+    this.input.value = text;
+    this.grow();
+  }
+
+  focus() {
+    this.input.focus();
+  }
+
+  busy(isBusy) {
+    this.isBusy = isBusy;
+    $("#stop").hidden = !isBusy;
+    $("#send").hidden = isBusy;
+  }
+
+  tell(text) {
+    this.notice.textContent = text;
+    this.notice.hidden = !text;
+  }
+
+  // Browsers that do not size a field by its text are told to.
+  grow() {
+    if (CSS.supports("field-sizing", "content")) return;
+    this.input.style.height = "auto";
+    this.input.style.height = `${this.input.scrollHeight}px`;
+  }
+
+  refuseFiles(event, data) {
+    if (!data?.files.length) return false;
+    event.preventDefault();
+    this.tell(TEXT_ALONE);
+    return true;
+  }
+
+  takeText(event) {
+    if (event.target.closest?.("textarea, input")) return; // the browser's own doing
+    event.preventDefault();
+    const text = event.dataTransfer.getData("text/plain");
+    if (text) this.text += text;
+  }
+}

@@ -1,0 +1,259 @@
+// The playground: puts the parts together.
+
+import { askJson, inWords } from "../api.js";
+import { $, announce, drawIcons, el } from "../dom.js";
+import { useKeys } from "../key.js";
+import { bodyFor, newAnswer, newConversation, openCalls } from "./conversation.js";
+import { showCode } from "./code.js";
+import { Composer } from "./composer.js";
+import { ParametersForm } from "./form.js";
+import { ConversationList } from "./list.js";
+import { Panes } from "./panes.js";
+import { fieldOf } from "./parameters.js";
+import { Run } from "./run.js";
+import * as shelf from "./shelf.js";
+import { Side } from "./side.js";
+import { TurnView } from "./turn.js";
+
+const NEAR_THE_END = 80;
+
+class Playground {
+  constructor() {
+    this.models = [];
+    this.runs = new Map(); // by answer
+    this.views = [];
+    this.scroll = $("#scroll");
+    this.panes = new Panes({
+      list: $("#panes"), add: $("#add-pane"), models: () => this.models,
+      changed: () => {
+        this.keep();
+        this.draw();
+      },
+    });
+    this.form = new ParametersForm($("#fields"), (system, parameters) => {
+      Object.assign(this.conversation, { system, parameters });
+      this.keep();
+    });
+    this.composer = new Composer({ send: (prompt) => this.send(prompt), stop: () => this.stop() });
+    this.list = new ConversationList($("#conversations"), {
+      open: (id) => this.open(shelf.load(id)),
+      rename: (id, title) => this.rename(id, title),
+      remove: (id) => this.remove(id),
+    });
+    this.left = new Side($("#list"), $("#show-list"));
+    this.right = new Side($("#parameters"), $("#show-parameters"));
+    $("#reset").addEventListener("click", () => this.reset());
+    $("#new").addEventListener("click", () => this.openNew());
+    $("#clear").addEventListener("click", () => this.clear());
+    $("#show-code").addEventListener("click", () => this.code());
+    shelf.whenChangedElsewhere(() => this.drawList());
+    const [newest] = shelf.list();
+    this.open((newest && shelf.load(newest.id)) ?? newConversation());
+  }
+
+  // Those that answer chats; others make vectors or rankings.
+  async findModels() {
+    try {
+      const { data } = await askJson("models");
+      this.composer.tell("");
+      this.models = data.filter(({ modes }) => !modes?.some((mode) => mode === "embeddings" || mode === "rerank"));
+    } catch (error) {
+      this.composer.tell(inWords(error));
+    }
+    for (const pane of this.conversation.panes) pane.model ||= this.models[0]?.id ?? "";
+    this.panes.draw();
+  }
+
+  open(conversation) {
+    this.stop();
+    this.conversation = conversation;
+    this.panes.show(conversation);
+    this.form.set(conversation.system, conversation.parameters);
+    this.draw();
+    this.drawList();
+    this.scroll.scrollTop = this.scroll.scrollHeight;
+  }
+
+  openNew() {
+    this.open(newConversation(this.conversation));
+    this.left.closeIfOver();
+    this.composer.focus();
+  }
+
+  drawList() {
+    const kept = shelf.list();
+    this.list.draw(kept, this.conversation.id);
+    $("#kept").hidden = kept.length === 0;
+  }
+
+  keep() {
+    if (!this.conversation.turns.length) return; // nobody has said anything
+    this.conversation.changed = Date.now();
+    if (!shelf.save(this.conversation)) {
+      this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
+    }
+    this.drawList();
+  }
+
+  rename(id, title) {
+    const kept = id === this.conversation.id ? this.conversation : shelf.load(id);
+    shelf.save(Object.assign(kept, { title }));
+    this.drawList();
+  }
+
+  remove(id) {
+    shelf.remove(id);
+    if (id === this.conversation.id) this.open(newConversation(this.conversation));
+    else this.drawList();
+    announce("Deleted.");
+  }
+
+  clear() {
+    if (!confirm("Delete all conversations from this browser?")) return;
+    shelf.clear();
+    this.openNew();
+  }
+
+  reset() {
+    this.form.set("", {});
+    Object.assign(this.conversation, { system: "", parameters: {} });
+    this.keep();
+  }
+
+  draw() {
+    const { turns, panes } = this.conversation;
+    $("#welcome").hidden = turns.length > 0;
+    this.views = turns.map((turn, number) => new TurnView(turn, panes, {
+      edited: (prompt) => this.edit(number, prompt),
+      forPane: (pane) => this.doable(number, pane),
+    }));
+    $("#turns").replaceChildren(...this.views.map((view) => view.node));
+  }
+
+  // What the buttons of an answer do; only the last turn can be asked again or gone on from.
+  doable(number, pane) {
+    const isLast = number === this.conversation.turns.length - 1;
+    const answer = this.conversation.turns[number].answers[pane.id];
+    return {
+      stop: () => this.runs.get(answer)?.stop(),
+      again: isLast ? () => this.answer(number, [pane]) : null,
+      sendResults: isLast ? () => this.sendResults() : null,
+      drawn: () => this.follow(),
+    };
+  }
+
+  send(prompt) {
+    this.conversation.turns.push({ prompt, answers: {} });
+    this.answer(this.conversation.turns.length - 1, this.conversation.panes);
+  }
+
+  // Panes whose models have called nothing have nothing to go on with.
+  sendResults() {
+    const last = this.conversation.turns.length - 1;
+    const { answers } = this.conversation.turns[last];
+    const panes = this.conversation.panes.filter((pane) => openCalls(answers[pane.id]).length);
+    this.conversation.turns.push({ prompt: null, answers: {} });
+    this.answer(last + 1, panes);
+  }
+
+  edit(number, prompt) {
+    this.stop();
+    this.conversation.turns.length = number + 1;
+    this.conversation.turns[number] = { prompt, answers: {} };
+    this.answer(number, this.conversation.panes);
+  }
+
+  async answer(number, panes) {
+    const parameters = this.form.check();
+    if (!parameters) {
+      this.withdraw(number);
+      this.right.open();
+      this.form.focusWrong();
+      return;
+    }
+    const turn = this.conversation.turns[number];
+    const begun = panes.map((pane) => {
+      const answer = (turn.answers[pane.id] = newAnswer(pane.model));
+      const view = () => this.views[number]?.views.get(pane.id);
+      const run = new Run(answer, bodyFor(this.conversation, pane, number, parameters), () => {
+        const seen = view();
+        if (seen?.answer === answer) seen.changed();
+      });
+      this.runs.set(answer, run);
+      return { answer, run };
+    });
+    this.draw();
+    this.scroll.scrollTop = this.scroll.scrollHeight;
+    this.composer.busy(true);
+    const { conversation } = this;
+    await Promise.all(begun.map(({ answer, run }) => this.follows(answer, run, conversation)));
+  }
+
+  // A prompt that cannot be sent goes back to where it was written.
+  withdraw(number) {
+    const { turns } = this.conversation;
+    const { prompt, answers } = turns[number];
+    if (Object.keys(answers).length) return;
+    turns.length = number;
+    this.composer.text = prompt ?? "";
+    this.draw();
+  }
+
+  async follows(answer, run, conversation) {
+    const end = run.finished();
+    await run.ended;
+    this.runs.delete(answer);
+    if (!this.runs.size) this.composer.busy(false);
+    announce(answer.error?.message ?? `${answer.model} has answered.`);
+    const field = answer.error && fieldOf(answer.error.param);
+    if (field) this.form.refuse(field, answer.error.message);
+    if (conversation === this.conversation) this.keep();
+    await end;
+    if (answer.stopped && conversation === this.conversation) this.keep();
+  }
+
+  stop() {
+    for (const run of this.runs.values()) run.stop();
+  }
+
+  // Stays at the end while answers grow, unless somebody has scrolled up to read.
+  follow() {
+    const { scrollTop, clientHeight, scrollHeight } = this.scroll;
+    const grown = scrollHeight - (this.height ?? scrollHeight);
+    this.height = scrollHeight;
+    if (scrollTop + clientHeight + grown > scrollHeight - NEAR_THE_END) this.scroll.scrollTop = scrollHeight;
+  }
+
+  // Of what is being written, else of what was asked last.
+  code() {
+    const { turns, panes } = this.conversation;
+    const parameters = this.form.check();
+    if (!parameters) {
+      this.right.open();
+      this.form.focusWrong();
+      return;
+    }
+    const written = this.composer.text.trim() || (turns.length ? null : "Hello");
+    const asked = written === null ? turns : [...turns, { prompt: written, answers: {} }];
+    const seen = { ...this.conversation, turns: asked };
+    showCode(panes.map((pane) => ({ model: pane.model, body: bodyFor(seen, pane, asked.length - 1, parameters) })));
+  }
+}
+
+const STARTERS = [
+  "What is the capital of France?",
+  "Repeat: **Hello**, 你好, こんにちは 👋",
+  "Explain in three sentences how a rainbow forms.",
+];
+
+drawIcons();
+const playground = new Playground();
+useKeys($("#show-key"), () => playground.findModels());
+for (const text of STARTERS) {
+  const use = () => {
+    playground.composer.text = text;
+    playground.composer.focus();
+  };
+  $("#starters").append(el("li", {}, el("button", { class: "button outlined", type: "button", onclick: use }, text)));
+}
+playground.findModels();

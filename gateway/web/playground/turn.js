@@ -1,0 +1,62 @@
+// One turn: the prompt, and below it an answer from each pane.
+
+import { el, icon, iconButton } from "../dom.js";
+import { AnswerView } from "./answer.js";
+
+export class TurnView {
+  // `does`: {edited(prompt), answerOf(pane), forPane(pane) -> what an answer's buttons do}
+  constructor(turn, panes, does) {
+    Object.assign(this, { turn, panes, does });
+    this.views = new Map();
+    this.answers = el("div", { class: "answers columns" });
+    this.node = el("section", { class: "turn", "aria-label": "Turn" });
+    if (turn.prompt !== null) this.node.append(this.prompt());
+    this.node.append(this.answers);
+    this.draw();
+  }
+
+  draw() {
+    this.views.clear();
+    this.answers.replaceChildren(...this.panes.map((pane) => this.column(pane)));
+  }
+
+  column(pane) {
+    const answer = this.turn.answers[pane.id];
+    if (answer) {
+      const view = new AnswerView(answer, this.does.forPane(pane));
+      this.views.set(pane.id, view);
+      return view.node;
+    }
+    const ask = this.does.forPane(pane).again;
+    return el("div", { class: "answer empty" }, ask && this.turn.prompt !== null
+      ? el("button", { class: "button outlined", type: "button", onclick: ask }, `Ask ${pane.model} too`)
+      : null);
+  }
+
+  prompt() {
+    const shown = el("p", { class: "prompt-text" }, this.turn.prompt);
+    const edit = iconButton("edit", "Edit the prompt", () => this.edit(card));
+    const card = el("article", { class: "prompt-card", "aria-label": "Prompt" }, shown, edit);
+    return card;
+  }
+
+  edit(card) {
+    const area = el("textarea", { class: "input", rows: 3, "aria-label": "Prompt", value: this.turn.prompt });
+    const back = () => {
+      form.replaceWith(card);
+      card.querySelector("button").focus();
+    };
+    const form = el("form", { class: "prompt-card editing" }, area,
+      el("p", { class: "hint" }, "The turns after this one are dropped."),
+      el("div", { class: "actions-row" },
+        el("button", { class: "button", type: "button", onclick: back }, "Cancel"),
+        el("button", { class: "button primary", type: "submit" }, icon("send"), "Send")));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (area.value.trim()) this.does.edited(area.value);
+    });
+    form.addEventListener("keydown", (event) => event.key === "Escape" && back());
+    card.replaceWith(form);
+    area.focus();
+  }
+}

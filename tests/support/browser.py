@@ -1,0 +1,100 @@
+"""Pages of the console in a real browser, watched: for what they log, load and keep people from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, ConsoleMessage, Page
+
+from docs.browser import chromium, running_chromium
+
+# A page on a busy machine; they only end a test that would never end.
+PATIENCE_MS = 60_000
+DESKTOP, PHONE = (1280, 800), (375, 740)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of one file's tests: while it runs, the thread has its loop, and no test can have another."""
+    if chromium() is None:
+        pytest.skip("this test needs a browser: apt-get install chromium")
+    with running_chromium() as browser:
+        yield browser
+
+
+class Watched:
+    """What a page has logged as errors, and asked other machines for."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self._origin = urlsplit(url)[:2]
+        self.errors: list[str] = []
+        self.abroad: list[str] = []
+        page.on("console", self._logged)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self._asked(request.url))
+
+    def _logged(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(f"{message.text} ({message.location.get('url', '')})")
+
+    def _asked(self, url: str) -> None:
+        if urlsplit(url)[:2] != self._origin:
+            self.abroad.append(url)
+
+
+@contextmanager
+def looking_at(
+    browser: Browser,
+    url: str,
+    *,
+    size: tuple[int, int] = DESKTOP,
+    dark: bool = False,
+    refused: tuple[int, ...] = (),
+    **options: Any,
+) -> Iterator[Page]:
+    """The page at `url` in a profile of its own. It must log no error, and ask nobody else.
+
+    `refused` are statuses that the page may be answered: the browser logs each as an error.
+    """
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if dark else "light",
+        permissions=["clipboard-read", "clipboard-write"],
+        **options,
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    watched = Watched(page, url)
+    try:
+        page.goto(url)
+        yield page
+        unexpected = [
+            error
+            for error in watched.errors
+            if not any(f"responded with a status of {status} " in error for status in refused)
+        ]
+        assert unexpected == []
+        assert watched.abroad == []
+    finally:
+        context.close()
+
+
+def barriers(page: Page) -> list[str]:
+    """What axe finds on the page as it is now, a line for each element."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']}: {node['target']}: {node['failureSummary']}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+
+
+def overflows(page: Page) -> bool:
+    """Whether the page is wider than the window."""
+    wide: bool = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    return wide
