@@ -43,7 +43,7 @@ def test_an_engine_holds_a_content_once_for_all_its_names(real: Operated) -> Non
     for name, demo in (("one", "zh"), ("two", "zh"), ("other", "zh"), ("other", "ja")):
         real.upload(name, demo)
     assert real.ask(model="one").status_code == 200
-    state = real.until(lambda state: state["adapters"]["one"]["replicas"])
+    state = real.until(lambda state: state["adapters"].get("one", {}).get("replicas"))
     places = {name: state["adapters"][name]["replicas"] for name in ("one", "two", "other", "ja")}
     assert places["one"] == places["two"] != {}
     assert places["other"] == places["ja"]

@@ -55,8 +55,8 @@ def prompts() -> Prompts:
     return Prompts(TOKENIZER, {"bos_token": "<s>", "eos_token": "</s>"}, [EOS, EOT])
 
 
-def ids_of(text: str, *, special: bool) -> list[int]:
-    return list(TOKENIZER.encode(text, add_special_tokens=special).ids)
+def ids_of(text: str, *, special: bool) -> array[int]:
+    return array("i", TOKENIZER.encode(text, add_special_tokens=special).ids)
 
 
 @pytest.mark.parametrize("adds", [True, False])
