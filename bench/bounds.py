@@ -18,8 +18,6 @@ from bench.__main__ import main as measure
 
 BOUNDS = Path(__file__).with_name("instructions.json")
 _DEARER, _CHEAPER = 1.03, 0.9
-_UNSTEADY = {"a token, paced": 1.06}
-"""How many deliveries fall together depends on the clock."""
 
 
 def main() -> int:
@@ -57,7 +55,7 @@ def _beyond(known: dict[str, float], found: dict[str, float]) -> list[str]:
             wrong.append(f"{name}: found {found.get(name)}, known {known.get(name)}")
             continue
         ratio = found[name] / known[name]
-        if not _CHEAPER <= ratio <= _UNSTEADY.get(name, _DEARER):
+        if not _CHEAPER <= ratio <= _DEARER:
             wrong.append(
                 f"{name}: {found[name]:,} thousand instructions, {ratio:.3f} of the "
                 f"{known[name]:,} in {BOUNDS.name}. If that is as it should be: "

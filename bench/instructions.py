@@ -8,12 +8,14 @@ not among them.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -21,21 +23,21 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
 from bench.load import NUMBER
 from bench.measure import chat, prompt
-from bench.pace import BURST
+from bench.pace import BURST, STEPPED
 from bench.protocols import PROTOCOLS
 from bench.servers import Bench, Server, Unmeasured
 from ops.local_stack.ports import LOCALHOST
 
 _SIZES = 8, 750
-_BEAT_MS = 50
 _WARM, _COUNTED = 40, 60
 _STREAMS = 8
-_PACED, _BURSTING = 40, 1024
+_STEPPED, _BURSTING = 1000, 1024
 _WITHIN_S = 120.0
-_IDLE_S = 3.0
+_IDLE_S = 10.0
 _CONTROL = "callgrind_control"
 _COMMAND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file={}.%p")
 
@@ -48,14 +50,15 @@ _PARTS = {
     "pydantic, orjson": ("_pydantic_core", "orjson"),
 }
 """Columns of the table, by how the files begin whose code it is. All else is `other`."""
+_TEXT = b"~"  # of `upstream.TOKEN`
 _OBJECT = re.compile(r"(c?)ob=\((\d+)\)(?: (.*))?")
 
 
 def instructions(bench: Bench) -> list[dict[str, Any]]:
     """Thousands of instructions: a request of one token through each protocol, and a token.
 
-    One request at a time, and tokens of few streams at once, as a gateway that is watched so is
-    forty times slower. Raises Unmeasured without valgrind.
+    One request at a time, as a gateway that is watched so is forty times slower. A paced token is
+    one that comes alone: the next is sent when it has arrived. Raises Unmeasured without valgrind.
     """
     if shutil.which(_COMMAND[0]) is None or shutil.which(_CONTROL) is None:
         raise Unmeasured("valgrind is not installed")
@@ -67,21 +70,26 @@ def instructions(bench: Bench) -> list[dict[str, Any]]:
         bench.gateway(triton, under=under, settings=settings) as server,
         ThreadPoolExecutor(_STREAMS) as pool,
     ):
-        counter = _Counter(server, files, pool)
+        upstreams = [p.pid for p in psutil.Process().children() if "bench.upstream" in p.cmdline()]
+        counter = _Counter(server, upstreams, files, pool)
         sizes = _SIZES[:1] if bench.quick else _SIZES
         rows = [counter.request(name, size) for size in sizes for name in PROTOCOLS]
         rows += [
-            counter.token("a token, paced", _BEAT_MS, _PACED),
-            counter.token("a token, in burst", BURST, _BURSTING),
+            counter.token("a token, paced", STEPPED, _STEPPED, streams=1),
+            counter.token("a token, in burst", BURST, _BURSTING, streams=_STREAMS),
         ]
     return rows
 
 
 @dataclass
 class _Counter:
-    """Asks a gateway that runs under callgrind, whose files begin with `files`."""
+    """Asks a gateway that runs under callgrind, whose files begin with `files`.
+
+    `upstreams` are the processes of the scripted Triton.
+    """
 
     server: Server
+    upstreams: Sequence[int]
     files: Path
     pool: ThreadPoolExecutor
 
@@ -103,14 +111,16 @@ class _Counter:
         found = self._counted(self._lines[:1], path, body, _COUNTED)
         return _row(f"{protocol}, {size} tokens", found, _COUNTED)
 
-    def token(self, name: str, seed: int, tokens: int) -> dict[str, Any]:
+    def token(self, name: str, seed: int, tokens: int, *, streams: int) -> dict[str, Any]:
         """One of a chat's, of `tokens` more than one."""
         short, long = (chat(seed=seed, tokens=n) for n in (1, tokens + 1))
-        self._ask(self._lines, self.server.path, long, 1)
-        once = self._counted(self._lines, self.server.path, short, 1)
-        found = self._counted(self._lines, self.server.path, long, 1)
+        lines, path = self._lines[:streams], self.server.path
+        step = self._step if seed == STEPPED else None
+        self._ask(lines, path, long, 1, step)
+        once = self._counted(lines, path, short, 1, step)
+        found = self._counted(lines, path, long, 1, step)
         found.subtract(once)
-        return _row(name, found, _STREAMS * tokens)
+        return _row(name, found, streams * tokens)
 
     def _counted(
         self,
@@ -118,12 +128,13 @@ class _Counter:
         path: str,
         body: bytes,
         times: int,
+        on_token: Callable[[], None] | None = None,
         at_least_s: float = 0.0,
     ) -> Counter[str]:
         """What so many requests take, without what the gateway does all the time."""
         self._control("-z")
         began = time.monotonic()
-        self._ask(lines, path, body, times)
+        self._ask(lines, path, body, times, on_token)
         time.sleep(at_least_s)
         before = set(self._dumps())
         lasted_s = time.monotonic() - began
@@ -134,7 +145,12 @@ class _Counter:
         return found
 
     def _ask(
-        self, lines: Sequence[http.client.HTTPConnection], path: str, body: bytes, times: int
+        self,
+        lines: Sequence[http.client.HTTPConnection],
+        path: str,
+        body: bytes,
+        times: int,
+        on_token: Callable[[], None] | None = None,
     ) -> None:
         """That often on each line."""
 
@@ -144,11 +160,18 @@ class _Counter:
                 headers = {"content-type": "application/json", "authorization": "Bearer unused"}
                 line.request("POST", path, body.replace(NUMBER, number), headers)
                 answer = line.getresponse()
-                told = answer.read()
                 if answer.status != 200:
-                    raise Unmeasured(f"{path}: {answer.status} {told[:200]!r}")
+                    raise Unmeasured(f"{path}: {answer.status} {answer.read()[:200]!r}")
+                while on_token is not None and (event := answer.readline()):
+                    if _TEXT in event:
+                        on_token()
+                answer.read()
 
         list(self.pool.map(one, lines))
+
+    def _step(self) -> None:
+        for upstream in self.upstreams:
+            os.kill(upstream, signal.SIGUSR1)
 
     def _dumps(self) -> Iterator[Path]:
         return self.files.parent.glob(f"{self.files.name}.*.*")

@@ -1,4 +1,4 @@
-"""When the scripted upstreams send: each stream at its own beat, or all as fast as they are read.
+"""When the scripted upstreams send: at a beat, as fast as they are read, or when they are told to.
 
 A request's `seed` is its script, since every gateway passes it on unchanged.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import signal
 import time
 from heapq import heappop, heappush
 from itertools import count
@@ -24,6 +25,13 @@ IDLE = 1_000_000
 
 SILENT = 2_000_000
 """Seed: not even a first token."""
+
+STEPPED = 3_000_000
+"""Seed: a token at once, and one for each SIGUSR1 that the upstream's process gets then.
+
+Who sends the signal when the last token has arrived makes each a delivery of its own, however slow
+the receiver is. Beats cannot promise that.
+"""
 
 _GOLDEN = 0.6180339887
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -60,6 +68,7 @@ class Pacer:
         self._order = count()
         self._bursting: list[Source] = []
         self._stepping = False
+        self._stepped: list[Source] = []
 
     def add(self, source: Source, seed: int) -> None:
         """Begins the script `seed` of a source."""
@@ -68,7 +77,12 @@ class Pacer:
         if seed <= BURST:
             self._bursting.append(source)
             self.wake()
-        elif source.emit() and seed != IDLE:
+        elif not source.emit():
+            return
+        elif seed == STEPPED:
+            self._loop.add_signal_handler(signal.SIGUSR1, self._told)
+            self._stepped.append(source)
+        elif seed != IDLE:
             interval = seed * 1_000_000
             number = next(self._order)
             phase = int(interval * (number * _GOLDEN % 1))
@@ -95,6 +109,9 @@ class Pacer:
         self._stepping = False
         if sent:
             self.wake()
+
+    def _told(self) -> None:
+        self._stepped = [source for source in self._stepped if source.emit()]
 
     def _beat(self) -> None:
         os.read(self._timer, 8)
