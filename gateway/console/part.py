@@ -35,7 +35,7 @@ class Parts:
         """`whole` is the part that others are joined to: of others, what is the same in all workers
         is left out."""
         service, monitor = self._service, self._service.monitor
-        _, _, rates = monitor.tallies.a_minute()
+        _, _, rates = monitor.demand.a_minute()
         part: Part = {
             "worker": self._worker,
             "replicas": replicas(service),
