@@ -12,7 +12,6 @@ from gateway.console.adapters import AdapterFacts
 from gateway.console.replicas import replicas
 from gateway.console.tenants import MOST as MOST_TENANTS
 from gateway.console.tenants import TenantFacts
-from gateway.monitor.history import STEPS
 from gateway.service import Service
 
 MOST_REQUESTS = 1000
@@ -94,6 +93,3 @@ class Parts:
 
 def now() -> float:
     return round(time.time(), 2)
-
-
-HOUR = STEPS

@@ -17,6 +17,8 @@ MOST_KEYS = 100
 """Of one tenant that are shown."""
 MOST = 1000
 """Tenants that are shown."""
+ADDED = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
+"""What each worker has its own of, so that the state has the sum."""
 _USES_S = 15.0
 
 Facts = dict[str, object]
