@@ -19,11 +19,12 @@ from gateway.api.answers import Body, Collector
 from gateway.api.auth import tenant_of
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.intake import Intake
 from gateway.api.parameters import Parsed
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.deltas import Sink, TextDelta

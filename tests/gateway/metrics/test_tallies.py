@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gateway.tallies import Histograms, Level, Tallies
+from gateway.metrics.tallies import Histograms, Level, Tallies
 
 BOUNDS = (0.1, 0.25, 1, 30)
 # On a bound, below the first, between, beyond the last.
