@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters import tokenizer_config
 from adapters.errors import CorruptFile, MissingFile, TooLarge
 from adapters.peft import checked_path
+from adapters.tokenizer_config import default_template, token_text
 
-CONFIG = "tokenizer_config.json"
+_CONFIG = tokenizer_config.FILE
 FILE = "chat_template.jinja"
 # Templates of today's models have up to 20 KB. A record holds those of all its versions.
 MAX_CHARACTERS = 64 * 1024
@@ -49,45 +51,35 @@ def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
     `within`: every file must really lie inside this folder. Raises subclasses of `AdapterError`.
     """
     config: dict[str, Any] = {}
-    if (folder / CONFIG).exists():
+    if (folder / _CONFIG).exists():
         try:
-            config = json.loads(_text(folder, CONFIG, within, _MAX_CONFIG_BYTES))
+            config = json.loads(_text(folder, _CONFIG, within, _MAX_CONFIG_BYTES))
         except (ValueError, RecursionError) as error:
-            raise CorruptFile(CONFIG, "content", error, "a JSON object") from error
+            raise CorruptFile(_CONFIG, "content", error, "a JSON object") from error
         if not isinstance(config, dict):
-            raise CorruptFile(CONFIG, "content", type(config).__name__, "a JSON object")
+            raise CorruptFile(_CONFIG, "content", type(config).__name__, "a JSON object")
     if (folder / FILE).exists():
         source: Any = _text(folder, FILE, within, 4 * MAX_CHARACTERS)
     else:
-        source = _default(config.get("chat_template"))
+        source = default_template(config.get("chat_template"))
     if source is None:
         return None
     if not isinstance(source, str):
-        raise CorruptFile(CONFIG, "chat_template", source, "a text, or a list with a default")
+        raise CorruptFile(_CONFIG, "chat_template", source, "a text, or a list with a default")
     if len(source) > MAX_CHARACTERS:
         found = f"{len(source)} characters"
         raise TooLarge(folder.name, "chat_template", found, f"{MAX_CHARACTERS} characters")
     added = config.get("added_tokens_decoder") or {}
     try:
         tokens = tuple((int(number[:20]), token["content"]) for number, token in added.items())
-        eos_token = _content(config.get("eos_token"))
+        eos_token = token_text(config.get("eos_token"))
         if not all(isinstance(text, str) for text in (*dict(tokens).values(), eos_token or "")):
             raise TypeError("a token that is no text")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptFile(CONFIG, "added_tokens_decoder", error, "ids with their tokens") from error
+        raise CorruptFile(
+            _CONFIG, "added_tokens_decoder", error, "ids with their tokens"
+        ) from error
     return FoundTemplate(ChatTemplate(source.rstrip("\n"), eos_token), tokens)
-
-
-def _default(templates: Any) -> Any:
-    """A chat template; a list holds several by name."""
-    if not isinstance(templates, list):
-        return templates
-    named = [each for each in templates if isinstance(each, dict)]
-    return next((each.get("template") for each in named if each.get("name") == "default"), None)
-
-
-def _content(token: Any) -> Any:
-    return token["content"] if isinstance(token, dict) else token
 
 
 def _text(folder: Path, name: str, within: Path | None, most: int) -> str:

@@ -16,10 +16,11 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.settings import Settings
-from gateway.service import load_prompts, running_service
+from gateway.service_setup import load_prompts, running_service
 from gateway.triton import names
 from ops.commands.up import DEMO_MODEL
 from ops.deployment.fields import FIELDS

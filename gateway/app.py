@@ -41,7 +41,7 @@ from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
 from gateway.http.exchange import NO_ROOM
 from gateway.http.workers import Worker
-from gateway.service import load_prompts, running_service
+from gateway.service_setup import load_prompts, running_service
 
 _RATES = ("limit", "remaining", "reset")
 

@@ -9,5 +9,6 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim() -> None:
+    """Gives back what is free, wherever it lies; without glibc does nothing."""
     if _TRIM is not None:
         _TRIM(0)

@@ -7,7 +7,7 @@ from functools import partial
 
 from gateway.config.file import Configuration
 from gateway.config.settings import Settings
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.scheduling.discovery import Target
 from gateway.scheduling.replicas import Replicas
 from gateway.tokenization.prompts import Prompts

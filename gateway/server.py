@@ -15,7 +15,8 @@ from gateway.http.tls import check_tls
 from gateway.http.workers import Worker, Workers, refuse
 from gateway.memory import trim
 from gateway.observability.logs import configure_logging
-from gateway.service import Service, check_configuration, tracer_class
+from gateway.service import Service
+from gateway.service_setup import check_configuration, tracer_class
 from lora_store import connect
 
 # New objects after which the garbage collector looks for cycles. About a hundred requests leave so

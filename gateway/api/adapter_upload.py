@@ -10,7 +10,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from adapters import chat_template, peft
+from adapters import chat_template, peft, tokenizer_config
 from gateway.api.body import media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
@@ -76,7 +76,7 @@ def save_files(form: FormData, folder: Path) -> None:
     from adapters import npy  # noqa: PLC0415
 
     files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
-    files |= {chat_template.CONFIG, chat_template.FILE}
+    files |= {tokenizer_config.FILE, chat_template.FILE}
     for _, part in form.multi_items():
         if not isinstance(part, UploadFile):
             continue

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count
+from gateway.api.field_types import TokenIds, Whole
 from gateway.api.mapped import Asking, MappedRequest, asking
 from gateway.api.routing import BODY, Router, needs, refusals
-from gateway.api.schemas import TokenIds, Whole
 from gateway.api.sse import cancel_on_disconnect
 from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
 from gateway.catalog.mapped import MappedModel

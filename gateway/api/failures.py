@@ -74,6 +74,8 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.InternalError: Row(500, _SERVER),
     errors.EngineError: Row(500, _SERVER),
     errors.EngineBroken: Row(500, _SERVER),
+    # No 503, which asks to be tried again: whoever ended it had a reason.
+    errors.EndedByAdmin: Row(500, _SERVER, "ended_by_operator"),
     errors.BadModelOutput: Row(502, _SERVER, "bad_model_output"),
     errors.Overloaded: Row(503, _SERVER, "overloaded", retry_after_s=1),
     errors.ClientDeadlineTooNear: Row(503, _SERVER, "overloaded", retry_after_s=1),
@@ -89,8 +91,6 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.AnswerLost: Row(503, _SERVER, "engine_unavailable", retry_after_s=2),
     errors.EngineStepFailed: Row(503, _SERVER, "engine_step_failed", retry_after_s=1),
     errors.ShuttingDown: Row(503, _SERVER, "shutting_down", retry_after_s=2),
-    # Not to be tried again by itself: whoever ended it had a reason.
-    errors.EndedByAdmin: Row(503, _SERVER, "ended_by_operator"),
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),
     errors.ClientDeadline: Row(504, _SERVER, "timeout"),
     http_errors.MalformedRequest: Row(400, _CLIENT),
@@ -179,8 +179,6 @@ def refusal(error: Failure) -> str | None:
     row = TABLE[type(error)]
     if 400 <= row.status < 500 and row.status != 499:
         return row.code or f"status_{row.status}"
-    if isinstance(error, errors.EndedByAdmin):
-        return None
     return row.code if row.status == 503 else None
 
 

@@ -18,11 +18,12 @@ from gateway.api.answer_schemas import (
 )
 from gateway.api.answers import Answer
 from gateway.api.chunks import Kind
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from gateway.api.parameters import parse
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.serving import plain, prepared, rendered, respond
 from gateway.api.sse import OPENAI
 from gateway.generation import Batch, Options

@@ -1,9 +1,9 @@
 """What becomes of parameters that requests for a generation have no field for.
 
-The fields of `schemas` are served. The names here are what OpenAI's platform, vLLM, TensorRT-LLM's
-own server, SGLang, llama.cpp, Ollama, text-generation-webui and OpenRouter call things, as their
-documentation had them in November 2026; any other name is refused. docs/parameters.md is made from
-this file.
+The fields of `generation_request` and `schemas` are served. The names here are what OpenAI's
+platform, vLLM, TensorRT-LLM's own server, SGLang, llama.cpp, Ollama, text-generation-webui and
+OpenRouter call things, as their documentation had them in November 2026; any other name is refused.
+docs/parameters.md is made from this file.
 """
 
 from __future__ import annotations

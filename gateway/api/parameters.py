@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.parameter_table import (
     HARMLESS,
     HINTS,
@@ -21,7 +22,7 @@ from gateway.api.parameter_table import (
     UNSET,
     Fields,
 )
-from gateway.api.schemas import ChatCompletionRequest, GenerationRequest
+from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.errors import InvalidRequest, UnsupportedParameter

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field, StringConstraints
 from starlette.responses import Response
 
 from gateway.api.embeddings import MAX_INPUTS, InputUsage
+from gateway.api.field_types import Whole
 from gateway.api.mapped import MappedRequest, asking
 from gateway.api.messages import Strict
 from gateway.api.routing import BODY, Router, needs, refusals
-from gateway.api.schemas import Whole
 from gateway.api.sse import cancel_on_disconnect
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import RerankModel

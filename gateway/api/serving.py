@@ -19,12 +19,13 @@ from gateway.api.answers import Body, Collector
 from gateway.api.auth import tenant_of
 from gateway.api.chunks import UsageFrames
 from gateway.api.failures import status_of
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.intake import Intake
 from gateway.api.parameters import Parsed
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from gateway.api.sse import EventBody, EventStream, Wire, cancel_on_disconnect
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
 from gateway.config.tenants import Tenant
 from gateway.deltas import Sink, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -261,7 +262,7 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
 
 
 async def respond(
-    request: Request, prepared: Prepared, wire: Wire, keeper: Keeper | None = None
+    request: Request, prepared: Prepared, wire: WireFormat, keeper: Keeper | None = None
 ) -> Response:
     service = service_of(request.scope)
     context = context_of(request.scope)

@@ -21,7 +21,7 @@ from gateway.http.exchange import Exchange
 log = logging.getLogger(__name__)
 
 
-class Wire(NamedTuple):
+class WireFormat(NamedTuple):
     """What a protocol's streams have besides the frames of an answer.
 
     Attributes:
@@ -35,7 +35,7 @@ class Wire(NamedTuple):
     failure: Callable[[Failure], bytes]
 
 
-OPENAI = Wire(
+OPENAI = WireFormat(
     done=b"data: [DONE]\n\n",
     # A comment alone: with an `id:`, `event:` or `retry:` line, openai-python's decoder would fail.
     patience=b": keep-alive\n\n",
@@ -187,7 +187,7 @@ class EventStream(Response):
         headers: Mapping[str, str],
         patience_s: float,
         account: AbstractAsyncContextManager[None],
-        wire: Wire,
+        wire: WireFormat,
     ) -> None:
         """`account` is open for as long as `write` runs; it sees the error that ends it."""
         self._account = account

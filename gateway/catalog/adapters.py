@@ -13,19 +13,18 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from adapters import chat_template, peft, registry, sizes
+from adapters import chat_template, registry, sizes
 from adapters.adapter import Converted
-from adapters.base_model import BaseModel, read_base_model, short_name
 from adapters.chat_template import ChatTemplate
 from adapters.errors import (
     AdapterError,
     BaseMismatch,
     InvalidName,
     StoreError,
-    UnsupportedEngine,
     UnsupportedFeature,
 )
 from adapters.record import DECLARED, SETTINGS, Record, Version, check_name, selected_name
+from gateway.catalog.conversion import Conversion
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
 from gateway.catalog.shortfall import Shortfalls, shortfalls
@@ -78,7 +77,7 @@ class Adapters:
         self.store = TieredStore(Disk(folder), redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
-        self._converting = asyncio.Lock()
+        self._conversion = Conversion(settings, capabilities)
         self.sources = Sources(
             settings.store_dir / "@incoming",  # no model's folder has this name
             map(parse_prefix, settings.adapter_sources),
@@ -96,12 +95,12 @@ class Adapters:
                 self.placement,
                 store=self.store,
                 records=self._known,
-                base=self._base_model,
+                base=self._conversion.base_model,
                 grace_s=max(_GRACE_S, 2 * settings.request_timeout),
             )
         elif shared is not None:
             notices = PeftNotices(shared)
-            self._disks = AgentDisks(notices, self.placement, self._base_model)
+            self._disks = AgentDisks(notices, self.placement, self._conversion.base_model)
         self.refused: dict[str, str] = {}
         """Adapters of the configuration that could not be registered, with the reason."""
 
@@ -221,7 +220,7 @@ class Adapters:
         """
         for name, folder in self._settings.adapters.items():
             try:
-                converted = await self._convert(folder, within=None)
+                converted = await self._conversion.convert(folder, within=None)
                 template = self._prompts.accept(await asyncio.to_thread(chat_template.read, folder))
                 known = self._registry.snapshot.records.get(name)
                 contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
@@ -271,7 +270,7 @@ class Adapters:
                 "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
             )
         template = self._prompts.accept(found)
-        return await self._convert(folder, within=within), template
+        return await self._conversion.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
         """Whether there can be an adapter of this name for this model. Raises AdapterError's."""
@@ -337,7 +336,7 @@ class Adapters:
             if not sent:
                 return None
             settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
-            return sizes.cache_fit(self._base_model(), served, settings)
+            return sizes.cache_fit(self._conversion.base_model(), served, settings)
         except (GatewayError, AdapterError):
             return None  # without the engine's config.json its cache pages are unknown
 
@@ -353,52 +352,3 @@ class Adapters:
         """Of what runs on replicas that read adapters from their disks, for metrics."""
         used = self.placement.in_use()
         return {r.name for r in self._known() if any(v.weights in used for v in r.versions)}
-
-    def _base_of(self) -> ModelCapabilities:
-        """Those of the kind that says what an adapter must be: one with an engine, which knows its
-        own limits and type, before one that reads adapters of any type from its disk."""
-        served = self._capabilities()
-        sent = (each for each in served if each.lora_dtype is not None)
-        disks = (each for each in served if each.reads_adapters)
-        return next(sent, None) or next(disks, served[0])
-
-    def _base_model(self) -> BaseModel:
-        capabilities = self._base_of()
-        if capabilities.text is not None and capabilities.text.loses_lora:
-            raise UnsupportedEngine(
-                *(capabilities.model, "lora_task_id", "a BLS model before v0.19"),
-                "the core model, the ensemble or the BLS model of v0.19",
-                "it passes adapters on to the engine in a wrong shape",
-            )
-        if capabilities.lora_dtype is None and not capabilities.reads_adapters:
-            raise UnsupportedEngine(
-                capabilities.model, "lora_weights", "no such input", "FP16 or BF16"
-            )
-        # The engine's folder may be on another host; the tokenizer's then gives the shapes.
-        folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
-        folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
-        # Adapters name what they were trained on, which is often the tokenizer's folder.
-        names = (self._settings.model_name, short_name(str(self._settings.tokenizer_dir.resolve())))
-        return read_base_model(folder, names, dtype=capabilities.lora_dtype)
-
-    async def _convert(self, folder: Path, *, within: Path | None) -> Converted:
-        base = self._base_model()
-        limit = self._settings.max_adapter_bytes
-        # One at a time: a conversion holds the whole adapter in memory.
-        back = any(each.reads_adapters for each in self._capabilities())
-        async with self._converting:
-            return await asyncio.to_thread(_read, folder, base, within, limit, back)
-
-
-def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> Converted:
-    """`back` says that it must have a PEFT form, too."""
-    # numpy is needed for conversion alone; serving does without.
-    from adapters import convert, npy, peft_files  # noqa: PLC0415
-
-    if (folder / npy.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
-        converted = npy.read(folder, base, within=within, max_bytes=limit)
-    else:
-        converted = convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
-    if back:
-        peft_files.peft_files(converted, base)
-    return converted

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.console import replicas, tenants
 from gateway.console.part import Part
-from gateway.console.replicas import WORST_FIRST
 from gateway.monitor.history import STEP_S, STEPS
 from gateway.monitor.latencies import joined, percentile_ms
 
 _ENDED = 100
-_BY_STATE = {state: place for place, state in enumerate(WORST_FIRST)}
+_BY_STATE = {state: place for place, state in enumerate(replicas.WORST_FIRST)}
 _CELLS = {"held": 0, "loading": 1, "lacking": 2, "cold": 3}
 
 Facts = dict[str, Any]
@@ -52,7 +52,7 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
 
 
 def _join_replica(own: Facts, other: Facts) -> None:
-    for name in ("in_flight", "requests", "places"):
+    for name in replicas.ADDED:
         if name in other:
             own[name] = own.get(name, 0) + other[name]
     if _BY_STATE[other["state"]] < _BY_STATE[own["state"]]:
@@ -80,7 +80,7 @@ def _join_adapter(own: Facts, other: Facts) -> None:
 
 
 def _join_tenant(own: Facts, other: Facts) -> None:
-    for name in ("running", "waiting", "requests_per_minute", "tokens_per_minute"):
+    for name in tenants.ADDED:
         own[name] = round(own[name] + other[name], 1)
     if "refused" in other:
         own["refused"] = _added(own.get("refused", {}), other["refused"])

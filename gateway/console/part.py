@@ -12,7 +12,6 @@ from gateway.console.adapters import AdapterFacts
 from gateway.console.replicas import replicas
 from gateway.console.tenants import MOST as MOST_TENANTS
 from gateway.console.tenants import TenantFacts
-from gateway.monitor.history import STEPS
 from gateway.service import Service
 
 MOST_REQUESTS = 1000
@@ -35,7 +34,7 @@ class Parts:
         """`whole` is the part that others are joined to: of others, what is the same in all workers
         is left out."""
         service, monitor = self._service, self._service.monitor
-        _, _, rates = monitor.tallies.a_minute()
+        _, _, rates = monitor.demand.a_minute()
         part: Part = {
             "worker": self._worker,
             "replicas": replicas(service),
@@ -94,6 +93,3 @@ class Parts:
 
 def now() -> float:
     return round(time.time(), 2)
-
-
-HOUR = STEPS

@@ -10,6 +10,9 @@ _WHY = 300  # characters of a reason
 WORST_FIRST = ("away", "failing", "leaving", "draining", "ready")
 """Of a replica that workers see in different states, the first of these is told."""
 
+ADDED = ("in_flight", "requests", "places")
+"""What each worker has its own of, so that the state has the sum; all else is the same in each."""
+
 
 def replicas(service: Service) -> dict[str, dict[str, object]]:
     """By endpoint; of one that left and is there again, the newer."""

@@ -17,6 +17,8 @@ MOST_KEYS = 100
 """Of one tenant that are shown."""
 MOST = 1000
 """Tenants that are shown."""
+ADDED = ("running", "waiting", "requests_per_minute", "tokens_per_minute")
+"""What each worker has its own of, so that the state has the sum."""
 _USES_S = 15.0
 
 Facts = dict[str, object]
@@ -31,8 +33,8 @@ class TenantFacts:
 
     async def of(self, service: Service, *, whole: bool) -> dict[str, Facts]:
         """By name. Without `whole`, only what other workers see differently."""
-        tallies = service.monitor.tallies
-        requests, tokens, _ = tallies.a_minute()
+        demand = service.monitor.demand
+        requests, tokens, _ = demand.a_minute()
         running, places = Counter[str](), Counter[str]()
         for watched in service.monitor.requests:
             name = watched.batch.caller.tenant
@@ -51,9 +53,9 @@ class TenantFacts:
                 "requests_per_minute": requests.get(name, 0.0),
                 "tokens_per_minute": tokens.get(name, 0.0),
             }
-            if (refused := tallies.refused.get(name)) is not None:
+            if (refused := demand.refused.get(name)) is not None:
                 facts["refused"] = dict(refused)
-                last = tallies.refusals[name]
+                last = demand.refusals[name]
                 facts["last_refusal"] = {"time": last.at, "why": last.why}
             facts["limits"] = _limits(service, tenant, places[name])
             if whole:

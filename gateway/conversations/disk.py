@@ -245,7 +245,14 @@ class ConversationDisk:
         last = self._at.execute("SELECT since, seen, key FROM looked").fetchone()
         since, seen, key = last or (0, 0, 0)
         (left,) = self._at.execute("SELECT coalesce(max(at), 0) FROM departed").fetchone()
-        return Looked(epoch, since, seen, left, key, tuple(name for _, name in found))
+        return Looked(
+            epoch=epoch,
+            since=since,
+            seen=seen,
+            left=left,
+            key=key,
+            gateways=tuple(name for _, name in found),
+        )
 
     def set_looked(self, looked: Looked) -> None:
         epoch, since, seen, left, key, names = looked

@@ -219,7 +219,8 @@ class SharedConversations:
         epoch, since, age_ms, seen, left, lost, others, dirty, whole = map(int, answer[:-1])
         names = tuple(sorted(raw.decode(errors="replace") for raw in answer[-1]))
         settled = age_ms >= _SETTLED_MS and others == 0
-        return Look(Known(epoch, since, seen, left, lost, names), settled, whole == 1, dirty)
+        now = Known(epoch=epoch, since=since, seen=seen, left=left, lost=lost, gateways=names)
+        return Look(now, settled, whole == 1, dirty)
 
     def deleted(self, limit: int = 1000) -> list[Gone]:
         """Some of what went since the last call."""

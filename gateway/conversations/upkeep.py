@@ -180,7 +180,12 @@ class Upkeep:
         last = self._remembered
         if known._replace(seen=last.seen) != last or known.seen >= last.seen + _REMEMBERED_MS:
             looked = Looked(
-                known.epoch, known.since, known.seen, known.left, self._keys[0], known.gateways
+                epoch=known.epoch,
+                since=known.since,
+                seen=known.seen,
+                left=known.left,
+                key=self._keys[0],
+                gateways=known.gateways,
             )
             with contextlib.suppress(DiskAway):
                 await self._disk.run(lambda disk: disk.set_looked(looked))

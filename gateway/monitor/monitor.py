@@ -11,9 +11,9 @@ from contextvars import Context
 from functools import partial
 
 from adapters.record import selected_name
+from gateway.monitor.demand import Demand
 from gateway.monitor.history import History, until_step_ends
 from gateway.monitor.requests import Requests
-from gateway.monitor.tallies import Tallies
 from gateway.monitor.watched import Ended
 from gateway.observability.request_context import RequestContext, current
 from gateway.stops import LOUD, Stops
@@ -36,7 +36,7 @@ class Monitor:
     def __init__(self, cold_sends: Callable[[], int], waiting: Callable[[], int]) -> None:
         self.started = time.time()
         self.requests = Requests()
-        self.tallies = Tallies()
+        self.demand = Demand()
         self.history = History()
         self._cold_sends = cold_sends
         self._waiting = waiting
@@ -47,22 +47,22 @@ class Monitor:
         totals, batch = self.history.totals, context.batch
         if status >= 500:
             totals.errors += 1
-        tallies, tenant = self.tallies, context.tenant
+        demand, tenant = self.demand, context.tenant
         if not again:
             totals.requests += 1
         if tenant is not None:
             if not again:
-                tallies.requests[tenant] += 1
+                demand.requests[tenant] += 1
             if context.refused is not None:
-                tallies.refuse(tenant, context.refused)
+                demand.refuse(tenant, context.refused)
         if batch is None:
             return
         ended = Ended(context, batch, status)
         totals.tokens += ended.completion_tokens
         if tenant is not None:
-            tallies.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens
+            demand.tokens[tenant] += ended.completion_tokens + ended.prompt_tokens
         if context.adapter_version is not None:
-            tallies.of_adapters[selected_name(context.adapter_version)] += 1
+            demand.of_adapters[selected_name(context.adapter_version)] += 1
         if ended.ttft_s is not None:
             self.history.first_tokens.add(ended.ttft_s)
         self.requests.end(ended)
@@ -89,7 +89,7 @@ class Monitor:
     def _step(self) -> None:
         tokens = sum([watched.batch.meter.tokens_now for watched in self.requests])
         self.history.step(time.time(), tokens, self._cold_sends(), self._waiting())
-        self.tallies.step()
+        self.demand.step()
         self.requests.tidy()
 
 

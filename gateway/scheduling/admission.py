@@ -111,7 +111,14 @@ class Admission:
         limit = wait_s if goes_on else _least(self._wait_s, wait_s)
         first_token_s = None if goes_on else first_token_s
         return Permit(
-            self, tenant, priority, cost, limit, first_token_s, goes_on=goes_on, lane=lane
+            self,
+            tenant,
+            priority,
+            cost,
+            wait_s=limit,
+            first_token_s=first_token_s,
+            goes_on=goes_on,
+            lane=lane,
         )
 
     def answered(self, tenant: str, seconds: float) -> None:
@@ -343,9 +350,9 @@ class Permit:
         tenant: str,
         priority: int,
         cost: int,
+        *,
         wait_s: float | None,
         first_token_s: float | None,
-        *,
         goes_on: bool,
         lane: Lane,
     ) -> None:

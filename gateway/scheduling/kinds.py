@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
+from gateway.generation import PlainParameter
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.triton.names import LogicalInput
 
 Lane = frozenset[object] | None
 """The kinds that can take a request: it waits with those that need the same ones. None is all."""
@@ -40,6 +44,10 @@ class Kinds:
         return kind
 
 
+def _takes(name: LogicalInput, capabilities: ModelCapabilities) -> bool:
+    return name in capabilities.inputs
+
+
 # In words, and who can do it.
 _CAN: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("log probabilities", lambda c: c.text is None and "log_probs" in c.inputs),
@@ -52,9 +60,7 @@ _CAN: tuple[tuple[str, Callable[[ModelCapabilities], object]], ...] = (
     ("stop_token_ids", lambda c: c.text is None and "stop_words" in c.inputs),
     ("min_tokens", lambda c: "min_tokens" in c.inputs),
     ("ignore_eos", lambda c: "end_id" in c.inputs),
-    ("repetition_penalty", lambda c: "repetition_penalty" in c.inputs),
-    ("frequency_penalty", lambda c: "frequency_penalty" in c.inputs),
-    ("presence_penalty", lambda c: "presence_penalty" in c.inputs),
+    *((name, partial(_takes, name)) for name in get_args(PlainParameter)),
     ("skip_special_tokens false", lambda c: c.text is None or not c.text.skips_special_tokens),
     ("streams", lambda c: c.decoupled),
     ("adapters", lambda c: c.reads_adapters or c.lora_dtype),

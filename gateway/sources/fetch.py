@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from adapters import chat_template, peft
+from adapters import chat_template, peft, tokenizer_config
 from adapters.errors import (
     AdapterError,
     CorruptFile,
@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 _MiB = 1024 * 1024
 # Of files beside the weights, which are read whole. Whoever reads them has bounds of its own.
-_MOST = {peft.CONFIG: 4 * _MiB, chat_template.CONFIG: 4 * _MiB, chat_template.FILE: _MiB}
-FILES = (peft.CONFIG, peft.WEIGHTS, chat_template.CONFIG, chat_template.FILE)
+_MOST = {peft.CONFIG: 4 * _MiB, tokenizer_config.FILE: 4 * _MiB, chat_template.FILE: _MiB}
+FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 """All that is ever asked for at a place on another machine; the first two must be there."""
 # Folders that processes have left behind which were killed: any fetch is over sooner.
 _LEFT_S = 86400.0

@@ -124,7 +124,7 @@ class S3:
             async with file:
                 while piece := await file.read(_PIECE):
                     yield piece
-        except Exception as error:
+        except Exception as error:  # as in `look`
             raise unavailable(name, f"{type(error).__name__} {error}") from None
 
     def _path(self, name: str) -> str:
@@ -158,7 +158,7 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
     )
     try:
         session = await filesystem.set_session()
-    except Exception as error:
+    except Exception as error:  # as in `S3.look`
         raise unavailable("request", f"{type(error).__name__} {error}") from None
     try:
         yield S3(source, filesystem)

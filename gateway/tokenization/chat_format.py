@@ -136,7 +136,10 @@ class ChatFormat:
 
 class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Jinja asks for the attribute first: an exception for every key of every message."""
+        """Jinja asks for the attribute first: an exception for every key of every message.
+
+        A chat of 20 messages takes 41 us in place of 74 (python -m bench.packing).
+        """
         if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
             return obj[attribute]
         return super().getattr(obj, attribute)
@@ -157,7 +160,7 @@ def compile_template(source: str) -> Template:
     except RecursionError as error:
         raise TemplateError("it is nested too deeply") from error
     # Jinja chains mappings here, which it copies at each rendering. With a dict a short chat takes
-    # 7 us in place of 17 (python -m bench.packing).
+    # 4 us in place of 9 (python -m bench.packing).
     template.globals = dict(template.globals)
     return template
 

@@ -19,8 +19,10 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
+from adapters import tokenizer_config
 from adapters.chat_template import ChatTemplate, FoundTemplate
 from adapters.errors import UnsupportedFeature
+from adapters.tokenizer_config import default_template, token_text
 from gateway.generation import Options
 from gateway.parsers.reasoning import TAGS, ReasoningParser
 from gateway.parsers.tools.forms import Form
@@ -71,11 +73,11 @@ class Prompts:
         self._turn_cache = TurnCache(tokenizer, eos_ids)
         self._vocab_size = tokenizer.get_vocab_size()
         self._special = {
-            name: token["content"] if isinstance(token, dict) else token
+            name: token_text(token)
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (token := config.get(name)) is not None
         }
-        self._source = _template_source(config.get("chat_template"))
+        self._source = default_template(config.get("chat_template"))
         self._format = partial(
             ChatFormat, tokenizer, control_tokens_in_messages=control_tokens_in_messages
         )
@@ -105,7 +107,7 @@ class Prompts:
         A folder without `tokenizer.json` (sentencepiece only) is converted with transformers,
         of the extra `sentencepiece`.
         """
-        config = _read_json(folder / "tokenizer_config.json")
+        config = _read_json(folder / tokenizer_config.FILE)
         template_file = folder / "chat_template.jinja"
         if template_file.is_file():
             with _naming(template_file):
@@ -320,7 +322,7 @@ class Prompts:
 
 def _refused(needed: str) -> UnsupportedFeature:
     why = "an adapter's template is written in the tokens of its base model's tokenizer"
-    return UnsupportedFeature("tokenizer_config.json", "added_tokens", needed, "a known token", why)
+    return UnsupportedFeature(tokenizer_config.FILE, "added_tokens", needed, "a known token", why)
 
 
 @contextmanager
@@ -376,18 +378,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _eos_ids(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> list[int]:
     """End-of-sequence ids: the tokenizer's own first, then those of the generation config."""
-    token = config.get("eos_token")
-    content = token["content"] if isinstance(token, dict) else token
+    content = token_text(config.get("eos_token"))
     first = tokenizer.token_to_id(content) if content is not None else None
     found: list[int | None] = [first]
     for name in ("generation_config.json", "config.json"):
         ids = _read_json(folder / name).get("eos_token_id")
         found += ids if isinstance(ids, list) else [ids]
     return list(dict.fromkeys(i for i in found if i is not None))
-
-
-def _template_source(source: str | list[dict[str, str]] | None) -> str | None:
-    """A chat template; a list holds several by name."""
-    if isinstance(source, list):
-        return next((t["template"] for t in source if t["name"] == "default"), None)
-    return source

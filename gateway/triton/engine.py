@@ -71,7 +71,14 @@ class Engine:
         """Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
         `tokens_per_block` are those of its KV cache."""
         self._client = TritonClient(endpoint, connection)
-        self._wanted = Wanted(model, max_seq_len, vocab_size, mode, text_model, tokens_per_block)
+        self._wanted = Wanted(
+            model,
+            max_seq_len,
+            vocab_size,
+            mode=mode,
+            text_model=text_model,
+            tokens_per_block=tokens_per_block,
+        )
         self._on_stop = on_stop
         self.on_cold_send = on_cold_send
         self._selection: ModelSelection | None = None

@@ -1,8 +1,8 @@
 """A ModelInferRequest in the making: inputs by meaning, packed as the model declares them.
 
 Serialized messages concatenate field by field, so a request is put together from pieces that are
-serialized once for each model, and only its id and its contents are framed here: 12 us for a
-request where building the protobuf object and serializing it takes 22 (python -m bench.packing).
+serialized once for each model, and only its id and its contents are framed here: 9 us for a
+request where building the protobuf object and serializing it takes 13 (python -m bench.packing).
 """
 
 from __future__ import annotations

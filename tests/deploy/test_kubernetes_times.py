@@ -12,7 +12,7 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.conversations.upkeep import GOODBYE_S
 from gateway.scheduling.replicas import _LOOKUP_PERIOD_S
-from gateway.service import _ENDING_S
+from gateway.service_setup import _ENDING_S
 from ops.deployment.running import EXIT_MARGIN, TRITON_EXIT_TIMEOUT
 from tests.deploy.manifests import OVERLAYS, Object, Pod, pods, rendered
 

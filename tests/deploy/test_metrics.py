@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from tests.support.local_stack import Stack
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 from gateway.stops import Stopping, Stops
 
 

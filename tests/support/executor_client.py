@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triton_repo.cpu_executor import bindings as trtllm
-from triton_repo.cpu_executor.engine import build
+from triton_repo.cpu_executor.engine import LLAMA_LORA_MODULES, build
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -64,23 +64,12 @@ def start_golden(folder: Path, case: str = "gqa", **settings: Any) -> trtllm.Exe
             "gather_generation_logits": True,
             "max_beam_width": 4,
             "tokens_per_block": 16,
-            "lora_target_modules": LORA_MODULES,
+            "lora_target_modules": LLAMA_LORA_MODULES,
             "max_lora_rank": 8,
             **limits,
         },
     )
     return start(engine, **{"max_beam_width": 4, **settings})
-
-
-LORA_MODULES = (
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_dense",
-    "mlp_h_to_4h",
-    "mlp_4h_to_h",
-    "mlp_gate",
-)
 
 
 def stats_until_idle(executor: trtllm.Executor) -> list[trtllm.IterationStats]:

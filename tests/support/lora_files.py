@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from adapters.adapter import MODULE_NAMES, Converted, make_converted
 from adapters.base_model import BaseModel
 from adapters.modules import module_sizes
+from triton_repo.cpu_executor.engine import LLAMA_LORA_MODULES
 
 Array = npt.NDArray[Any]
 
@@ -27,15 +28,7 @@ BASE = BaseModel(
     head_size=4,
     intermediate_size=12,
     num_experts=0,
-    lora_target_modules=(
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_dense",
-        "mlp_h_to_4h",
-        "mlp_4h_to_h",
-        "mlp_gate",
-    ),
+    lora_target_modules=LLAMA_LORA_MODULES,
     max_lora_rank=8,
 )
 CONFIG = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.config_json import FILE, read_config
 from triton_repo.cpu_executor import weights
 from triton_repo.cpu_executor.pretrained import GPT, LLAMA, pretrained_config
 
@@ -90,7 +91,7 @@ def build(
     Raises ``ValueError`` naming what the CPU executor cannot run.
     """
     source, target = Path(hf_dir), Path(engine_dir)
-    pretrained = pretrained_config(json.loads((source / "config.json").read_text()), dtype)
+    pretrained = pretrained_config(read_config(source).values, dtype)
     allowed = _LORA_MODULES[pretrained["architecture"]]
     unknown = sorted(set(lora_target_modules) - set(allowed))
     if unknown:
@@ -131,27 +132,27 @@ def build(
         shutil.copyfile(single, target / "model.safetensors")
     else:
         weights.merge(source, target / "model.safetensors")
-    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (target / FILE).write_text(json.dumps(config, indent=2) + "\n")
     return target
 
 
 def lora_modules(hf_dir: str | Path) -> tuple[str, ...]:
     """What adapters may change in an engine of this Hugging Face folder: nothing of a GPT-2."""
-    hf = json.loads((Path(hf_dir) / "config.json").read_text())
+    hf = read_config(Path(hf_dir)).values
     return _LORA_MODULES[pretrained_config(hf, "float16")["architecture"]]
 
 
 def load_config(engine_dir: str | Path) -> EngineConfig:
     """Read an engine folder's (or a Hugging Face folder's) ``config.json``."""
     folder = Path(engine_dir)
-    raw = json.loads((folder / "config.json").read_text())
+    raw: Mapping[str, Any] = read_config(folder).values
     if "pretrained_config" not in raw:
         raw = {"pretrained_config": pretrained_config(raw, "float16"), "build_config": {}}
     model, limits = raw["pretrained_config"], raw["build_config"]
     architecture = model["architecture"]
     if architecture not in ARCHITECTURES:
         raise ValueError(
-            f"{folder}/config.json: architecture: found {architecture}, allowed {ARCHITECTURES}"
+            f"{folder / FILE}: architecture: found {architecture}, allowed {ARCHITECTURES}"
         )
     plugin = limits.get("plugin_config", {})
     lora = limits.get("lora_config", {}) if plugin.get("lora_plugin") else {}

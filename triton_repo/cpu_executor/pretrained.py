@@ -5,6 +5,7 @@ What the CPU executor does not compute is refused by its name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 # TensorRT-LLM's names.
@@ -12,7 +13,7 @@ LLAMA = "LlamaForCausalLM"
 GPT = "GPTForCausalLM"
 
 
-def pretrained_config(hf: dict[str, Any], dtype: str) -> dict[str, Any]:
+def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The part of an engine's ``config.json`` that describes the model.
 
     ``dtype`` is that of the engine. Raises ``ValueError`` for an architecture, or a setting of it,
@@ -32,7 +33,7 @@ def pretrained_config(hf: dict[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def _llama(hf: dict[str, Any]) -> dict[str, Any]:
+def _llama(hf: Mapping[str, Any]) -> dict[str, Any]:
     _require(hf, hidden_act="silu")
     # transformers 5 keeps both rotary settings in rope_parameters.
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
@@ -60,7 +61,7 @@ def _llama(hf: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpt2(hf: dict[str, Any]) -> dict[str, Any]:
+def _gpt2(hf: Mapping[str, Any]) -> dict[str, Any]:
     _require(
         hf,
         activation_function="gelu_new",
@@ -87,7 +88,7 @@ def _gpt2(hf: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _require(hf: dict[str, Any], **only: Any) -> None:
+def _require(hf: Mapping[str, Any], **only: Any) -> None:
     """Raises ValueError for a setting that is there and has another value."""
     for name, allowed in only.items():
         if hf.get(name, allowed) != allowed:

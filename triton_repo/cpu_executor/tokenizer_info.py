@@ -8,8 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from adapters import tokenizer_config
+
 # Where a folder may name its EOS; the first that does so is right.
-_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_FILES = (tokenizer_config.FILE, "special_tokens_map.json")
 
 
 class FastTokenizer:
@@ -37,7 +39,7 @@ def _end(folder: Path) -> str | None:
         if (folder / name).is_file():
             token = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token")
             if token is not None:
-                return str(token["content"] if isinstance(token, dict) else token)
+                return str(tokenizer_config.token_text(token))
     return None
 
 

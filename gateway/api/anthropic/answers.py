@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from gateway.api.answers import Body, continued
 from gateway.api.anthropic.errors import envelope
 from gateway.api.chunks import UsageFrames
-from gateway.api.sse import Wire
+from gateway.api.sse import WireFormat
 from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
@@ -25,7 +25,7 @@ from gateway.parsers.tools.events import CallStart, Content, Reasoning
 _SIGNATURE = "unsigned"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-ANTHROPIC = Wire(
+ANTHROPIC = WireFormat(
     done=b"",
     patience=_PING,
     failure=lambda error: b"event: error\ndata: " + envelope(error) + b"\n\n",

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, text_of
+from gateway.api.field_types import StopStrings, Whole
 from gateway.api.messages import FunctionName, Lenient, Strict
 from gateway.api.parameters import Parsed
-from gateway.api.schemas import ChatCompletionRequest, StopStrings, Whole
+from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest, UnsupportedParameter

@@ -21,7 +21,7 @@ from gateway.api.responses.chats import Chat
 from gateway.api.responses.events import Stream
 from gateway.api.responses.output import Form, Output, ended
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.sse import OPENAI, Wire
+from gateway.api.sse import OPENAI, WireFormat
 from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta, TokenLogprob
 from gateway.generation import Batch
@@ -96,9 +96,9 @@ class ResponseAnswer:
         assert self._stream is not None
         return self._stream.queued()
 
-    def wire(self) -> Wire:
+    def wire(self) -> WireFormat:
         """What its stream has besides the events of an answer."""
-        return Wire(done=b"", patience=OPENAI.patience, failure=self._failed)
+        return WireFormat(done=b"", patience=OPENAI.patience, failure=self._failed)
 
     def finished(self, last: TextDelta, output: Output) -> bytes:
         """The response object, which has come to its end."""

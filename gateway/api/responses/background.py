@@ -174,7 +174,7 @@ class Background:
                     if run.task is not None:
                         run.task.uncancel()
                     raise _why(run) from None
-        except Exception as error:
+        except Exception as error:  # whatever it is, the record must not say for ever that it runs
             if not kept.done():
                 kept.set_exception(error)
                 return

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
+from gateway.api.field_types import StopString, StopStrings, Whole
 from gateway.api.messages import MOST_MESSAGES, Strict
 from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
 from gateway.api.responses.options import (
@@ -30,7 +31,6 @@ from gateway.api.responses.tools import (
     offered,
     unenforced,
 )
-from gateway.api.schemas import StopString, StopStrings, Whole
 from gateway.errors import InvalidRequest
 
 _LONG_ECHO = 256 * 1024

@@ -191,7 +191,17 @@ class Reservation:
             self._ledger.spend(self._tenant, used)
         for counter, request, since, tokens, _ in reversed(self._held):
             at = self._held[-1].second
-            counter.settle(Settlement(request, since, tokens, at, used, kept, places))
+            counter.settle(
+                Settlement(
+                    request,
+                    since=since,
+                    released=tokens,
+                    at=at,
+                    used=used,
+                    kept=kept,
+                    places=places,
+                )
+            )
             used = kept = places = 0
         self._held = []
 

@@ -89,7 +89,9 @@ def reports_of(call: Call, numbers: Sequence[int]) -> Iterator[BudgetReport]:
     counted, *told = numbers[-1 - 2 * len(call.budgets) :]
     for place, (name, limit) in enumerate(call.budgets.items()):
         used, reset_ms = told[2 * place :][:2]
-        yield BudgetReport(call.tenant, name, limit, used, counted, reset_ms)
+        yield BudgetReport(
+            call.tenant, name, limit=limit, used=used, counted=counted, reset_ms=reset_ms
+        )
 
 
 def is_an_answer(call: Call, answer: object) -> bool:
@@ -118,7 +120,7 @@ def _call(
         budgets = {**own.budgets, **budgets}
         arguments += (_codes(budgets), own.spent, own.known)
     key = f"limits:{{{tenant}}}"
-    return Call(tenant, key, operation, arguments, limits, budgets, own.spent)
+    return Call(tenant, key, operation, arguments, limits=limits, budgets=budgets, spent=own.spent)
 
 
 def _codes(limits: Mapping[LimitName, int]) -> str:

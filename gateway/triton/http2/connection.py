@@ -4,7 +4,7 @@ Receiving a token from a real Triton, 100 streams of one each 20 ms, pinned to a
 of CPU here and 36 to 40 us with grpc.aio; as fast as they are taken, 3 and 24 us (2 cores,
 `python -m bench.transport`). What happens once a token is therefore kept together in `_consume`
 and `Call.receive`; all else happens once a request or less, and is written to be read. How
-bytes come and go is `Wire`'s.
+bytes come and go is `BaseConnection`'s.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hpack.exceptions import HPACKError
 
 from gateway.triton.failures import Status
 from gateway.triton.http2 import frames, headers
+from gateway.triton.http2.base_connection import BaseConnection
 from gateway.triton.http2.call import PREFIX, WINDOW, Call
 from gateway.triton.http2.frames import Code, ConnectionFault
-from gateway.triton.http2.wire import Wire
 from gateway.triton.transport import LEFT_GRACE_S, MAX_LEFT, Ended, Message
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _Left:
     allowance: int = LEFT_BYTES
 
 
-class Connection(Wire):
+class Connection(BaseConnection):
     """A connection that calls can be opened on.
 
     `on_change` is told when it is closed, gone, or has one call less.

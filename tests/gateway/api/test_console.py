@@ -6,11 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from gateway.config.tenants import new_key
@@ -148,7 +151,7 @@ def test_a_cancelled_request_frees_the_engine_and_its_client_is_told(
         error = json.loads(lines[-2].removeprefix("data: "))["error"]
         assert (error["code"], error["type"]) == ("ended_by_operator", "server_error")
     ended = until(gateway, ADMIN, lambda s: s["ended"].get(found[0]))
-    assert (ended["status"], ended["stop"]) == (503, "cancelled")
+    assert (ended["status"], ended["stop"]) == (500, "cancelled")
     assert 0 < ended["stop_ms"] < 2000
     state = until(gateway, ADMIN, lambda s: s if not s["in_flight"] else None)
     assert state["requests"] == {}
@@ -156,6 +159,46 @@ def test_a_cancelled_request_frees_the_engine_and_its_client_is_told(
     with gateway.client(ADMIN) as admin:
         again = admin.post(f"/v1/admin/requests/{found[0]}/cancel")
     assert again.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("package", "path"), [("openai", "/v1/chat/completions"), ("anthropic", "/v1/messages")]
+)
+def test_no_package_sends_again_what_an_operator_ended(
+    gateway: GatewayProcess, package: str, path: str
+) -> None:
+    """Each tries a 500 twice more, if it is not told otherwise, and would then be answered."""
+    with ThreadPoolExecutor(1) as asking, answering(gateway) as _answer:
+        told = asking.submit(_refused_by, package, gateway.url)
+        waits = until(
+            gateway,
+            ADMIN,
+            lambda s: [
+                k for k, r in s["requests"].items() if (r["path"], r["state"]) == (path, "queued")
+            ],
+        )
+        with gateway.client(ADMIN) as admin:
+            assert admin.post(f"/v1/admin/requests/{waits[0]}/cancel").status_code == 200
+        error = told.result()
+    assert (error.status_code, error.response.headers["x-should-retry"]) == (500, "false")
+    assert "ended by an operator" in str(error)
+
+
+def _refused_by(package: str, url: str) -> openai.APIStatusError | anthropic.APIStatusError:
+    asked: list[Any] = [{"role": "user", "content": "Hello"}]
+    if package == "openai":
+        with (
+            openai.OpenAI(base_url=f"{url}/v1", api_key=ACME) as client,
+            pytest.raises(openai.APIStatusError) as refused,
+        ):
+            client.chat.completions.create(model="demo", messages=asked)
+        return refused.value
+    with (
+        anthropic.Anthropic(base_url=url, api_key=ACME) as other,
+        pytest.raises(anthropic.APIStatusError) as ended,
+    ):
+        other.messages.create(model="demo", messages=asked, max_tokens=8)
+    return ended.value
 
 
 def test_a_tenant_sees_when_its_own_request_was_let_go_and_no_other(

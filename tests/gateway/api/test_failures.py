@@ -23,7 +23,6 @@ from adapters.errors import (
 from gateway.api.failures import TABLE, Failure, answer, status_of
 from gateway.errors import (
     ClientDisconnected,
-    EndedByAdmin,
     GatewayError,
     InsufficientQuota,
     InvalidRequest,
@@ -83,8 +82,8 @@ def test_rows_are_such_that_clients_understand_them(kind: type[Exception], row: 
         assert told == ("insufficient_quota" if kind is InsufficientQuota else "requests")
     else:
         assert told == ("server_error" if status >= 500 else "invalid_request_error")
-    # Only what goes away by itself is worth another try; what an operator has ended would be again.
-    assert (retry_after_s is not None) == (status == 503 and kind is not EndedByAdmin)
+    # Only what goes away by itself is worth another try.
+    assert (retry_after_s is not None) == (status == 503)
     assert code is None or code.replace("_", "").isalpha()
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.api import messages, schemas
+from gateway.api.generation_request import GenerationRequest
 from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
 from gateway.api.parameters import parse
-from gateway.api.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.tokenization.chat_format import compile_template

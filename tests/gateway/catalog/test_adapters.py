@@ -19,7 +19,7 @@ from gateway.errors import EngineError, ModelNotFound
 from gateway.generation import Lora
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
-from gateway.triton.model_capabilities import TextModel
+from gateway.triton.model_capabilities import ModelCapabilities, TextModel
 from tests.support.capabilities import CAPABILITIES
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.generations import generation
@@ -27,10 +27,12 @@ from tests.support.lora_files import content
 from tests.support.redis_server import running_redis
 
 
-def _adapters(folder: Path, base: str, **settings: Any) -> Adapters:
+def _adapters(
+    folder: Path, base: str, served: ModelCapabilities = CAPABILITIES, **settings: Any
+) -> Adapters:
     fields = {"model_name": base, "tokenizer_dir": folder, "store_dir": folder / "store"}
     prompts = Prompts(Tokenizer(models.BPE()), {}, [])
-    return Adapters(Settings(**(fields | settings)), prompts, lambda: [CAPABILITIES])
+    return Adapters(Settings(**(fields | settings)), prompts, lambda: [served])
 
 
 @pytest.fixture
@@ -55,17 +57,16 @@ async def test_an_adapter_is_served_on_its_own_base_only(tmp_path: Path, redis_u
 
 
 async def test_weights_of_another_type_are_not_served(tmp_path: Path) -> None:
-    async with _adapters(tmp_path, "one") as adapters:
+    served = replace(CAPABILITIES, lora_dtype="bfloat16")
+    async with _adapters(tmp_path, "one", served) as adapters:
         await adapters._add("zh", "one", content(1), "test", None)
-        adapters._capabilities = lambda: [replace(CAPABILITIES, lora_dtype="bfloat16")]
         with pytest.raises(EngineError, match="add the adapter again"):
             adapters.resolve("zh")
 
 
 async def test_a_model_that_loses_adapters_is_named(tmp_path: Path) -> None:
-    text = TextModel(loses_lora=True)
-    async with _adapters(tmp_path, "one") as adapters:
-        adapters._capabilities = lambda: [replace(CAPABILITIES, text=text, lora_dtype=None)]
+    served = replace(CAPABILITIES, text=TextModel(loses_lora=True), lora_dtype=None)
+    async with _adapters(tmp_path, "one", served) as adapters:
         with pytest.raises(UnsupportedEngine, match="found a BLS model before v0"):
             await adapters.add("zh", "one", tmp_path, source="test", within=None)
 

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,31 +21,13 @@ from gateway.conversations.disk import FILE, ConversationDisk
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsUnavailable
+from tests.support.conversations import GATEWAYS, TENANT_BYTES, following, until
 from tests.support.full_disk import full_disk
 from tests.support.redis_server import RedisServer
 
-_BYTES = 8 * 1024 * 1024
 _EPOCH = "conversations:{all}:epoch"
 _SINCE = "conversations:{all}:since"
-_GATEWAYS = "conversations:{all}:gateways"
 _LONG_AGO = 1_700_000_000_000
-
-
-@contextlib.asynccontextmanager
-async def _gateway(folder: Path, url: str | None) -> AsyncIterator[Conversations]:
-    async with Conversations(folder, url, ttl_s=10**6, tenant_bytes=_BYTES) as store:
-        following = asyncio.create_task(store.follow())
-        try:
-            yield store
-        finally:
-            following.cancel()
-            await asyncio.wait([following])
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def _settle(at_redis: redis.Redis) -> None:
@@ -56,7 +38,7 @@ def _settle(at_redis: redis.Redis) -> None:
 
 def _gateways(at_redis: redis.Redis) -> set[int]:
     """Those that are known, by the last letter of their folders' names."""
-    return {int(name[-1:]) for name in at_redis.hkeys(_GATEWAYS)}
+    return {int(name[-1:]) for name in at_redis.hkeys(GATEWAYS)}
 
 
 def _on_disk(folder: Path) -> dict[str, bytes]:
@@ -80,8 +62,8 @@ async def test_what_one_gateway_keeps_another_finds_and_keeps(
 ) -> None:
     _settle(at_redis)
     url, items = redis_server.url, [Record(f"m{n}", b"x", 0, "conv_1", n) for n in range(9)]
-    async with _gateway(tmp_path / "2", url) as two:
-        async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "2", url) as two:
+        async with following(tmp_path / "1", url) as one:
             await one.put("a", [Record("resp_1", b"first", 1), Record("conv_1", b"head"), *items])
             await one.put("a", [Record("resp_3", b"read by two, and no more", FINAL)])
             assert None not in await two.get("a", ["resp_3"])
@@ -102,14 +84,14 @@ async def test_what_one_gateway_keeps_another_finds_and_keeps(
         with pytest.raises(ConversationsUnavailable):
             await two.members("a", "conv_1")
         redis_server.start()
-        await _until(lambda: _gateways(at_redis) == {1, 2})
-        at_redis.hdel(_GATEWAYS, *[name for name in at_redis.hkeys(_GATEWAYS) if b"/1" in name])
+        await until(lambda: _gateways(at_redis) == {1, 2})
+        at_redis.hdel(GATEWAYS, *[name for name in at_redis.hkeys(GATEWAYS) if b"/1" in name])
         assert await _patiently(lambda: two.members("a", "conv_1")) == items
 
 
 async def _until_away(store: Conversations) -> None:
     failures = store.stats.redis_failures
-    await _until(lambda: store.stats.redis_failures > failures)
+    await until(lambda: store.stats.redis_failures > failures)
 
 
 async def _patiently(ask: Callable[[], object]) -> list[Record]:
@@ -127,7 +109,7 @@ async def test_nothing_is_lost_by_a_flush(
 ) -> None:
     _settle(at_redis)
     url, ids = redis_server.url, [f"resp_{n}" for n in range(300)]
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         for number, id_ in enumerate(ids):
             await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000, FINAL)])
         await one.put("t", [Record("conv_1", b"head"), Record("i1", b"x", 0, "conv_1", 1)])
@@ -144,7 +126,7 @@ async def test_nothing_is_lost_by_flushes_at_any_moment(
 ) -> None:
     _settle(at_redis)
     url, ids = redis_server.url, [f"resp_{n}" for n in range(150)]
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         for number, id_ in enumerate(ids):
             await (one, two)[number % 2].put("t", [Record(id_, b"x" * 1000, FINAL)])
             if number % 40 == 13:
@@ -164,21 +146,21 @@ async def test_what_is_deleted_leaves_every_disk_and_does_not_return(
 ) -> None:
     _settle(at_redis)
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         await one.put("t", [Record("resp_1", b"secret"), Record("resp_2", b"stays")])
         assert None not in await two.get("t", ["resp_1", "resp_2"])
         await two.delete("t", ["resp_1"])
-        await _until(lambda: _on_disk(tmp_path / "1")["resp_1"] == b"")
+        await until(lambda: _on_disk(tmp_path / "1")["resp_1"] == b"")
         assert _on_disk(tmp_path / "2")["resp_1"] == b""
         at_redis.flushall()
         assert await one.get("t", ["resp_1", "resp_2"]) == [None, Record("resp_2", b"stays")]
     # One that was away while it was deleted brings it, and learns.
-    async with _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "2", url) as two:
         await two.delete("t", ["resp_2"])
         at_redis.flushall()
         assert await two.get("t", ["resp_2"]) == [None]
-        async with _gateway(tmp_path / "1", url) as one:
-            await _until(lambda: _on_disk(tmp_path / "1")["resp_2"] == b"")
+        async with following(tmp_path / "1", url) as one:
+            await until(lambda: _on_disk(tmp_path / "1")["resp_2"] == b"")
             assert await one.get("t", ["resp_2"]) == [None]
 
 
@@ -186,7 +168,7 @@ async def test_without_redis_a_put_goes_to_the_disk_and_is_brought_later(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url) as one:
         redis_server.kill()
         await one.put("t", [Record("resp_1", b"at once", FINAL)])
         assert await one.get("t", ["resp_1"]) == [Record("resp_1", b"at once", FINAL)]
@@ -196,21 +178,21 @@ async def test_without_redis_a_put_goes_to_the_disk_and_is_brought_later(
         with pytest.raises(ConversationsUnavailable):
             await one.get("t", ["resp_2"])
         redis_server.start()
-        await _until(lambda: at_redis.exists("conversations:{.t}:r:resp_1"))
+        await until(lambda: at_redis.exists("conversations:{.t}:r:resp_1"))
         redis_server.kill()
         await one.put("t", [Record("resp_3", b"after a restart", FINAL)])
     # It starts while Redis is away, and ends before it is back.
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url) as one:
         assert await one.get("t", ["resp_3"]) == [Record("resp_3", b"after a restart", FINAL)]
     redis_server.start()
-    async with _gateway(tmp_path / "2", url) as two, _gateway(tmp_path / "1", url):
+    async with following(tmp_path / "2", url) as two, following(tmp_path / "1", url):
         assert None not in await two.get("t", ["resp_1", "resp_3"])
 
 
 async def test_a_redis_that_hangs_is_waited_for_once(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    async with _gateway(tmp_path / "1", redis_server.url) as one:
+    async with following(tmp_path / "1", redis_server.url) as one:
         redis_server.signal(signal.SIGSTOP)
         try:
             for n in range(20):
@@ -223,7 +205,7 @@ async def test_a_redis_that_hangs_is_waited_for_once(
 async def test_many_who_ask_at_once_wait_for_a_redis_that_hangs_once(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    async with _gateway(tmp_path / "1", redis_server.url) as one:
+    async with following(tmp_path / "1", redis_server.url) as one:
         await one.put("t", [Record("resp_1", b"x", FINAL)])
         redis_server.signal(signal.SIGSTOP)
         try:
@@ -238,7 +220,7 @@ async def test_a_full_redis_and_a_full_disk_stand_in_for_each_other(
 ) -> None:
     _settle(at_redis)
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         await one.put("t", [Record("resp_0", b"x", FINAL)])
         at_redis.config_set("maxmemory", 1)
         await one.put("t", [Record("resp_1", b"on disk", FINAL)])
@@ -264,10 +246,10 @@ async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _settle(at_redis)
-    async with _gateway(tmp_path / "1", redis_server.url) as one:
+    async with following(tmp_path / "1", redis_server.url) as one:
         assert await one.get("t", ["resp_1"]) == [None]
         await one.put("t", [Record("resp_2", b"x")])
-        at_redis.hset(_GATEWAYS, "another", f"0 {2**52}")
+        at_redis.hset(GATEWAYS, "another", f"0 {2**52}")
         monkeypatch.setattr(store_module, "_BROUGHT_S", 0.3)
         with pytest.raises(ConversationsUnavailable, match="brought back"):
             await one.get("t", ["resp_1"])
@@ -276,7 +258,7 @@ async def test_what_is_not_found_is_not_called_lost_while_a_gateway_brings(
         waiting = asyncio.create_task(one.get("t", ["resp_1"]))
         await asyncio.sleep(0.3)
         assert not waiting.done()
-        at_redis.hdel(_GATEWAYS, "another")
+        at_redis.hdel(GATEWAYS, "another")
         assert await waiting == [None]
 
 
@@ -286,7 +268,7 @@ async def test_what_redis_let_go_comes_back_where_any_copy_is_all_of_it(
     """As it was not used for long, or there is a policy for the memory of Redis."""
     _settle(at_redis)
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         items = [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(3)]
         await one.put("t", [Record("conv_1", b"head"), Record("resp_1", b"x", FINAL), *items[:2]])
         await two.put("t", [items[2], Record("conv_1", b"new head", 1)])
@@ -308,15 +290,15 @@ async def test_what_there_is_no_room_for_does_not_come_back_in_part(
 ) -> None:
     _settle(at_redis)
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         first, second = (Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(2))
         await one.put("t", [Record("conv_1", b"head"), first])
         await two.put("t", [second])
         for n in range(9):
-            await two.put("t", [Record(f"resp_{n}", bytes(_BYTES // 8), FINAL)])
+            await two.put("t", [Record(f"resp_{n}", bytes(TENANT_BYTES // 8), FINAL)])
         assert await one.get("t", ["conv_1"]) == [None]
         for name in "12":
-            await _until(
+            await until(
                 lambda name=name: not {"conv_1", "m0", "m1"} & _on_disk(tmp_path / name).keys()
             )
         at_redis.flushall()
@@ -344,15 +326,15 @@ async def test_nothing_older_is_read_while_a_gateway_that_may_know_more_is_away(
             await store.members("t", "conv_1")
         at_redis.set(_SINCE, at_redis.get(_EPOCH) or b"")
 
-    async with _gateway(tmp_path / "1", url) as one:
-        async with _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one:
+        async with following(tmp_path / "2", url) as two:
             await one.put("t", [Record("conv_1", b"head", 1), Record("resp_1", b"x", FINAL)])
             await one.put("t", items[:2])
             await two.put("t", [*items[2:], Record("conv_1", b"newer", 2)])
             await two.put("t", [Record("resp_2", b"x", FINAL)])
-            await _until(lambda: len(_known(tmp_path / "1")) == 2)
+            await until(lambda: len(_known(tmp_path / "1")) == 2)
         at_redis.flushall()
-        await _until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
+        await until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
         await refused(one)
         # What is known to be whole is served: what never changes, and what began since.
         assert None not in await one.get("t", ["resp_1", "m0"])
@@ -363,10 +345,10 @@ async def test_nothing_older_is_read_while_a_gateway_that_may_know_more_is_away(
         assert await one.members("t", "conv_9") == [new]
     # Nor does it matter that all have ended, and Redis has lost everything once more.
     at_redis.flushall()
-    async with _gateway(tmp_path / "1", url) as one:
-        await _until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
+    async with following(tmp_path / "1", url) as one:
+        await until(lambda: at_redis.exists("conversations:{.t}:r:conv_1"))
         await refused(one)
-        async with _gateway(tmp_path / "2", url) as two:
+        async with following(tmp_path / "2", url) as two:
             for store in (one, two):
                 assert await _patiently(lambda store=store: store.members("t", "conv_1")) == items
                 assert await store.get("t", ["conv_1"]) == [Record("conv_1", b"newer", 2)]
@@ -379,7 +361,7 @@ async def test_a_redis_that_lost_its_last_moments_is_never_read_short(
 ) -> None:
     _settle(at_redis)
     url, items = redis_server.url, [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(6)]
-    async with _gateway(tmp_path / "1", url) as one, _gateway(tmp_path / "2", url) as two:
+    async with following(tmp_path / "1", url) as one, following(tmp_path / "2", url) as two:
         await one.put("t", [Record("conv_1", b"head"), *items[:2]])
         for n in (2, 4):
             await _patiently(lambda: two.members("t", "conv_1"))
@@ -395,7 +377,7 @@ async def test_what_redis_lost_while_a_gateway_was_away_is_brought_at_its_start(
 ) -> None:
     _settle(at_redis)
     url, items = redis_server.url, [Record(f"m{n}", b"x", FINAL, "conv_1", n) for n in range(4)]
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url) as one:
         await one.put("t", [Record("conv_1", b"head"), *items[:2]])
         assert await _patiently(lambda: one.members("t", "conv_1")) == items[:2]
         at_redis.save()
@@ -403,15 +385,15 @@ async def test_what_redis_lost_while_a_gateway_was_away_is_brought_at_its_start(
     redis_server.kill()  # as with the machine that both are on
     redis_server.start()
     epoch = at_redis.get(_EPOCH)
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url) as one:
         assert await _patiently(lambda: one.members("t", "conv_1")) == items
         assert at_redis.get(_EPOCH) == epoch
         at_redis.save()
         seen = at_redis.incrby("conversations:{all}:seen", 10**9)
-        await _until(lambda: _seen(tmp_path / "1") > seen)
+        await until(lambda: _seen(tmp_path / "1") > seen)
     redis_server.kill()
     redis_server.start()
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url) as one:
         # It is too far behind for what it lacks to be known.
         assert at_redis.get(_EPOCH) != epoch
         assert await _patiently(lambda: one.members("t", "conv_1")) == items
@@ -431,8 +413,8 @@ async def test_redis_is_looked_at_no_more_often_while_much_is_tidied(
             return int(file.execute("PRAGMA freelist_count").fetchone()[0])
 
     assert free() > 20_000
-    async with _gateway(tmp_path, redis_server.url):
-        await _until(lambda: free() < 300)
+    async with following(tmp_path, redis_server.url):
+        await until(lambda: free() < 300)
         assert at_redis.info("commandstats")["cmdstat_eval"]["calls"] < 50
 
 
@@ -442,14 +424,14 @@ async def test_workers_share_a_disk_and_one_looks_after_it(
     _settle(at_redis)
     url, ids = redis_server.url, [f"resp_{n}" for n in range(100)]
     async with contextlib.AsyncExitStack() as workers:
-        first = await workers.enter_async_context(_gateway(tmp_path, url))
-        second = await workers.enter_async_context(_gateway(tmp_path, url))
+        first = await workers.enter_async_context(following(tmp_path, url))
+        second = await workers.enter_async_context(following(tmp_path, url))
         for number, id_ in enumerate(ids):
             await (first, second)[number % 2].put("t", [Record(id_, b"x")])
         at_redis.flushall()
         assert None not in await second.get("t", ids)
-        await _until(lambda: _all_brought(at_redis))
-        await _until(lambda: first.stats.records == 100)
+        await until(lambda: _all_brought(at_redis))
+        await until(lambda: first.stats.records == 100)
         with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file:
             epochs = file.execute("SELECT DISTINCT shared FROM records").fetchall()
         assert epochs == [(int(at_redis.get(_EPOCH) or 0),)], "it would be brought again"
@@ -481,7 +463,7 @@ def test_copies_agree_on_the_highest_version_whatever_happens(
         async with contextlib.AsyncExitStack() as stack:
             pair = [
                 await stack.enter_async_context(
-                    Conversations(folder / str(n), url, ttl_s=10**6, tenant_bytes=_BYTES)
+                    Conversations(folder / str(n), url, ttl_s=10**6, tenant_bytes=TENANT_BYTES)
                 )
                 for n in range(2)
             ]
@@ -499,8 +481,8 @@ def test_copies_agree_on_the_highest_version_whatever_happens(
                     at_redis.flushall()
                     _settle(at_redis)
         at_redis.set(_EPOCH, _LONG_AGO + 1)  # from now on, nothing counts as brought
-        async with _gateway(folder / "0", url) as one, _gateway(folder / "1", url) as two:
-            await _until(lambda: _all_brought(at_redis))
+        async with following(folder / "0", url) as one, following(folder / "1", url) as two:
+            await until(lambda: _all_brought(at_redis))
             for store in (one, two):
                 found = await store.get("t", [f"resp_{n}" for n in range(4)])
                 assert [None if each is None else each.version for each in found] == [
@@ -513,5 +495,5 @@ def test_copies_agree_on_the_highest_version_whatever_happens(
 
 def _all_brought(at_redis: redis.Redis) -> bool:
     epoch = at_redis.get(_EPOCH)
-    rows = at_redis.hvals(_GATEWAYS)
+    rows = at_redis.hvals(GATEWAYS)
     return epoch is not None and rows != [] and all(row.startswith(epoch) for row in rows)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,30 +24,12 @@ from gateway.conversations import upkeep as upkeep_module
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationsUnavailable
+from tests.support.conversations import GATEWAYS, following, until
 from tests.support.redis_server import RedisServer
 
 T = TypeVar("T")
 
-_GATEWAYS = "conversations:{all}:gateways"
 _LOST, _LEFT = "conversations:{all}:lost", "conversations:{all}:left"
-
-
-@contextlib.asynccontextmanager
-async def _gateway(folder: Path, url: str) -> AsyncIterator[Conversations]:
-    bounds = {"ttl_s": 10**6, "tenant_bytes": 8 * 1024 * 1024}
-    async with Conversations(folder, url, **bounds, ephemeral=True) as store:
-        following = asyncio.create_task(store.follow())
-        try:
-            yield store
-        finally:
-            following.cancel()
-            await asyncio.wait([following])
-
-
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -72,8 +54,8 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
 ) -> None:
     url = redis_server.url
     async with AsyncExitStack() as new, AsyncExitStack() as old:
-        one = await old.enter_async_context(_gateway(tmp_path / "1", url))
-        two = await old.enter_async_context(_gateway(tmp_path / "2", url))
+        one = await old.enter_async_context(following(tmp_path / "1", url, ephemeral=True))
+        two = await old.enter_async_context(following(tmp_path / "2", url, ephemeral=True))
         head = Record("conv_1", b"head", order=one.time)
         await one.put("t", [head, _item("conv_1", 0)])
         await two.put("t", [_item("conv_1", 1)])
@@ -81,17 +63,17 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
         await one.put("t", [running])
         for id_ in ("resp_1", "resp_2"):
             await one.put("t", [Record(id_, b"x", FINAL)])
-        three = await new.enter_async_context(_gateway(tmp_path / "3", url))
+        three = await new.enter_async_context(following(tmp_path / "3", url, ephemeral=True))
         # It has a part of it, as of other things.
         assert await _patiently(lambda: three.get("t", ["conv_1", "resp_3"])) == [head, running]
         assert await three.members("t", "conv_1", limit=1) == [_item("conv_1", 0)]
         assert None not in await three.get("t", ["resp_2"])
         await two.put("t", [_item("conv_1", 2), running._replace(data=b"whole", version=FINAL)])
         await old.aclose()
-        assert len(at_redis.hkeys(_GATEWAYS)) == 1
+        assert len(at_redis.hkeys(GATEWAYS)) == 1
         # As long as Redis has them they are all there, whoever has gone.
         assert len(await three.members("t", "conv_1")) == 3
-        await _until(lambda: three.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: three.time > _number(at_redis, _LEFT) > 0)
         fresh = Record("conv_2", b"head", order=three.time)
         await three.put("t", [fresh, _item("conv_2", 0)])
         ids = ["conv_1", "conv_2", "resp_1", "resp_2", "resp_3"]
@@ -111,15 +93,18 @@ async def test_one_that_comes_later_learns_what_may_be_short(
 ) -> None:
     """Whoever knows that a gateway has gone tells it to a Redis that does not any more."""
     url = redis_server.url
-    async with _gateway(tmp_path / "2", url) as two:
-        async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "2", url, ephemeral=True) as two:
+        async with following(tmp_path / "1", url, ephemeral=True) as one:
             await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
             await _patiently(lambda: two.get("t", ["conv_1"]))
-        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
         left = _number(at_redis, _LEFT)
     # The second one has gone as well, but comes back with its disk: its container was started anew.
     at_redis.flushall()
-    async with _gateway(tmp_path / "2", url) as two, _gateway(tmp_path / "3", url) as three:
+    async with (
+        following(tmp_path / "2", url, ephemeral=True) as two,
+        following(tmp_path / "3", url, ephemeral=True) as three,
+    ):
         assert _number(at_redis, _LOST) >= left
         for store in (two, three):
             assert await _patiently(lambda store=store: store.get("t", ["conv_1"])) == [None]
@@ -130,22 +115,22 @@ async def test_what_redis_lost_with_a_goodbye_is_not_read_short(
 ) -> None:
     """It has lost its last moments, and with them what that gateway wrote before."""
     url = redis_server.url
-    async with _gateway(tmp_path / "2", url) as two:
-        async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "2", url, ephemeral=True) as two:
+        async with following(tmp_path / "1", url, ephemeral=True) as one:
             await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
             assert len(await _patiently(lambda: two.members("t", "conv_1"))) == 1
             at_redis.save()
             await one.put("t", [_item("conv_1", 1)])
-        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
         epoch = at_redis.get("conversations:{all}:epoch")
         redis_server.kill()
         redis_server.start()
-        await _until(lambda: at_redis.get("conversations:{all}:epoch") != epoch)
+        await until(lambda: at_redis.get("conversations:{all}:epoch") != epoch)
         with pytest.raises(ConversationsUnavailable):
             await two.members("t", "conv_1")
         # It is an hour later; Redis has it on its list again.
-        [gone] = [name for name in at_redis.hkeys(_GATEWAYS) if name.endswith(b"/1")]
-        at_redis.hset(_GATEWAYS, gone, b"1 1")
+        [gone] = [name for name in at_redis.hkeys(GATEWAYS) if name.endswith(b"/1")]
+        at_redis.hset(GATEWAYS, gone, b"1 1")
         assert await _patiently(lambda: two.get("t", ["conv_1"])) == [None]
 
 
@@ -153,21 +138,21 @@ async def test_one_that_dies_is_waited_for(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
     url = redis_server.url
-    async with _gateway(tmp_path / "2", url) as two:
-        async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "2", url, ephemeral=True) as two:
+        async with following(tmp_path / "1", url, ephemeral=True) as one:
             await one.put("t", [Record("conv_1", b"head", order=one.time), _item("conv_1", 0)])
             await _patiently(lambda: two.get("t", ["conv_1"]))
-            [died] = [name for name in at_redis.hkeys(_GATEWAYS) if name.endswith(b"/1")]
-        await _until(lambda: two.time > _number(at_redis, _LEFT) > 0)
+            [died] = [name for name in at_redis.hkeys(GATEWAYS) if name.endswith(b"/1")]
+        await until(lambda: two.time > _number(at_redis, _LEFT) > 0)
         # As if it had not come to say it.
         at_redis.delete(_LEFT, _LOST)
-        at_redis.hset(_GATEWAYS, died, b"0 %d" % two.time)
+        at_redis.hset(GATEWAYS, died, b"0 %d" % two.time)
         with pytest.raises(ConversationsUnavailable):
             await two.get("t", ["resp_9"])
         # Given up, it may have had more than there is of what was brought.
         long_ago = two.time - shared_module.GONE_MS - 1000
-        at_redis.hset(_GATEWAYS, died, b"0 %d" % long_ago)
-        await _until(lambda: _number(at_redis, _LOST) > 0)
+        at_redis.hset(GATEWAYS, died, b"0 %d" % long_ago)
+        await until(lambda: _number(at_redis, _LOST) > 0)
         assert _number(at_redis, _LEFT) == _number(at_redis, _LOST)
 
 
@@ -181,20 +166,20 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
     url = redis_server.url
     caplog.set_level(logging.INFO, upkeep_module.__name__)
     monkeypatch.setattr(upkeep_module, "GOODBYE_S", 0.5)
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url, ephemeral=True) as one:
         at_redis.config_set("maxmemory", 1)
         await one.put("t", [Record("resp_1", b"on disk", FINAL)])
     assert "Redis has not all" in caplog.text
-    assert at_redis.hlen(_GATEWAYS) == 1
+    assert at_redis.hlen(GATEWAYS) == 1
     at_redis.config_set("maxmemory", 0)
     # What was written last is brought before.
-    async with _gateway(tmp_path / "1", url) as one:
+    async with following(tmp_path / "1", url, ephemeral=True) as one:
         redis_server.kill()
         await one.put("t", [Record("resp_2", b"on disk", FINAL)])
         redis_server.start()
         monkeypatch.setattr(upkeep_module, "GOODBYE_S", 60)
-    assert at_redis.hlen(_GATEWAYS) == 0
-    async with _gateway(tmp_path / "2", url) as two:
+    assert at_redis.hlen(GATEWAYS) == 0
+    async with following(tmp_path / "2", url, ephemeral=True) as two:
         assert None not in await _patiently(lambda: two.get("t", ["resp_1", "resp_2"]))
 
 
@@ -202,12 +187,12 @@ async def test_the_last_worker_says_goodbye(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
     url = redis_server.url
-    async with _gateway(tmp_path / "1", url) as second:
-        async with _gateway(tmp_path / "1", url):
+    async with following(tmp_path / "1", url, ephemeral=True) as second:
+        async with following(tmp_path / "1", url, ephemeral=True):
             pass
-        assert at_redis.hlen(_GATEWAYS) == 1
+        assert at_redis.hlen(GATEWAYS) == 1
         await second.put("t", [Record("resp_1", b"x", FINAL)])
-    assert at_redis.hlen(_GATEWAYS) == 0
+    assert at_redis.hlen(GATEWAYS) == 0
 
 
 _STEPS = st.lists(
@@ -236,7 +221,7 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
             nonlocal count
             count += 1
             stack = AsyncExitStack()
-            gateway = _gateway(folder / str(count), shared_redis.url)
+            gateway = following(folder / str(count), shared_redis.url, ephemeral=True)
             alive.append((await stack.enter_async_context(gateway), stack))
 
         async def head_of(store: Conversations, name: str) -> Record | None:
@@ -268,7 +253,7 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
                 await _patiently(lambda name=name, store=store: store.members("t", name, limit=1))
             elif step == "wait":
                 before = store.time
-                await _until(lambda before=before, store=store: store.time > before)
+                await until(lambda before=before, store=store: store.time > before)
             elif step == "flush":
                 at_redis.flushall()
         for store, _ in alive:

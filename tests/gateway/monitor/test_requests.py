@@ -9,8 +9,8 @@ import pytest
 
 from gateway.generation import Batch, Caller
 from gateway.monitor import requests
+from gateway.monitor.demand import Demand
 from gateway.monitor.requests import KEPT_S, Requests
-from gateway.monitor.tallies import Tallies
 from gateway.monitor.watched import Ended, Watched
 from gateway.observability.request_context import RequestContext
 
@@ -101,9 +101,9 @@ async def test_only_the_cancellation_of_an_admin_is_taken_back() -> None:
 
 
 def test_refusals_are_counted_by_reason() -> None:
-    tallies = Tallies()
-    tallies.refuse("a", "queue_full")
-    tallies.refuse("a", "requests_per_minute")
-    tallies.refuse("a", "queue_full")
-    assert tallies.refused == {"a": {"queue_full": 2, "requests_per_minute": 1}}
-    assert tallies.refusals["a"].why == "queue_full"
+    demand = Demand()
+    demand.refuse("a", "queue_full")
+    demand.refuse("a", "requests_per_minute")
+    demand.refuse("a", "queue_full")
+    assert demand.refused == {"a": {"queue_full": 2, "requests_per_minute": 1}}
+    assert demand.refusals["a"].why == "queue_full"

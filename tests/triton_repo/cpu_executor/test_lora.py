@@ -17,14 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.executor_client import (
     GOLDEN,
-    LORA_MODULES,
     golden_prompt,
     request,
     run,
     start_golden,
 )
 from triton_repo.cpu_executor import bindings as trtllm
-from triton_repo.cpu_executor.engine import build, load_config
+from triton_repo.cpu_executor.engine import LLAMA_LORA_MODULES, build, load_config
 from triton_repo.cpu_executor.llama import Llama
 from triton_repo.cpu_executor.lora import (
     MODULE_NAMES,
@@ -52,7 +51,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(
         GOLDEN / "gqa",
         tmp_path_factory.mktemp("lora"),
-        lora_target_modules=LORA_MODULES,
+        lora_target_modules=LLAMA_LORA_MODULES,
         max_lora_rank=8,
         gather_context_logits=True,
     )
@@ -371,7 +370,7 @@ def test_engine_config_names_the_modules(engine: Path) -> None:
     raw = json.loads((engine / "config.json").read_text())["build_config"]
     assert raw["plugin_config"]["lora_plugin"] == "float16"
     assert raw["lora_config"] == {
-        "lora_target_modules": list(LORA_MODULES),
+        "lora_target_modules": list(LLAMA_LORA_MODULES),
         "max_lora_rank": 8,
     }
-    assert set(MODULE_NAMES.values()) == set(LORA_MODULES)
+    assert set(MODULE_NAMES.values()) == set(LLAMA_LORA_MODULES)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from adapters.config_json import read_config
 from triton_repo.cpu_executor import engine
 from triton_repo.cpu_executor.executor_config import ExecutorConfig, KvCacheConfig
 
@@ -65,7 +65,7 @@ class LlmArgs:
         Raises ``ValueError`` for what an engine folder has said already.
         """
         model = Path(self.model)
-        if "pretrained_config" in json.loads((model / "config.json").read_text(encoding="utf-8")):
+        if "pretrained_config" in read_config(model).values:
             for name in ("max_seq_len", "lora_config"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: {model} is an engine folder, which says it itself")

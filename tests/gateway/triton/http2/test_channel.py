@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import struct
 import threading
 import time
+import weakref
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -45,6 +48,31 @@ async def test_one_connection_for_all() -> None:
         calls = await asyncio.gather(*[start(transport, b"%d" % n) for n in range(50)])
         assert [await call.read() for call in calls] == [b"%d" % n for n in range(50)]
         assert len(transport._connections) == 1
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_keeps_nothing_of_the_request_that_opened_it(loop: Any) -> None:
+    """What it logs later is not that request's, and it lives longer than any."""
+
+    class Request: ...
+
+    of_whom: ContextVar[Request] = ContextVar("of_whom")
+
+    async def ask(transport: Any) -> weakref.ref[Request]:
+        request = Request()
+        of_whom.set(request)
+        call = await start(transport)
+        assert [await call.read(), await call.read()] == [b"x", None]
+        return weakref.ref(request)
+
+    async def run() -> None:
+        async with connected(Server(echo)) as transport:
+            request = await asyncio.create_task(ask(transport))
+            await until(lambda: gc.collect() >= 0 and request() is None)
+            assert len(transport._connections) == 1
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
 
 
 async def test_more_connections_when_one_is_full_and_fewer_afterwards() -> None:

@@ -132,7 +132,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
 def test_any_conversation_ends_well(pieces: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         failed: list[object] = []
-        logger = logging.getLogger("gateway.triton.http2.wire")
+        logger = logging.getLogger("gateway.triton.http2.base_connection")
         patch.setattr(logger, "exception", failed.append)
         asyncio.run(converse(pieces))
     assert not failed

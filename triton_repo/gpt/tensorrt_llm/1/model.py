@@ -37,6 +37,7 @@ class TritonPythonModel:
         engine = _value(parameters, "engine_dir")
         if not engine:
             raise pb_utils.TritonModelException("engine_dir: found nothing; allowed: a folder")
+        # Beside TensorRT-LLM this file stands alone: the reader in `adapters` is not there.
         build = json.loads((Path(engine) / "config.json").read_text())["build_config"]
         period = int(_value(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS)
         self._period = timedelta(milliseconds=period)

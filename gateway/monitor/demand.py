@@ -28,7 +28,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class Tallies:
+class Demand:
     """What is asked a minute is what these have grown by since a minute ago."""
 
     requests: Counter[str] = field(default_factory=Counter)

@@ -25,7 +25,7 @@ _MAX_UNSENT_ANSWERS = 1000
 _CLOSE_WITHIN_S = 1.0
 
 
-class Wire(asyncio.Protocol):
+class BaseConnection(asyncio.Protocol):
     """Reads, writes and closes; what the frames mean is for `Connection`, which adds that.
 
     `on_change` is given the connection when it is closed and when it is gone.

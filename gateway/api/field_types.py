@@ -1,0 +1,42 @@
+"""Types of fields that requests of several protocols have, with what they allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from gateway.api.parameter_table import UNSET
+
+MAX_IDS = 1 << 18  # more than the longest context of any model
+_MAX_STOP = 16
+_MAX_BAD_WORDS = 64
+INT32 = 2**31
+
+
+def _whole(value: Any) -> Any:
+    """Of 30.0, 30: JSON knows one kind of numbers, and some clients write all with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def or_unset(name: str) -> Callable[[dict[str, Any]], None]:
+    """Adds the values that say as much as null to the schema of the parameter `name`."""
+
+    def add(schema: dict[str, Any]) -> None:
+        schema["anyOf"] += [{"const": value, "description": "As null."} for value in UNSET[name]]
+
+    return add
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+TokenId = Annotated[int, Field(ge=0, lt=INT32)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+# In a list it could only be a mistake: it would stop, or forbid, nothing.
+Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+# Alone, some clients send an empty one for "none".
+StopString = Annotated[str, StringConstraints(max_length=1024)]
+StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)]
+StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOP)]
+BadWords = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]

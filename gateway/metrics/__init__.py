@@ -1,0 +1,1 @@
+"""What Prometheus is told of this process."""

@@ -1,0 +1,35 @@
+"""Stores of conversations at work, as each gateway has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from gateway.conversations.store import Conversations
+
+TENANT_BYTES = 8 * 1024 * 1024
+GATEWAYS = "conversations:{all}:gateways"
+"""Redis' key of the gateways that were seen."""
+
+
+@contextlib.asynccontextmanager
+async def following(
+    folder: Path, url: str | None, *, ephemeral: bool = False
+) -> AsyncIterator[Conversations]:
+    """One that keeps its disk and Redis alike while the context is open."""
+    bounds = {"ttl_s": 10**6, "tenant_bytes": TENANT_BYTES}
+    async with Conversations(folder, url, **bounds, ephemeral=ephemeral) as store:
+        task = asyncio.create_task(store.follow())
+        try:
+            yield store
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
