@@ -40,8 +40,9 @@ _BATCH_BYTES = 4 * 1024 * 1024
 # What a Redis that was away may have lost of the last that it took; it writes each second, at most.
 _DOUBTFUL_LOOKS = 60
 _REMEMBERED_MS = 60_000
-GOODBYE_S = 5.0
+GOODBYE_S = 10.0
 """For which a gateway that ends brings what Redis lacks. Whoever stops it has to wait as long."""
+_AGAIN_S = 0.2  # after a call of the goodbye that failed
 
 
 class Upkeep:
@@ -105,20 +106,24 @@ class Upkeep:
             try:
                 async with asyncio.timeout(GOODBYE_S):
                     await self._say_goodbye(self._redis)
-            except (DiskAway, RedisAway, TimeoutError):
+            except (DiskAway, TimeoutError):
                 log.warning("other gateways wait for what is kept here alone: Redis has not all")
             else:
                 log.info("no other gateway waits for what was kept here: Redis has it")
 
     async def _say_goodbye(self, redis: RedisThreads) -> None:
+        """Until Redis has taken it: one call that fails is no reason to be waited for an hour."""
         while True:
-            while await self._tell(redis):
-                await self._bring(redis)
-            look = await redis.look(self._gateway)
-            told = (look.known.epoch, look.dirty)
-            if (await redis.look(self._gateway, "bye", told)).whole:
-                return
-            await asyncio.sleep(_STEP_S)
+            try:
+                while await self._tell(redis):
+                    await self._bring(redis, in_haste=True)
+                look = await redis.look(self._gateway)
+                told = (look.known.epoch, look.dirty)
+                if (await redis.look(self._gateway, "bye", told)).whole:
+                    return
+                await asyncio.sleep(_STEP_S)
+            except RedisAway:
+                await asyncio.sleep(_AGAIN_S)
 
     async def follow(self) -> None:
         """Until cancelled."""
@@ -191,8 +196,8 @@ class Upkeep:
                 await self._disk.run(lambda disk: disk.set_looked(looked))
                 self._remembered = known
 
-    async def _bring(self, redis: RedisThreads) -> None:
-        """In batches, resting as long as each takes."""
+    async def _bring(self, redis: RedisThreads, *, in_haste: bool = False) -> None:
+        """In batches, resting as long as each takes, unless `in_haste`."""
         epoch = redis.epoch
         before: int | None = None
         told = time.monotonic()
@@ -205,7 +210,8 @@ class Upkeep:
                 told = began
                 if (await redis.look(self._gateway, "open")).known.epoch != epoch:
                     return  # it was lost again
-            await asyncio.sleep(time.monotonic() - began)
+            if not in_haste:
+                await asyncio.sleep(time.monotonic() - began)
 
     async def _take_deleted(self, redis: RedisThreads) -> None:
         epoch = redis.epoch

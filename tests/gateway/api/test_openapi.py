@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-import requests
-import schemathesis
-from hypothesis import HealthCheck, assume, settings
-from schemathesis import checks
-from schemathesis.config import (
-    GenerationConfig,
-    NotAServerErrorConfig,
-    OutputConfig,
-    ProjectConfig,
-    ProjectsConfig,
-    SanitizationConfig,
-    SchemathesisConfig,
-)
-from schemathesis.generation.hypothesis.builder import (
-    HypothesisTestConfig,
-    HypothesisTestMode,
-    create_test,
-)
+from hypothesis import assume
 
 from gateway.api import openapi
 from gateway.api.parameter_table import HARMLESS, HINTS
@@ -37,6 +21,11 @@ from tests.support import vector_models
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.generated_adapters import write_adapter
 from tests.support.local_stack import Stack, Up
+
+if TYPE_CHECKING:
+    import schemathesis
+
+    from tests.support.documented import Documented
 
 DOCUMENT: dict[str, Any] = json.loads(openapi.build(ROUTES))
 MAX_TOKENS = 4
@@ -59,28 +48,16 @@ DEMO_ADAPTERS = ("zh", "ja")  # other tests need them
 SECONDS = 60
 
 
-def _schema() -> Any:
-    project = ProjectConfig(generation=GenerationConfig(with_security_parameters=False))
-    # 503 is a documented answer: the engine is not ready or too busy now.
-    project.checks.not_a_server_error = NotAServerErrorConfig(
-        expected_statuses=["2xx", "3xx", "4xx", "503"]
-    )
-    # Otherwise it hides all that has "token" in its name from the request that failed.
-    output = OutputConfig(sanitization=SanitizationConfig(enabled=False))
-    config = SchemathesisConfig(projects=ProjectsConfig(default=project), output=output)
-    return schemathesis.openapi.from_dict(DOCUMENT, config=config)
-
-
 OPERATIONS = [
     f"{method.upper()} {path}" for path, item in DOCUMENT["paths"].items() for method in item
 ]
-SCHEMA = _schema()
-EXCLUDED = [
-    # A request may fit the schema and be refused all the same, as for a token that is unknown.
-    checks.positive_data_acceptance,
-    # GET on /v1/adapters/{name}/verify is GET on the adapter "{name}/verify": names have slashes.
-    checks.allow_header_conformance,
-]
+
+
+@cache
+def _documented() -> Documented:
+    from tests.support.documented import Documented
+
+    return Documented(DOCUMENT)
 
 
 @pytest.fixture(scope="module")
@@ -103,40 +80,7 @@ def _adapters(admin: httpx.Client) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in ENDLESS])
 def test_every_answer_is_documented(operation: str, admin: httpx.Client) -> None:
-    method, path = operation.split()
-    # Else each of thousands of requests reads the environment for proxies and connects anew.
-    session = requests.Session()
-    session.trust_env = False
-
-    @settings(
-        max_examples=30,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )
-    def is_answered_as_documented(case: schemathesis.Case) -> None:
-        _make_answerable(case)
-        response = case.call_and_validate(
-            base_url=str(admin.base_url).rstrip("/"),
-            session=session,
-            headers={"Authorization": admin.headers["authorization"]},
-            excluded_checks=EXCLUDED,
-            timeout=SECONDS,
-        )
-        # schemathesis itself lets some pass: 415 for a content type that it made up on purpose.
-        documented = DOCUMENT["paths"][case.path][case.operation.method]["responses"]
-        assert str(response.status_code) in documented or response.status_code == 405
-
-    # As SCHEMA.parametrize does, which makes the thousands of cases that cover the operations
-    # already where tests are collected.
-    modes = [HypothesisTestMode.EXAMPLES, HypothesisTestMode.FUZZING, HypothesisTestMode.COVERAGE]
-    with session:
-        create_test(
-            operation=SCHEMA[path][method],
-            test_func=is_answered_as_documented,
-            config=HypothesisTestConfig(project=SCHEMA.config, modes=modes),
-        )()
+    _documented().ask(operation, admin, _make_answerable, within_s=SECONDS)
 
 
 def _make_answerable(case: schemathesis.Case) -> None:
@@ -168,18 +112,6 @@ def _make_answerable(case: schemathesis.Case) -> None:
     ):
         if type(body.get(name)) is int and few < body[name] <= allowed:
             body[name] = few
-
-
-def _check(case: schemathesis.Case, response: httpx.Response) -> None:
-    case.validate_response(
-        response,
-        checks=[
-            checks.status_code_conformance,
-            checks.content_type_conformance,
-            checks.response_headers_conformance,
-            checks.response_schema_conformance,
-        ],
-    )
 
 
 @pytest.mark.slow
@@ -358,7 +290,7 @@ def _succeeds(
     request.read()  # so that a failure can be shown
     response = admin.send(request)
     assert response.status_code in {200, 201}, (method, path, response.text)
-    _check(SCHEMA[path][method].Case(path_parameters=names), response)
+    _documented().check(f"{method} {path}", names, response)
     return response
 
 
@@ -381,7 +313,7 @@ def test_every_route_is_in_the_document(stack: Stack) -> None:
 
 
 def test_the_document_is_openapi_3_1() -> None:
-    SCHEMA.validate()
+    _documented().validate()
 
 
 @pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])

@@ -30,11 +30,12 @@ from tests.support.redis_server import RedisServer
 T = TypeVar("T")
 
 _LOST, _LEFT = "conversations:{all}:lost", "conversations:{all}:left"
+_PATIENCE_S = 60  # no machine gives a test no turn for as long
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """As a client that tries again after 503."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(_PATIENCE_S):
         while True:
             with contextlib.suppress(ConversationsUnavailable):
                 return await ask()
@@ -177,10 +178,35 @@ async def test_nobody_says_goodbye_with_something_that_redis_has_not(
         redis_server.kill()
         await one.put("t", [Record("resp_2", b"on disk", FINAL)])
         redis_server.start()
-        monkeypatch.setattr(upkeep_module, "GOODBYE_S", 60)
+        monkeypatch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
     assert at_redis.hlen(GATEWAYS) == 0
     async with following(tmp_path / "2", url, ephemeral=True) as two:
         assert None not in await _patiently(lambda: two.get("t", ["resp_1", "resp_2"]))
+
+
+async def test_a_call_that_fails_does_not_end_a_goodbye(
+    redis_server: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where Redis has another master just then, or forks: others would wait for an hour."""
+    caplog.set_level(logging.INFO, upkeep_module.__name__)
+    monkeypatch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
+    stack = AsyncExitStack()
+    one = await stack.enter_async_context(
+        following(tmp_path / "1", redis_server.url, ephemeral=True)
+    )
+    await one.put("t", [Record("resp_1", b"x", FINAL)])
+    redis_server.kill()
+    failures = one.stats.redis_failures
+    leaving = asyncio.create_task(stack.aclose())
+    await until(lambda: one.stats.redis_failures > failures)
+    redis_server.start()
+    await leaving
+    assert "no other gateway waits" in caplog.text
+    async with following(tmp_path / "2", redis_server.url, ephemeral=True) as two:
+        assert await _patiently(lambda: two.get("t", ["resp_1"])) == [Record("resp_1", b"x", FINAL)]
 
 
 async def test_the_last_worker_says_goodbye(
@@ -271,6 +297,8 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
         shared_redis.client() as at_redis,
         tempfile.TemporaryDirectory() as folder,
     ):
+        # One that is cut off is waited for: its time is not what this is about.
+        patch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
         patch.setattr(upkeep_module, "LOOK_S", 0.03)
         patch.setattr(shared_module, "_SETTLED_MS", 300)
         asyncio.run(run(at_redis, Path(folder)))
