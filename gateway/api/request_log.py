@@ -125,6 +125,11 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
+def may_be_an_id(text: str) -> bool:
+    """Whether a request can have this id."""
+    return _SANE_ID.fullmatch(text.encode()) is not None
+
+
 def _context(headers: Mapping[bytes, bytes]) -> RequestContext:
     given = headers.get(b"x-request-id", b"")
     own_id = given.decode("ascii") if _SANE_ID.fullmatch(given) else secrets.token_hex(16)
