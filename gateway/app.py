@@ -143,7 +143,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         chosen = hot.get(scope["path"], api) if is_post else api
         if NO_ROOM in scope.get("extensions", ()):
-            for_admins = scope["server"][1] == api.state.admin_port
+            # Other workers, which ask for admins, come in without a port.
+            for_admins = scope["server"][1] in (None, api.state.admin_port)
             if scope["path"] not in always and not for_admins:
                 chosen = no_room
         return chosen(scope, receive, send)

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.api.request_log import context_of, header_of, service_of
+from gateway.api.websites import check_website, may_come
 from gateway.config.tenants import Tenant
 from gateway.http.errors import UnknownUrl
 from gateway.observability.audit import Audit
@@ -14,14 +15,19 @@ from gateway.service import Service
 
 
 def tenant_of(request: Request) -> Tenant | None:
-    """The tenant whose key was sent; None where no key is needed. Raises InvalidKey."""
+    """The tenant whose key was sent; None where no key is needed.
+
+    Raises InvalidKey, and ForWebsites where no key is needed.
+    """
     scope = request.scope
     authorization = header_of(scope, b"authorization")
     # Anthropic's SDKs have a header of their own.
     if authorization is None and (key := header_of(scope, b"x-api-key")) is not None:
         authorization = f"Bearer {key}"
     tenant = service_of(scope).access.tenant(authorization)
-    if tenant is not None:
+    if tenant is None:
+        check_website(scope)
+    else:
         context_of(scope).tenant = tenant.name
     return tenant
 
@@ -53,9 +59,12 @@ def metrics_reader(request: Request) -> Service:
     On a port of its own, and where no key is needed for anything, that is everybody.
     """
     _check_port(request)
+    service = service_of(request.scope)
     if _metrics_need_a_key(request):
         _admin_key(request)
-    return service_of(request.scope)
+    elif service.access.open:
+        check_website(request.scope)
+    return service
 
 
 def may_read_details(request: Request) -> bool:
@@ -66,10 +75,10 @@ def may_read_details(request: Request) -> bool:
     """
     if not is_for_admins(request):
         return False
-    authorization = request.headers.get("authorization")
-    return not _metrics_need_a_key(request) or service_of(request.scope).access.is_admin(
-        authorization
-    )
+    service = service_of(request.scope)
+    if _metrics_need_a_key(request):
+        return service.access.is_admin(request.headers.get("authorization"))
+    return not service.access.open or may_come(request.scope)
 
 
 Running = Annotated[Service, Depends(_service)]

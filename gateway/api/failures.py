@@ -94,6 +94,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.RequestTimeout: Row(504, _SERVER, "timeout"),
     errors.ClientDeadline: Row(504, _SERVER, "timeout"),
     http_errors.MalformedRequest: Row(400, _CLIENT),
+    http_errors.ForWebsites: Row(403, _CLIENT),
     http_errors.UnknownUrl: Row(404, _CLIENT),
     http_errors.MethodNotAllowed: Row(405, _CLIENT),
     http_errors.SlowRequest: Row(408, _CLIENT, "request_timeout"),

@@ -69,7 +69,9 @@ class RequestLog:
         exchange.headers.append((b"x-request-id", context.request_id.encode("ascii")))
         service: Service = scope["app"].state.service
         scope[_SERVICE] = service
-        if service.tracer is not None and scope["path"] not in _UNTRACED:
+        # What other workers ask has no port. What made them ask has a line of its own.
+        of_worker = scope["server"][1] is None
+        if service.tracer is not None and scope["path"] not in _UNTRACED and not of_worker:
             context.span = service.tracer.begin(scope["method"], scope["scheme"], context.parent)
         try:
             await self._app(scope, receive, send)
@@ -94,7 +96,8 @@ class RequestLog:
             counted = _LEFT if context.error in _BY_DEADLINE else ended
             service.metrics.requests.labels(path, str(counted)).inc()
             facts = context.facts(scope["method"], path, ended)
-            log_request(log, facts)
+            if not of_worker:
+                log_request(log, facts)
             if self._generates:
                 service.monitor.answered(context, counted)
             if context.span is not None:
@@ -123,6 +126,11 @@ def context_of(scope: Scope) -> RequestContext:
     """What is known of the request, within `RequestLog`."""
     context: RequestContext = scope[_CONTEXT]
     return context
+
+
+def may_be_an_id(text: str) -> bool:
+    """Whether a request can have this id."""
+    return _SANE_ID.fullmatch(text.encode()) is not None
 
 
 def _context(headers: Mapping[bytes, bytes]) -> RequestContext:

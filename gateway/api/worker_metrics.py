@@ -1,16 +1,18 @@
-"""The metrics of all workers in one answer: a scrape reaches any one of them."""
+"""The metrics of all workers in one answer: a scrape reaches any one of them.
+
+Their texts are joined as they are, line by line: to read them and write them anew took 170 ms of
+the event loop with a hundred tenants and four workers, where this takes four
+(`tests/gateway/api/test_worker_metrics.py` compares).
+"""
 
 from __future__ import annotations
 
 import asyncio
 
-from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector, CollectorRegistry
-
 from gateway.api.siblings import ask
 from gateway.http.workers import Worker
+
+_HELP = "\n# HELP "
 
 
 async def of_all_workers(worker: Worker, own: str) -> str:
@@ -23,23 +25,25 @@ async def of_all_workers(worker: Worker, own: str) -> str:
     for path, said in zip(worker.siblings, others, strict=True):
         if said is not None:
             texts[int(path.stem)] = said.body.decode()
-    registry = CollectorRegistry()
-    registry.register(_Merged(texts))
-    return generate_latest(registry).decode()
+    families: dict[str, list[str]] = {}
+    for index, text in sorted(texts.items()):
+        add_worker(families, text, index)
+        await asyncio.sleep(0)
+    return "".join([f"{line}\n" for lines in families.values() for line in lines])
 
 
-class _Merged(Collector):
-    def __init__(self, texts: dict[int, str]) -> None:
-        self._texts = texts
-
-    def collect(self) -> list[Metric]:
-        families: dict[str, Metric] = {}
-        for index, text in sorted(self._texts.items()):
-            for family in text_string_to_metric_families(text):
-                merged = families.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                for sample in family.samples:
-                    labels = {**sample.labels, "worker": str(index)}
-                    merged.samples.append(sample._replace(labels=labels))
-        return list(families.values())
+def add_worker(families: dict[str, list[str]], text: str, index: int) -> None:
+    """Adds what `generate_latest` has written of one worker to the lines of each metric."""
+    label = f'worker="{index}"'
+    # In names and values of labels line feeds are escaped.
+    for family in f"\n{text}".rstrip("\n").split(_HELP)[1:]:
+        words, kind, *samples = family.split("\n")
+        name = words.partition(" ")[0]
+        lines = families.setdefault(name, [f"# HELP {words}", kind])
+        for sample in samples:
+            end = sample.rfind("}")
+            if end > 0:
+                lines.append(f"{sample[:end]},{label}{sample[end:]}")
+            else:
+                measured, _, value = sample.partition(" ")
+                lines.append(f"{measured}{{{label}}} {value}")

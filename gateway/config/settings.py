@@ -290,8 +290,9 @@ class Settings(BaseSettings):
     allow_anonymous: bool = Field(
         False,
         description="Whether a gateway without tenants may listen on other addresses than "
-        "loopback, where anybody may use it; and whether the file of GATEWAY_CONFIG may say "
-        "`anonymous: true`. It never turns keys off.",
+        "loopback, where anybody may use it, and answers to any name, as it does not where it may "
+        "not; and whether the file of GATEWAY_CONFIG may say `anonymous: true`. It never turns "
+        "keys off.",
     )
     tenants_trust_each_other: bool = Field(
         False,

@@ -36,6 +36,10 @@ class UnknownUrl(GatewayError):
         self.path = path
 
 
+class ForWebsites(GatewayError):
+    """A browser has sent this for a website, which nobody has let in."""
+
+
 class MethodNotAllowed(GatewayError):
     """The URL is known, for the methods `allowed`."""
 

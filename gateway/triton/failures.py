@@ -110,6 +110,16 @@ _OUT_OF_MEMORY = "out of memory"  # of the device, for one request
 _STEP = ("error in forwardAsync function", "error in forwardSync function")
 
 
+_MOST_LOGGED = 500  # characters
+
+
+def _logged(text: str) -> str:
+    """What is logged of it. Some of it may be the client's: it must not look like other lines, or
+    do anything to a terminal, and prompts are in no log."""
+    line = text.lstrip()[:_MOST_LOGGED].splitlines()[0] if text.strip() else "(empty)"
+    return line if line.isprintable() else ascii(line)[1:-1]
+
+
 def lora_missing(text: str) -> bool:
     """The engine does not hold the adapter (any more); the weights have to be sent."""
     return "not found in cache" in text
@@ -128,12 +138,12 @@ def from_text(text: str) -> GatewayError:
         if fragment in text:
             if fragment == _PATH_IS_WRONG:
                 # What replicas see may not be what they are told to: GATEWAY_PEFT_DIR, --path.
-                log.error("%s", text.splitlines()[0])
+                log.error("%s", _logged(text))
             return make()
     for fragment, error, message in () if step else _TEXTS:
         if fragment in text:
             return error(message)
-    log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
+    log.error("engine error: %s", _logged(text))
     if any(fragment in text for fragment in _BROKEN) and _OUT_OF_MEMORY not in text:
         return EngineBroken(_FAILED)
     return EngineStepFailed(_STEP_FAILED) if step else EngineError(_FAILED)
@@ -149,7 +159,7 @@ def from_status(status: int, text: str) -> GatewayError:
         return EngineUnavailable(_AWAY)
     if status == Status.DEADLINE_EXCEEDED:
         return EngineUnavailable("The inference server did not answer in time.")
-    log.error("engine error: %s", text.splitlines()[0] if text else "(empty)")
+    log.error("engine error: %s", _logged(text))
     # An engine answers for a request within a call that succeeds.
     return (EngineError if status == Status.RESOURCE_EXHAUSTED else EngineBroken)(_FAILED)
 

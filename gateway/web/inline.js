@@ -85,7 +85,7 @@ class Line {
     while (closing.length && closing[0] < end) closing.shift();
     if (!closing.length) return this.take("`".repeat(length), length);
     let code = this.text.slice(end, closing[0]).replaceAll("\n", " ");
-    if (/^ .*[^ ].* $/.test(code)) code = code.slice(1, -1);
+    if (code.startsWith(" ") && code.endsWith(" ") && /[^ ]/.test(code)) code = code.slice(1, -1);
     this.take(el("code", {}, code), closing[0] + length - this.at);
   }
 

@@ -6,8 +6,9 @@ import { inline } from "./inline.js";
 const DEEPEST = 8; // lists in quotes in lists
 const MOST_COLUMNS = 64;
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*))?$/;
+// None of these may try a place in a run of spaces or marks more than once.
+const FENCE = /^ {0,3}(`{3,}|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(?:( {1,4})(?=\S)|[ \t]+|$)/;
@@ -75,7 +76,7 @@ function blockAt(lines, at, depth) {
   let found;
   if ((found = FENCE.exec(line))) return codeAt(lines, at, found);
   if ((found = HEADING.exec(line))) {
-    const text = (found[2] ?? "").trimEnd().replace(/(^|\s)#+$/, "");
+    const text = (found[2] ?? "").trim().replace(/(^|\s)#+$/, "");
     return [{ kind: "heading", level: found[1].length, text }, at + 1];
   }
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];

@@ -139,3 +139,14 @@ def test_no_text_takes_long(page: Page, part: str) -> None:
     quarter = page.evaluate(_TIMED, (part * 40_000)[:40_000])
     whole = page.evaluate(_TIMED, (part * 160_000)[:160_000])
     assert whole < 10 * quarter + 500
+
+
+@pytest.mark.parametrize(
+    ("before", "part", "after"),
+    [("```", " ", "`"), ("~~~", "~", "`"), ("# ", " ", "a\u2028b"), ("` ", "x", "`")],
+)
+def test_no_line_takes_long(page: Page, before: str, part: str, after: str) -> None:
+    """Twenty thousand characters took more than a second, and again with each that came."""
+    quarter = page.evaluate(_TIMED, before + part * 4_900 + after)
+    whole = page.evaluate(_TIMED, before + part * 19_900 + after)
+    assert whole < 6 * quarter + 300

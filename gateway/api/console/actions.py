@@ -51,7 +51,7 @@ class RequestCancelled(Answer):
 @router.post(
     "/v1/admin/requests/{request_id}/cancel",
     summary="Ends a running request; its client is told so.",
-    responses=refusals(*ADMIN, 404),
+    responses=refusals(*ADMIN, 404, 503),
     openapi_extra=needs("admin_key"),
 )
 async def cancel(request: Request, _: Admin, audit: Auditor, request_id: Name) -> RequestCancelled:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import orjson
 
+from gateway.api.request_log import may_be_an_id
 from gateway.api.siblings import Said, ask
 from gateway.console.feed import Feed
 from gateway.console.merge import merged
@@ -23,6 +25,8 @@ from gateway.service import Service
 INTERNAL = "/internal/console"
 _MOST_READERS = 16
 _AT_ONCE = 4
+_MOST_WAITING = 16
+_SILENT = "Another worker of this gateway does not answer now; try again."
 
 
 class Console:
@@ -38,9 +42,10 @@ class Console:
         self.feed = Feed(self._state)
         self._readers = 0
         # Whoever asks for what is not there has all workers asked: one tenant does so once at a
-        # time, and all together a few times.
+        # time, and all together a few times. Few wait for that, as anybody can ask faster.
         self._asking = asyncio.Semaphore(_AT_ONCE)
         self._asks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._waiting = Counter[str]()
 
     def enter(self) -> None:
         """One who follows. Raises Overloaded; else `leave` must follow."""
@@ -59,10 +64,11 @@ class Console:
         return watched is not None
 
     async def cancel_elsewhere(self, request_id: str) -> bool:
-        """As `cancel`, of the other workers."""
+        """As `cancel`, of the other workers. Raises Overloaded where one does not say."""
+        if not may_be_an_id(request_id):
+            return False
         target = f"{INTERNAL}/requests/{quote(request_id, safe='')}/cancel"
-        said = await self._ask_all(target, "POST")
-        return any(each is not None and each.status == 200 for each in said)
+        return _found(await self._ask_all(target, "POST")) is not None
 
     def find(self, tenant: str, request_id: str) -> dict[str, Any] | None:
         """What is known here of a tenant's own request."""
@@ -70,17 +76,22 @@ class Console:
         return None if found is None else _told(found)
 
     async def find_anywhere(self, tenant: str, request_id: str) -> dict[str, Any] | None:
-        """As `find`, of all workers."""
+        """As `find`, of all workers. Raises Overloaded where one does not say, or many wait."""
+        if not may_be_an_id(request_id):
+            return None
         if (found := self.find(tenant, request_id)) is not None or not self._siblings:
             return found
+        if self._waiting[tenant] >= _MOST_WAITING:
+            raise Overloaded(f"{_MOST_WAITING} such requests of this key wait already; try again.")
         query = urlencode({"tenant": tenant})
         target = f"{INTERNAL}/requests/{quote(request_id, safe='')}?{query}"
-        async with self._asks[tenant], self._asking:
-            for said in await self._ask_all(target):
-                if said is not None and said.status == 200:
-                    answer: dict[str, Any] = orjson.loads(said.body)
-                    return answer
-        return None
+        self._waiting[tenant] += 1
+        try:
+            async with self._asks[tenant], self._asking:
+                said = _found(await self._ask_all(target))
+        finally:
+            self._waiting[tenant] -= 1
+        return None if said is None else orjson.loads(said.body)
 
     async def _ask_all(self, target: str, method: str = "GET") -> list[Said | None]:
         return await asyncio.gather(*[ask(path, target, method) for path in self._siblings])
@@ -89,6 +100,19 @@ class Console:
         own, others = await asyncio.gather(self._whole(), self._ask_all(f"{INTERNAL}/part"))
         told = [orjson.loads(s.body) for s in others if s is not None and s.status == 200]
         return merged([own, *told], now())
+
+
+def _found(said: Sequence[Said | None]) -> Said | None:
+    """What the worker says that has it; None where all say that they do not.
+
+    Raises Overloaded where none has it and one did not say: it may be that one.
+    """
+    for each in said:
+        if each is not None and each.status == 200:
+            return each
+    if any(each is None or each.status != 404 for each in said):
+        raise Overloaded(_SILENT)
+    return None
 
 
 def _told(found: Watched | Ended) -> dict[str, Any]:

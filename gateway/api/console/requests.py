@@ -15,6 +15,7 @@ from gateway.api.answer_schemas import Count
 from gateway.api.auth import Caller
 from gateway.api.console.looks import Console
 from gateway.api.routing import Name, Router, needs, refusals
+from gateway.api.sse import cancel_on_disconnect
 from gateway.errors import NotFound
 
 router = Router()
@@ -43,12 +44,13 @@ class RequestSeen(BaseModel):
     "/v1/requests/{request_id}",
     summary="A request of this key that runs, or ended within the last minute.",
     response_model_exclude_none=True,
-    responses=refusals(401, 404),
+    responses=refusals(401, 404, 503),
     openapi_extra=needs("api_key", optional=True),
 )
 async def find(request: Request, tenant: Caller, request_id: Name) -> RequestSeen:
     console: Console = request.app.state.console
-    found = await console.find_anywhere("" if tenant is None else tenant.name, request_id)
+    async with cancel_on_disconnect(request.scope):
+        found = await console.find_anywhere("" if tenant is None else tenant.name, request_id)
     if found is None:
         raise NotFound(f"There is no request `{request_id[:200]}` of this key now.")
     return RequestSeen(**found)
