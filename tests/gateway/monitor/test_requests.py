@@ -107,3 +107,13 @@ def test_refusals_are_counted_by_reason() -> None:
     tallies.refuse("a", "queue_full")
     assert tallies.refused == {"a": {"queue_full": 2, "requests_per_minute": 1}}
     assert tallies.refusals["a"].why == "queue_full"
+
+
+def test_a_mistake_of_the_clients_hides_no_other_refusal() -> None:
+    tallies = Tallies()
+    tallies.refuse("a", "model_not_found", mistake=True)
+    assert tallies.refusals["a"].mistake
+    tallies.refuse("a", "queue_full")
+    tallies.refuse("a", "model_not_found", mistake=True)
+    assert (tallies.refusals["a"].why, tallies.refusals["a"].mistake) == ("queue_full", False)
+    assert tallies.refused["a"] == {"model_not_found": 2, "queue_full": 1}
