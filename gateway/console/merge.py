@@ -13,6 +13,7 @@ from gateway.console import replicas, tenants
 from gateway.console.part import Part
 from gateway.monitor.history import STEP_S, STEPS
 from gateway.monitor.latencies import joined, percentile_ms
+from gateway.monitor.tallies import LATELY_S
 
 _ENDED = 100
 _BY_STATE = {state: place for place, state in enumerate(replicas.WORST_FIRST)}
@@ -85,13 +86,22 @@ def _join_tenant(own: Facts, other: Facts) -> None:
     if "refused" in other:
         own["refused"] = _added(own.get("refused", {}), other["refused"])
         last = [each["last_refusal"] for each in (own, other) if "last_refusal" in each]
-        own["last_refusal"] = max(last, key=lambda refusal: refusal["time"])
+        own["last_refusal"] = _last_refusal(*last)
     for name, limit in other["limits"].items():
         if (known := own["limits"].get(name)) is None:
             continue
         # What runs is counted by each alone here; of the rest, who was told last knows most.
         used = (known["used"], limit["used"])
         known["used"] = sum(used) if name == "concurrent_requests" else max(used)
+
+
+def _last_refusal(*of: Facts) -> Facts:
+    """As each worker has it of its own: a mistake only where nothing else was lately."""
+    last = max(of, key=lambda refusal: refusal["time"])
+    others = [refusal for refusal in of if "mistake" not in refusal]
+    if "mistake" in last and others and last["time"] - others[0]["time"] < LATELY_S:
+        return others[0]
+    return last
 
 
 def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:

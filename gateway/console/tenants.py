@@ -56,7 +56,8 @@ class TenantFacts:
             if (refused := demand.refused.get(name)) is not None:
                 facts["refused"] = dict(refused)
                 last = demand.refusals[name]
-                facts["last_refusal"] = {"time": last.at, "why": last.why}
+                told: Facts = {"time": last.at, "why": last.why}
+                facts["last_refusal"] = told | ({"mistake": True} if last.mistake else {})
             facts["limits"] = _limits(service, tenant, places[name])
             if whole:
                 facts["keys"] = self._keys(tenant, issued.get(name, ()))

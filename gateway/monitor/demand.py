@@ -11,6 +11,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 _WINDOW_S = 60.0
+LATELY_S = 300.0
+"""For so long a refusal that needs somebody is not hidden by the client's own mistakes."""
 
 
 @dataclass(slots=True)
@@ -23,8 +25,11 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """`mistake`: the request itself was at fault, and nobody here need do anything."""
+
     at: float
     why: str
+    mistake: bool = False
 
 
 @dataclass(slots=True)
@@ -37,15 +42,18 @@ class Demand:
     refused: dict[str, Counter[str]] = field(default_factory=dict)
     """By the tenant, then the reason, of which there are a few dozen in all."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    """The last one of each tenant."""
+    """The last one of each tenant; of a mistake, only where nothing else was lately."""
     _snapshots: deque[_Snapshot] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.step()
 
-    def refuse(self, tenant: str, why: str) -> None:
+    def refuse(self, tenant: str, why: str, *, mistake: bool = False) -> None:
         self.refused.setdefault(tenant, Counter())[why] += 1
-        self.refusals[tenant] = Refusal(round(time.time(), 2), why)
+        now, last = round(time.time(), 2), self.refusals.get(tenant)
+        if mistake and last is not None and not last.mistake and now - last.at < LATELY_S:
+            return
+        self.refusals[tenant] = Refusal(now, why, mistake)
 
     def step(self) -> None:
         """To be called every few seconds."""

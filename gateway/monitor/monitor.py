@@ -54,7 +54,9 @@ class Monitor:
             if not again:
                 demand.requests[tenant] += 1
             if context.refused is not None:
-                demand.refuse(tenant, context.refused)
+                # 429 is a limit's, and 499 the queue's where a client's deadline was too near.
+                mistake = 400 <= status < 500 and status not in (429, 499)
+                demand.refuse(tenant, context.refused, mistake=mistake)
         if batch is None:
             return
         ended = Ended(context, batch, status)

@@ -98,8 +98,9 @@ export async function* eventsOf(response) {
 // An error in plain words: what happened, and what may be done.
 export function inWords(error) {
   if (!(error instanceof ApiError)) return `Something went wrong in this page: ${error.message}`;
-  const wait = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
   const said = error.message;
+  const told = /try again in/i.test(said); // refusals by a limit say it themselves
+  const wait = error.retryAfter && !told ? ` Try again in ${error.retryAfter} s.` : "";
   if (error.status === 401) return `${said} Give a key under Key.`;
   if (error.status === 429) return `A limit of this key is reached. ${said}${wait}`;
   if (error.status === 503) return `The server cannot take this now. ${said}${wait}`;

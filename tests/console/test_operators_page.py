@@ -76,6 +76,31 @@ def test_strangers_words_are_text(page: OperatorsPage) -> None:
     assert page.page.title() != "hacked"
 
 
+def test_many_refused_tenants_leave_room_for_the_rest(page: OperatorsPage) -> None:
+    """As when an engine is away. Clients that only ask wrongly need nobody."""
+    page.page.evaluate(
+        """async () => {
+            const { store } = await import('/web/operators/store.js');
+            (await import('/web/operators/stream.js')).stop();
+            const { time, tenants: { acme } } = store.state;
+            const refused = (why, more) => ({ ...acme, last_refusal: { time, why, ...more } });
+            const tenants = {};
+            for (let n = 0; n < 9; n += 1) tenants[`tenant-${n}`] = refused('engine_unavailable');
+            const mistake = refused('model_not_found', { mistake: true });
+            for (let n = 0; n < 3; n += 1) tenants[`wrong-${n}`] = mistake;
+            store.replace({ ...store.state, tenants });
+        }"""
+    )
+    troubles = page.page.get_by_role("list", name="What needs you").get_by_role("listitem")
+    expect(troubles).to_have_count(6)
+    expect(troubles.last).to_contain_text("4 more tenants were refused lately.")
+    expect(page.page.locator('nav a[href="#overview"] .count')).to_have_text("9")
+    troubles.last.get_by_role("link").click()
+    expect(page.page.locator("#tenants li.tenant")).to_have_count(9)
+    page.page.get_by_label("Show").select_option("all")
+    expect(page.page.locator("#tenants li.tenant")).to_have_count(12)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_keeps_people_out(browser: Browser, real: Operated, dark: bool) -> None:
     """Every view and kind of dialog, for axe-core; the gate first."""

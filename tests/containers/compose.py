@@ -11,11 +11,15 @@ from typing import Any
 import httpx
 
 from tests.containers.engine import Engine
-from tests.containers.images import COMPOSE
+from tests.containers.images import COMPOSE, PYTHON
 
 API = "http://127.0.0.1:9000"
 ADMIN = "http://127.0.0.1:9001"
-UP_WITHIN = "600"  # seconds; only ends what would never end
+GIVE_UP_AFTER = "600"
+"""Seconds. It measures nothing: on two cores with much other work Triton alone once took four
+minutes to start. What goes wrong ends `up` before: a service that ends, or is found unhealthy."""
+
+_FILL = "head --bytes=1G /dev/zero > {0}/filler; [ $(df --output=avail {0} | tail -n 1) = 0 ]"
 
 
 class Project:
@@ -38,7 +42,7 @@ class Project:
 
     def up(self, *services: str) -> None:
         """Returns when they are healthy."""
-        self("up", "--detach", "--wait", "--wait-timeout", UP_WITHIN, *services)
+        self("up", "--detach", "--wait", "--wait-timeout", GIVE_UP_AFTER, *services)
 
     def exec(self, service: str, *command: str) -> str:
         return self("exec", "--no-TTY", service, *command)
@@ -58,6 +62,16 @@ class Project:
 
 
 @contextmanager
+def full(compose: Project, service: str, folder: str) -> Iterator[None]:
+    """What a service has mounted at that folder, which must be small, has no room left."""
+    compose.exec(service, "sh", "-c", _FILL.format(folder))
+    try:
+        yield
+    finally:
+        compose.exec(service, "rm", f"{folder}/filler")
+
+
+@contextmanager
 def project(engine: Engine, name: str, *overrides: Path, **variables: str) -> Iterator[Project]:
     """One that is not up yet; what it has made is removed in the end, after its logs are shown."""
     made = Project(engine, name, *overrides, **variables)
@@ -70,11 +84,18 @@ def project(engine: Engine, name: str, *overrides: Path, **variables: str) -> It
         made("down", "--volumes", "--timeout", "5")
 
 
+def reaches(engine: Engine, network: str, host: str, port: int) -> bool:
+    """Whether a container of that network has a connection to it."""
+    program = f"import socket; socket.create_connection(({host!r}, {port}), 3); print('reached')"
+    run = ["container", "run", "--rm", "--network", network, PYTHON]
+    return "reached" in engine.docker(*run, "sh", "-c", 'python3 -c "$0" 2>&1 || true', program)
+
+
 def completion(model: str, prompt: str, url: str = API, **options: Any) -> str:
     """The text that a greedy completion answers with. Raises httpx.HTTPError for another status."""
     headers = options.pop("headers", {})
     asked = {"model": model, "prompt": prompt, "temperature": 0, **options}
-    answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers)
+    answer = httpx.post(f"{url}/v1/completions", json=asked, headers=headers, timeout=60)
     answer.raise_for_status()
     return str(json.loads(answer.text)["choices"][0]["text"])
 

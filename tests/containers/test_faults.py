@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.containers.compose import API, Project, completion
+from tests.containers.compose import ADMIN, API, Project, completion, reaches
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
 
@@ -88,9 +89,46 @@ def test_cut_off(up: Up, engine: Engine, service: str) -> None:
     assert "never retrieved" not in compose("logs", "gateway")
 
 
+def test_the_gateway_cut_off_from_its_clients(up: Up, engine: Engine) -> None:
+    """It stays ready and lets go of what it was writing; and is there again by its name.
+
+    Who asks at the published port of the host may be let through: the engine then leads it over the
+    other network.
+    """
+    deployment, compose = up
+    name, network = compose.container("gateway")["Name"].lstrip("/"), compose.network("edge")
+    asked = {"model": "demo", "prompt": "Count", "max_tokens": 1500, "ignore_eos": True}
+    asked["stream"] = True
+    headers = bearer(deployment.acme)
+    with httpx.stream(
+        "POST", f"{API}/v1/completions", json=asked, headers=headers, timeout=60
+    ) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        engine.docker("network", "disconnect", network, name)
+        try:
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+            assert not reaches(engine, network, "gateway", 9000)
+            compose.exec("gateway", "healthy", "/health/ready")
+        finally:
+            engine.docker("network", "connect", "--alias", "gateway", network, name)
+    assert reaches(engine, network, "gateway", 9000)
+    _until(lambda: _answers(deployment))
+    assert completion("zh", CAPITAL, headers=bearer(deployment.acme)) == "巴黎"
+    _until(lambda: _metric("gateway_generations_in_flight") == 0)
+
+
+def _metric(name: str) -> float:
+    text = httpx.get(f"{ADMIN}/metrics").raise_for_status().text
+    [value] = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
+    return float(value)
+
+
 def _asked(deployment: Deployment) -> httpx.Response:
     asked = {"model": "zh", "prompt": CAPITAL, "temperature": 0}
-    return httpx.post(f"{API}/v1/completions", json=asked, headers=bearer(deployment.acme))
+    headers = bearer(deployment.acme)
+    return httpx.post(f"{API}/v1/completions", json=asked, headers=headers, timeout=60)
 
 
 def _answers(deployment: Deployment) -> bool:

@@ -1,23 +1,22 @@
-"""The gateway's volume is full, then Redis': what is there is served, and all is well with room."""
+"""The gateway's volume is full, then Redis', then Triton's: what is there is served, and all is
+well with room."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.containers.compose import ADMIN, API, Project, completion
+from tests.containers.compose import ADMIN, API, Project, completion, full
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
 
 CAPITAL = "The capital of France is"
 SMALL = Path(__file__).parent / "small_disks.yaml"
-FILL = "head --bytes=1G /dev/zero > {0}/filler; [ $(df --output=avail {0} | tail -n 1) = 0 ]"
 Up = tuple[Deployment, Project]
 
 
@@ -29,18 +28,9 @@ def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]
         yield deployment, compose
 
 
-@contextmanager
-def _full(compose: Project, service: str, folder: str) -> Iterator[None]:
-    compose.exec(service, "sh", "-c", FILL.format(folder))
-    try:
-        yield
-    finally:
-        compose.exec(service, "rm", f"{folder}/filler")
-
-
 def test_the_gateways(up: Up) -> None:
     deployment, compose = up
-    with _full(compose, "gateway", "/var/lib/gateway"):
+    with full(compose, "gateway", "/var/lib/gateway"):
         assert _text(deployment, "zh") == "巴黎"
         refused = deployment.add_adapter("ja", "ja")
         assert (refused.status_code, refused.json()["error"]["code"]) == (
@@ -59,7 +49,7 @@ def test_redis(up: Up) -> None:
     deployment, compose = up
     assert _limited(deployment) == 200
     assert _metric("gateway_limits_shared") == 1
-    with _full(compose, "redis", "/data"):
+    with full(compose, "redis", "/data"):
         _until(lambda: "MISCONF" in _redis(compose, "set", "anything", "1"))
         assert _limited(deployment) == 200
         _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 0)
@@ -69,6 +59,19 @@ def test_redis(up: Up) -> None:
     _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 1)
     assert deployment.add_adapter("again", "zh").status_code == 201
     assert _text(deployment, "again") == "巴黎"
+
+
+def test_tritons(up: Up) -> None:
+    """It keeps nothing there that answers need: not even those of an adapter that it never had."""
+    deployment, compose = up
+    with full(compose, "triton", "/tmp"):
+        assert _text(deployment, "zh") == "巴黎"
+        added = deployment.add_adapter("late", "ja")
+        assert added.status_code == 201, added.text
+        assert _text(deployment, "late") == "パリ"
+        assert httpx.get(f"{API}/health/ready").status_code == 200
+        assert compose.container("triton")["State"]["Health"]["Status"] == "healthy"
+    assert _text(deployment, "zh") == "巴黎"
 
 
 def _limited(deployment: Deployment) -> int:

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.containers.compose import ADMIN, API, Project, assert_without_rights, completion
+from tests.containers.compose import ADMIN, API, Project, assert_without_rights, completion, reaches
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
 
 CAPITAL = "The capital of France is"
 Up = tuple[Deployment, Project]
-PYTHON = "python:3.11-slim-bookworm"
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +70,9 @@ def test_triton_and_redis_are_reached_from_nowhere_else(up: Up, engine: Engine) 
     _, compose = up
     redis, triton = (compose.address(service, "engine") for service in ("redis", "triton"))
     for target in [(redis, 6379), (triton, 8000), (triton, 8001), (triton, 8002)]:
-        assert _reaches(engine, compose.network("engine"), *target), target
-        assert not _reaches(engine, compose.network("edge"), *target), target
-    assert _reaches(engine, compose.network("edge"), "gateway", 9000)
+        assert reaches(engine, compose.network("engine"), *target), target
+        assert not reaches(engine, compose.network("edge"), *target), target
+    assert reaches(engine, compose.network("edge"), "gateway", 9000)
     # Published for this machine alone, and nothing but the API's two ports.
     published = {
         service: compose.container(service)["HostConfig"]["PortBindings"] or {}
@@ -87,13 +86,6 @@ def test_triton_and_redis_are_reached_from_nowhere_else(up: Up, engine: Engine) 
         "redis": {},
         "triton": {},
     }
-
-
-def _reaches(engine: Engine, network: str, host: str, port: int) -> bool:
-    """Whether a container of that network has a connection to it."""
-    program = f"import socket; socket.create_connection(({host!r}, {port}), 3); print('reached')"
-    run = ["container", "run", "--rm", "--network", network, PYTHON]
-    return "reached" in engine.docker(*run, "sh", "-c", 'python3 -c "$0" 2>&1 || true', program)
 
 
 def test_keys_are_seen_by_those_who_need_them(up: Up) -> None:

@@ -81,6 +81,7 @@ class LimitState(_Facts):
 class Refusal(_Facts):
     time: float
     why: str
+    mistake: Annotated[bool, Field(description="The request itself was at fault.")] = False
 
 
 class KeyState(_Facts):

@@ -53,7 +53,7 @@ function render() {
   const state = store.state;
   if (state === null) return;
   for (const [name, facts] of Object.entries(COUNTS)) setText($(`nav a[href="#${name}"] .count`), facts(state));
-  const troubles = troublesOf(state).length;
+  const troubles = troublesOf(state).reduce((sum, { of = 1 }) => sum + of, 0);
   setText($(`nav a[href="#overview"] .count`), troubles || "");
   const title = `${troubles ? `(${troubles}) ` : ""}Operators · ${state.gateway?.model ?? ""}`;
   if (document.title !== title) document.title = title;

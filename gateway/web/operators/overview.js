@@ -100,5 +100,5 @@ function updateTrouble(row, { what, state, view, name }) {
   setText(row.what, what);
   setAttribute(row.what, "data-state", state);
   setAttribute(row.link, "href", name === undefined ? `#${view}` : `#${view}/${encodeURIComponent(name)}`);
-  setText(row.link, name === undefined ? "Look" : `Look at ${name}`);
+  setText(row.link, name ? `Look at ${name}` : "Look");
 }

@@ -13,7 +13,6 @@ const COLUMNS = [
   ["Replica", "name"],
   ["State", "state-cell"],
   ["Under way", "bars"],
-  ["KV cache", "bars cache"],
   ["Requests", "number"],
   ["Weight", "number"],
   ["Last failure", "said"],
@@ -41,9 +40,6 @@ export class ReplicasView {
     const endpoints = replicasOf(state);
     setHidden(this._table, endpoints.length === 0);
     setHidden(this._none, endpoints.length > 0);
-    // Only some engines tell of it.
-    const told = endpoints.some((endpoint) => state.replicas[endpoint].kv_cache !== undefined);
-    setAttribute(this._table, "data-no-cache", !told);
     const rows = this._list.show(endpoints);
     endpoints.forEach((endpoint, n) => update(rows.get(endpoint), state.replicas[endpoint], endpoint, n + 1));
   }
@@ -60,8 +56,6 @@ function build(endpoint) {
     state: el("span", { class: "state" }),
     override: el("span", { class: "hint" }, "set here, not in the file"),
     flight: bar(),
-    cache: bar(),
-    noCache: el("span", { class: "hint" }, NONE),
     requests: el("span"),
     weight: el("span"),
     failure: el("span"),
@@ -75,7 +69,6 @@ function build(endpoint) {
     [el("span", { class: "endpoint" }, endpoint), parts.kind],
     [parts.state, parts.override],
     [parts.flight.node],
-    [parts.cache.node, parts.noCache],
     [parts.requests],
     [parts.weight],
     [parts.failure, parts.when],
@@ -96,10 +89,6 @@ function update(row, replica, endpoint, ordinal) {
   setText(row.state, REPLICA_STATES[replica.state] ?? replica.state);
   setHidden(row.override, replica.override === undefined);
   setBar(row.flight, replica.in_flight ?? 0, replica.places, false);
-  const cache = replica.kv_cache;
-  setHidden(row.cache.node, cache === undefined);
-  setHidden(row.noCache, cache !== undefined);
-  if (cache !== undefined) setBar(row.cache, cache.used, cache.blocks, false);
   setText(row.requests, figure(replica.requests));
   setText(row.weight, figure(replica.weight));
   setText(row.failure, replica.why ?? replica.last_failure?.message ?? NONE);

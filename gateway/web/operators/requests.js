@@ -15,7 +15,7 @@ export class RequestsView {
     this._none = el("p", { class: "nothing" }, "None.");
     this._running = runningTable();
     this._ended = endedTable();
-    const took = "“Stop took”: from the moment the engine was asked to stop until it had let go.";
+    const took = "“Stop took”: from when its client left, or it was stopped, until the engine had let go.";
     section.append(
       el("div", { class: "tools" }, label, search, this._found),
       this._idle,

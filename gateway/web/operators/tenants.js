@@ -2,7 +2,7 @@
 
 import { el } from "../dom.js";
 import { bar, setBar } from "./bars.js";
-import { button, searchField } from "./controls.js";
+import { button, searchField, select } from "./controls.js";
 import { askNewKey } from "./key_actions.js";
 import { KeyTable } from "./keys.js";
 import { store } from "./store.js";
@@ -11,6 +11,10 @@ import { ago, count, figure, foundOf, limitName, refusalName, sorted } from "./w
 
 const MOST = 200; // who looks for one of more types
 const RECENT_S = 300;
+const SHOWN = [
+  ["all", "all"],
+  ["refused", "refused lately"],
+];
 const FIGURES = [
   ["running", "running"],
   ["waiting", "waiting"],
@@ -21,23 +25,29 @@ const FIGURES = [
 export class TenantsView {
   constructor(section) {
     const [label, search] = searchField("find-tenant", "Find by name, or by a key's note or id");
+    const [shown, filter] = select("Show", SHOWN);
     this.search = search;
+    this._filter = filter;
     this._found = el("p", { class: "found", role: "status" });
     this._none = el("p", { class: "nothing" });
     const list = el("ul", { class: "tenants" });
     this._rows = new KeyedList(list, build);
-    section.append(el("div", { class: "tools" }, label, search, this._found), this._none, list);
+    section.append(el("div", { class: "tools" }, label, search, shown, this._found), this._none, list);
   }
 
+  /** A link from elsewhere names one, or none: then it is about those that were refused. */
   find(name) {
     this.search.value = name;
+    this._filter.value = name ? "all" : "refused";
   }
 
   render(state) {
     const all = state.tenants ?? {};
     const total = Object.keys(all).length;
     const wanted = this.search.value.trim().toLowerCase();
-    const found = sorted(Object.keys(all).filter((name) => fits(name, all[name], wanted)));
+    const lately = this._filter.value === "refused";
+    const passes = (name) => (!lately || isRefusedNow(all[name])) && fits(name, all[name], wanted);
+    const found = sorted(Object.keys(all).filter(passes));
     const shown = found.slice(0, MOST);
     const none = "No tenants are configured: whoever reaches this gateway may use all of it.";
     setText(this._none, total ? "None fits that." : none);
@@ -98,8 +108,9 @@ function update(row, tenant) {
   row.keys.render(keys);
 }
 
-/** Whether one of its last requests was refused. */
-export const isRefusedNow = ({ last_refusal: last }) => last !== undefined && store.now - last.time < RECENT_S;
+/** Whether one of its last requests was refused, for more than a mistake of its own. */
+export const isRefusedNow = ({ last_refusal: last }) =>
+  last !== undefined && !last.mistake && store.now - last.time < RECENT_S;
 
 /** When it was refused last and why, and how that limit stands now. */
 export function whyRefused({ last_refusal: last, limits }) {

@@ -1,11 +1,12 @@
 // What of the state wants somebody to look, the worst first.
 
 import { isRefusedNow, whyRefused } from "./tenants.js";
-import { REPLICA_STATES, replicasOf, sorted } from "./words.js";
+import { count, REPLICA_STATES, replicasOf, sorted } from "./words.js";
 
+const MOST_TENANTS = 5; // when an engine is away all may be refused, and the rest is to be seen
 const RANKS = { __proto__: null, away: 0, failing: 0, draining: 2, leaving: 2 };
 
-/** Each: {key, what, state, view, name}; `name` is what the view is to show. */
+/** Each: {key, what, state, view, name, of}; `name` is what the view is to show, `of` how many this stands for. */
 export function troublesOf(state) {
   const found = [...ofGateway(state), ...ofReplicas(state), ...ofTenants(state)];
   return found.sort((a, b) => a.rank - b.rank);
@@ -37,8 +38,13 @@ function* ofReplicas(state) {
 }
 
 function* ofTenants({ tenants = {} }) {
-  for (const name of sorted(Object.keys(tenants))) {
-    if (!isRefusedNow(tenants[name])) continue;
+  const refused = sorted(Object.keys(tenants).filter((name) => isRefusedNow(tenants[name])));
+  for (const name of refused.slice(0, MOST_TENANTS)) {
     yield { rank: 1, key: `tenant ${name}`, what: `${name}. ${whyRefused(tenants[name])}`, state: "failing", view: "tenants", name };
+  }
+  const of = refused.length - MOST_TENANTS;
+  if (of > 0) {
+    const what = `${count(of, "more tenant was", "more tenants were")} refused lately.`;
+    yield { rank: 1, key: "tenants", what, state: "failing", view: "tenants", name: "", of };
   }
 }

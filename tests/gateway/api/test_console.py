@@ -249,6 +249,9 @@ def test_why_a_tenant_is_refused_is_told(gateway: GatewayProcess) -> None:
         lambda s: s if s["tenants"]["acme"].get("refused") == {"model_not_found": 5} else None,
     )
     assert "no-such-model" not in json.dumps(state)
+    refusals = {name: state["tenants"][name]["last_refusal"] for name in ("acme", "other")}
+    assert refusals["acme"]["mistake"] is True
+    assert "mistake" not in refusals["other"]
 
 
 ADMINS_ONLY = [

@@ -107,3 +107,13 @@ def test_refusals_are_counted_by_reason() -> None:
     demand.refuse("a", "queue_full")
     assert demand.refused == {"a": {"queue_full": 2, "requests_per_minute": 1}}
     assert demand.refusals["a"].why == "queue_full"
+
+
+def test_a_mistake_of_the_clients_hides_no_other_refusal() -> None:
+    demand = Demand()
+    demand.refuse("a", "model_not_found", mistake=True)
+    assert demand.refusals["a"].mistake
+    demand.refuse("a", "queue_full")
+    demand.refuse("a", "model_not_found", mistake=True)
+    assert (demand.refusals["a"].why, demand.refusals["a"].mistake) == ("queue_full", False)
+    assert demand.refused["a"] == {"model_not_found": 2, "queue_full": 1}
