@@ -11,9 +11,9 @@ from typing import Any
 
 from gateway.console import replicas, tenants
 from gateway.console.part import Part
+from gateway.monitor.demand import LATELY_S
 from gateway.monitor.history import STEP_S, STEPS
 from gateway.monitor.latencies import joined, percentile_ms
-from gateway.monitor.tallies import LATELY_S
 
 _ENDED = 100
 _BY_STATE = {state: place for place, state in enumerate(replicas.WORST_FIRST)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.console.merge import merged
 from gateway.console.part import Part
-from gateway.monitor.tallies import LATELY_S
+from gateway.monitor.demand import LATELY_S
 
 LIMIT: dict[str, Any] = {"time": 1000.0, "why": "requests_per_minute"}
 
