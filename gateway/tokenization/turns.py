@@ -151,10 +151,12 @@ class TurnThread:
         """Starts the next job, of the tenant whose last turn is longest ago."""
         self._at_work = next(iter(self._queues), None)
         if self._at_work is not None:
-            self._pool.submit(self._do, loop, self._queues[self._at_work].popleft())
+            self._pool.submit(self._do, loop, [self._queues[self._at_work].popleft()])
 
-    def _do(self, loop: asyncio.AbstractEventLoop, job: _Job) -> None:
-        """In the thread."""
+    def _do(self, loop: asyncio.AbstractEventLoop, only: list[_Job]) -> None:
+        """In the thread. Takes the job out of its list: an error keeps the frames that it has come
+        through, and the pool's own has what was submitted."""
+        job = only.pop()
         began = time.perf_counter()
         result: Any = None
         error: Exception | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -118,6 +120,31 @@ async def test_what_is_raised_comes_back(make: Callable[..., TurnThread]) -> Non
     with pytest.raises(ZeroDivisionError):
         await thread.run("a", 1, lambda: 1 // 0)
     assert await thread.run("a", 1, lambda: "next") == "next"
+
+
+async def test_what_has_failed_is_kept_by_nobody(make: Callable[..., TurnThread]) -> None:
+    """Not even until the garbage collector looks, which it does seldom: it may be 100 MB."""
+
+    class Body:
+        pass
+
+    body = Body()
+    seen = weakref.ref(body)
+
+    def fail(held: list[Body]) -> None:
+        _parsed = held.pop()
+        raise ZeroDivisionError
+
+    gc.disable()
+    try:
+        thread, held = make(), [body]
+        del body
+        with pytest.raises(ZeroDivisionError):
+            await thread.run("a", 1, lambda: fail(held))
+        await thread.run("a", 1, lambda: None)  # the thread has forgotten the first one
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_panic_is_a_mistake_of_ours_and_turns_go_on(
