@@ -94,7 +94,10 @@ class _Turns:
                 self.once(each, measured(self._bench, each))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Medians, and medians of the ratios of what was found in the same round."""
+        """Medians, and medians of the ratios of what was found in the same round.
+
+        A peer that took nothing in its window has had no turn: there is no ratio to that.
+        """
         ours = self.peers[0].server.name
         rows = []
         for figure, by_peer in self._found.items():
@@ -105,13 +108,10 @@ class _Turns:
                 row[name] = median(found)
                 if not each.floor:
                     pairs = zip(by_peer[ours], found, strict=True)
-                    row[f"of {name}"] = median(_ratio(mine, theirs) for mine, theirs in pairs)
+                    ratios = [mine / theirs for mine, theirs in pairs if theirs]
+                    row[f"of {name}"] = median(ratios) if ratios else math.nan
             rows.append(row)
         return rows
-
-
-def _ratio(mine: float, theirs: float) -> float:
-    return mine / theirs if theirs else math.nan
 
 
 @contextlib.contextmanager
