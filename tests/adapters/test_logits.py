@@ -13,9 +13,9 @@ from adapters import peft
 from adapters.adapter import Converted, Dtype
 from adapters.base_model import BaseModel, read_base_model
 from adapters.convert import convert
-from tests.support.executor_client import LORA_MODULES, request, run, start
+from tests.support.executor_client import request, run, start
 from triton_repo.cpu_executor import bindings as trtllm
-from triton_repo.cpu_executor.engine import build
+from triton_repo.cpu_executor.engine import LLAMA_LORA_MODULES, build
 
 DATA = Path(__file__).parents[1] / "data" / "lora"
 CASES = sorted(path.parent.name for path in DATA.glob("llama-*/expected.safetensors"))
@@ -27,7 +27,7 @@ def _engine(folder: Path, dtype: Dtype) -> tuple[BaseModel, trtllm.Executor]:
         folder,
         dtype=dtype,
         gather_context_logits=True,
-        lora_target_modules=LORA_MODULES,
+        lora_target_modules=LLAMA_LORA_MODULES,
         max_lora_rank=16,
     )
     return read_base_model(engine, ("base-llama",)), start(engine)

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.api.worker_metrics import add_worker
-from gateway.metrics import Metrics
+from gateway.metrics.metrics import Metrics
 
 TENANTS = 500
 STRANGE = 'a"b\\c} 1.0 # HELP \n# HELP x'
