@@ -340,7 +340,7 @@ class HttpProtocol(asyncio.Protocol):
             "scheme": self._scheme,
             "method": method,
             "root_path": "",
-            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "path": _decoded(path) if "%" in path else path,
             "raw_path": url.path,
             "query_string": url.query or b"",
             "headers": headers,
@@ -505,3 +505,8 @@ def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """Host and port; None on a socket that has none."""
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+
+
+def _decoded(path: str) -> str:
+    """All but a line's end: a route's expression takes one behind its own end, too."""
+    return urllib.parse.unquote(path).replace("\n", "%0A")

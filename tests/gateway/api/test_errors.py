@@ -26,7 +26,12 @@ def _envelope(response: httpx.Response, status: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v1/nothing", 404), ("GET", "/web/", 404), ("GET", "/v1/completions", 405)],
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v1/models%0A", 404),
+        ("GET", "/web/", 404),
+        ("GET", "/v1/completions", 405),
+    ],
 )
 def test_routes(stack: Stack, method: str, path: str, status: int) -> None:
     error = _envelope(httpx.request(method, stack.gateway + path), status)
