@@ -34,7 +34,7 @@ if taken.err then
   -- Full, it takes a DEL: what it refuses meanwhile is on disks alone.
   redis.call('DEL', KEYS[2])
   if not epoch then return taken end
-  return {text(epoch), '0', '0', text(before), text(left), text(lost), 1, 0, 0, {}}
+  return {text(epoch), '0', '0', text(before), text(left), text(lost), 1, 0, 0, text(now), '0', {}}
 end
 local run = redis.call('INFO', 'server'):match('run_id:(%w+)')
 if not since or redis.call('GET', KEYS[3]) ~= run then
@@ -79,7 +79,7 @@ if own ~= '' then
   end
 end
 
-local open, names, rows = 0, {}, redis.call('HGETALL', gateways)
+local open, oldest, names, rows = 0, now, {}, redis.call('HGETALL', gateways)
 for i = 1, #rows, 2 do
   local filled, last = rows[i + 1]:match('^(%d+) (%d+)$')
   if not last or now - last > tonumber(ARGV[6]) then
@@ -91,6 +91,7 @@ for i = 1, #rows, 2 do
     end
   else
     names[#names + 1] = rows[i]
+    oldest = math.min(oldest, tonumber(last))
     if filled ~= text(epoch) then
       open = open + 1
     elseif rows[i] == own then
@@ -101,4 +102,5 @@ end
 redis.call('SET', KEYS[8], text(left))
 redis.call('SET', KEYS[9], text(lost))
 local age = text(now - since)
-return {text(epoch), text(since), age, text(seen), text(left), text(lost), open, count, whole, names}
+return {text(epoch), text(since), age, text(seen), text(left), text(lost), open, count, whole,
+  text(now), text(oldest), names}

@@ -75,12 +75,17 @@ class Look(NamedTuple):
         whole: whether it has all that the disk of the gateway that looks has; of one that has said
             goodbye, whether that is so and it is waited for no more.
         dirty: how often that one has said that there is more.
+        at: when this was, in ms of Redis' clock.
+        oldest: when the gateway that shares it and has not looked for longest did so; `at` where
+            there is none.
     """
 
     known: Known
     settled: bool
     whole: bool
     dirty: int
+    at: int
+    oldest: int
 
 
 class Copy(NamedTuple):
@@ -216,11 +221,13 @@ class SharedConversations:
         heard = (known.epoch, known.since, known.seen, known.left, _BEHIND_MS, GONE_MS)
         told = (gateway, says, *of, *known.gateways)
         answer = self._lazy.client.eval(_LOOK, len(keys), *keys, *heard, *told)
-        epoch, since, age_ms, seen, left, lost, others, dirty, whole = map(int, answer[:-1])
+        epoch, since, age_ms, seen, left, lost, others, dirty, whole, at, oldest = map(
+            int, answer[:-1]
+        )
         names = tuple(sorted(raw.decode(errors="replace") for raw in answer[-1]))
         settled = age_ms >= _SETTLED_MS and others == 0
         now = Known(epoch=epoch, since=since, seen=seen, left=left, lost=lost, gateways=names)
-        return Look(now, settled, whole == 1, dirty)
+        return Look(now, settled, whole == 1, dirty, at=at, oldest=oldest)
 
     def deleted(self, limit: int = 1000) -> list[Gone]:
         """Some of what went since the last call."""

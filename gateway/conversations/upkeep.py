@@ -26,7 +26,7 @@ from gateway.conversations.disk import ConversationDisk, Looked
 from gateway.conversations.disk_thread import DiskAway, DiskThread
 from gateway.conversations.record import Kept, Record
 from gateway.conversations.redis_threads import RedisAway, RedisThreads
-from gateway.conversations.shared import EPHEMERAL, Gone, Known, SharedConversations
+from gateway.conversations.shared import EPHEMERAL, Gone, Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
 from gateway.errors import ConversationTooLarge
 from lora_store.folder_lock import FolderLock
@@ -42,6 +42,8 @@ _DOUBTFUL_LOOKS = 60
 _REMEMBERED_MS = 60_000
 GOODBYE_S = 10.0
 """For which a gateway that ends brings what Redis lacks. Whoever stops it has to wait as long."""
+HEARD_S = 2.0
+"""Within which others look again: each second, unless they have just died or have no turn."""
 _AGAIN_S = 0.2  # after a call of the goodbye that failed
 
 
@@ -119,11 +121,28 @@ class Upkeep:
                     await self._bring(redis, in_haste=True)
                 look = await redis.look(self._gateway)
                 told = (look.known.epoch, look.dirty)
-                if (await redis.look(self._gateway, "bye", told)).whole:
+                said = await redis.look(self._gateway, "bye", told)
+                if said.whole and await self._is_heard(redis, said):
                     return
                 await asyncio.sleep(_STEP_S)
             except RedisAway:
                 await asyncio.sleep(_AGAIN_S)
+
+    async def _is_heard(self, redis: RedisThreads, said: Look) -> bool:
+        """Waits until all others have looked since. False where it has to be said again.
+
+        Whoever knows Redis only as it was before that was emptied tells it of all gateways, this
+        one among them, and all would wait for it.
+        """
+        until = time.monotonic() + HEARD_S
+        while True:
+            look = await redis.look()
+            known = look.known
+            if known.epoch != said.known.epoch or self._gateway in known.gateways:
+                return False
+            if not known.gateways or look.oldest > said.at or time.monotonic() > until:
+                return True
+            await asyncio.sleep(_STEP_S)
 
     async def follow(self) -> None:
         """Until cancelled."""

@@ -89,6 +89,25 @@ async def test_after_a_rollout_and_a_flush_nothing_is_waited_for_and_nothing_is_
         assert await three.members("t", "conv_1", whole=False)
 
 
+async def test_a_redis_that_is_emptied_at_once_does_not_bring_back_one_that_has_gone(
+    redis_server: RedisServer,
+    at_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep_module, "GOODBYE_S", 2 * _PATIENCE_S)
+    monkeypatch.setattr(upkeep_module, "HEARD_S", _PATIENCE_S)
+    url = redis_server.url
+    async with following(tmp_path / "2", url, ephemeral=True) as two:
+        async with following(tmp_path / "1", url, ephemeral=True):
+            await until(lambda: at_redis.hlen(GATEWAYS) == 2)
+            before = two.time
+            await until(lambda: two.time > before)  # it knows both
+        at_redis.flushall()
+        assert await _patiently(lambda: two.get("t", ["resp_1"])) == [None]
+        assert at_redis.hlen(GATEWAYS) == 1
+
+
 async def test_one_that_comes_later_learns_what_may_be_short(
     redis_server: RedisServer, at_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -298,7 +317,8 @@ def test_no_rollouts_and_flushes_make_a_conversation_short(
         tempfile.TemporaryDirectory() as folder,
     ):
         # One that is cut off is waited for: its time is not what this is about.
-        patch.setattr(upkeep_module, "GOODBYE_S", _PATIENCE_S)
+        patch.setattr(upkeep_module, "GOODBYE_S", 2 * _PATIENCE_S)
+        patch.setattr(upkeep_module, "HEARD_S", _PATIENCE_S)
         patch.setattr(upkeep_module, "LOOK_S", 0.03)
         patch.setattr(shared_module, "_SETTLED_MS", 300)
         asyncio.run(run(at_redis, Path(folder)))
