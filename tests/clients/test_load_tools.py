@@ -15,7 +15,8 @@ from tests.support.local_stack import Stack
 from tests.support.triton_server import MODEL
 
 REQUIREMENTS = Path(__file__).parent / "aiperf" / "requirements.txt"
-REQUESTS, OUTPUT = 10, 20
+# So many tokens as cannot all have arrived when the tool looks for the first time.
+REQUESTS, OUTPUT = 10, 200
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import looking_at
+from tests.support.browser import cpu_of, looking_at
 from tests.support.local_stack import Stack
 from tests.support.operators_page import WIDE, OperatorsPage
 
@@ -192,13 +192,7 @@ def test_a_frame_costs_less_than_its_time(full: OperatorsPage, view: str) -> Non
     second are scrolled, and with a change of every adapter and replica for each frame, too."""
     section = full.view(view)
     expect(section.locator("h2")).to_be_visible()
-    session = full.page.context.new_cdp_session(full.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def busy() -> float:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
-
+    busy = cpu_of(full.page)
     costs, frames = {}, {}
     for kind, changes in (("scrolled", False), ("changed", True)):
         before = busy()

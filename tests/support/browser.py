@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,6 +82,18 @@ def looking_at(
         assert watched.abroad == []
     finally:
         context.close()
+
+
+def cpu_of(page: Page) -> Callable[[], float]:
+    """Tells how many seconds of CPU the page's own thread has taken, whatever else runs here."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    return seconds
 
 
 def barriers(page: Page) -> list[str]:
