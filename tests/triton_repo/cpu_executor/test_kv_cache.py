@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tests.support.executor_client import (
     stats_until_idle,
 )
 from triton_repo.cpu_executor import bindings as trtllm
+from triton_repo.cpu_executor import kv_cache
 from triton_repo.cpu_executor.engine import load_config
 from triton_repo.cpu_executor.kv_cache import BlockPool, SequenceCache
 from triton_repo.cpu_executor.result import KvCacheMetrics
@@ -103,16 +104,20 @@ def test_eviction_goes_by_priority_then_age() -> None:
     assert [load(pool, [*t, 0]) for t in (first, second, third)] == [0, 1, 0]
 
 
-def test_priority_expires_and_generated_blocks_have_their_own() -> None:
+def test_priority_expires_and_generated_blocks_have_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(kv_cache, "time", SimpleNamespace(monotonic=lambda: now))
     pool = BlockPool(3, SIZE, reuse=True)
-    brief = retention((0, None, 90, timedelta(milliseconds=1)))
+    brief = retention((0, None, 90, timedelta(seconds=1)))
     prompt = [1] * SIZE
     pool.store(filled(2 * SIZE, 1), [*prompt, *([5] * SIZE)], None, SIZE, brief)
     pool.store(filled(SIZE, 1), [2] * SIZE, None, SIZE, None)
     pool.use(1)
     assert load(pool, [*prompt, *([5] * SIZE), 0]) == 1
     assert load(pool, [*([2] * SIZE), 0]) == 1
-    time.sleep(0.002)
+    now = 1.0
     load(pool, [*([2] * SIZE), 0])
     pool.use(2)
     assert load(pool, [*prompt, 0]) == 0
