@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,6 +26,7 @@ from tests.support.raw_http import post
 pytestmark = pytest.mark.slow
 
 MEGABYTE = 2**20
+HANGS_AFTER_S = 60
 TEXT = "The capital of France is Paris. "
 HUGE = TEXT * (8 * 10**6 // len(TEXT))
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
@@ -129,37 +131,47 @@ async def _endless(folder: Path, **settings: Any) -> AsyncIterator[tuple[httpx.A
         yield client, service
 
 
-def _watch(service: Any) -> list[tuple[str, str]]:
-    """What happens to work on text from now on: `asked` for, `begun`; with its tenant."""
+def _watch(service: Any) -> tuple[list[tuple[str, str]], threading.Event]:
+    """What happens to work on text from now on: `asked` for, `begun`; with its tenant. And what
+    work that has begun waits for, so that no thread is done with all before others are asked."""
     seen: list[tuple[str, str]] = []
+    free = threading.Event()
     run = service.prompts.turns.run
 
     async def watched(tenant: str, chars: int, work: Callable[[], Any]) -> Any:
         def begun() -> Any:
             seen.append(("begun", tenant))
+            assert free.wait(HANGS_AFTER_S)
             return work()
 
         seen.append(("asked", tenant))
         return await run(tenant, chars, begun)
 
     service.prompts.turns.run = watched
-    return seen
+    return seen, free
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(HANGS_AFTER_S):
+        while not holds():
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("chars", [5000, 400_000])
 async def test_one_text_of_the_flood_is_before_that_of_another(tmp_path: Path, chars: int) -> None:
     """The one that is under way when it comes, and one whose turn is next."""
     async with _endless(tmp_path) as (client, service):
-        seen = _watch(service)
+        seen, free = _watch(service)
 
         def ask(headers: dict[str, str], chars: int) -> asyncio.Task[httpx.Response]:
             fields = {"prompt": "x" * chars}
             return asyncio.create_task(client.post("/tokenize", json=fields, headers=headers))
 
         books = [ask(FLOOD, 400_000) for _ in range(12)]
-        while seen.count(("asked", "flood")) < 8:
-            await asyncio.sleep(0.001)
+        await _until(lambda: seen.count(("asked", "flood")) >= 8)
         small = ask(SMALL, chars)
+        await _until(lambda: ("asked", "small") in seen)
+        free.set()
         answers = await asyncio.gather(small, *books)
         assert {answer.status_code for answer in answers} == {200}
         asked = seen.index(("asked", "small"))
@@ -169,23 +181,24 @@ async def test_one_text_of_the_flood_is_before_that_of_another(tmp_path: Path, c
 
 
 async def test_clients_that_left_are_not_worked_for(tmp_path: Path) -> None:
-    """Of twenty that hang up, those are left out whose turn has not come."""
+    """Of twenty that hang up, all are left out whose turn has not come."""
     async with _endless(tmp_path) as (client, service):
-        seen = _watch(service)
+        seen, free = _watch(service)
         request = {"json": {"prompt": "x" * 400_000}, "headers": FLOOD}
         flood = [asyncio.create_task(client.post("/tokenize", **request)) for _ in range(20)]
-        while ("begun", "flood") not in seen:
-            await asyncio.sleep(0)
+        await _until(lambda: seen.count(("asked", "flood")) >= 8)
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
+        # All have been seen to leave, while one is worked for.
+        bodies, turns = service.bodies, service.prompts.turns.long
+        await _until(lambda: not (turns.waiting or bodies.waiting or bodies.in_flight))
+        free.set()
         answer = await client.post("/tokenize", **request | {"headers": SMALL})
         assert answer.status_code == 200
-        async with asyncio.timeout(60):
-            while service.bodies.in_flight:
-                await asyncio.sleep(0.01)
-        assert seen.count(("begun", "flood")) < 10
-        assert service.prompts.turns.long.waiting == service.bodies.waiting == 0
+        await _until(lambda: not bodies.in_flight)
+        assert seen.count(("begun", "flood")) == 1
+        assert turns.waiting == bodies.waiting == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
