@@ -112,20 +112,23 @@ def test_a_flood_ends_the_turn_after_one_read() -> None:
     ours = socket.create_connection(listener.getsockname())
     theirs, _ = listener.accept()
     unknown = frames.frame(0xFA, 0, 0, bytes(frames.DEFAULT_MAX_FRAME))  # to be ignored
-    flood = threading.Thread(target=theirs.sendall, args=(frames.settings([]) + unknown * 2000,))
+    sent = frames.settings([]) + unknown * 2000
+    flood = threading.Thread(target=theirs.sendall, args=(sent,))
 
     async def run() -> list[int]:
-        reads = [0]
+        reads, left = [0], len(sent)
 
         class Counting(Connection):
             def data_received(self, data: bytes) -> None:
+                nonlocal left
                 reads[-1] += 1
+                left -= len(data)
                 super().data_received(data)
 
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Counting(lambda _: None), sock=ours)
         flood.start()
-        while flood.is_alive():
+        while left and not connection.closed:
             await asyncio.sleep(0)
             reads.append(0)
         assert not connection.closed
