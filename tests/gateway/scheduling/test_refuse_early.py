@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
@@ -30,6 +31,7 @@ class Case:
     engine: FakeTriton
     client: httpx.AsyncClient
     service: Any
+    clock: EventClock
 
     def ask(self, name: str, url: str = URL, **headers: str) -> asyncio.Task[httpx.Response]:
         body: dict[str, Any] = {"model": "m", "max_tokens": 40}
@@ -60,13 +62,15 @@ class Case:
     ) -> tuple[list[asyncio.Task[httpx.Response]], list[httpx.Response]]:
         """All that are asked, and those that are refused while nothing comes free."""
         self.hold()
-        asked = [self.ask(name, url, **headers) for _ in range(FLOOD)]
         admission = self.service.admission
-        while True:
-            refused = [task.result() for task in asked if task.done()]
-            if admission.in_flight + admission.waiting + len(refused) == FLOOD:
-                break
-            await asyncio.sleep(0.01)
+        # Nobody's time is over before all are there.
+        with self.clock.standing():
+            asked = [self.ask(name, url, **headers) for _ in range(FLOOD)]
+            while True:
+                refused = [task.result() for task in asked if task.done()]
+                if admission.in_flight + admission.waiting + len(refused) == FLOOD:
+                    break
+                await asyncio.sleep(0)
         assert admission.in_flight == PLACES
         return asked, refused
 
@@ -77,6 +81,7 @@ class Case:
 
 @asynccontextmanager
 async def case(folder: Path, **settings: Any) -> AsyncIterator[Case]:
+    clock = EventClock()
     save_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text(
         '{"eos_token": "!", "chat_template": "{{ messages[0].content }}"}'
@@ -92,7 +97,7 @@ async def case(folder: Path, **settings: Any) -> AsyncIterator[Case]:
     settings = {"config": config, "max_in_flight": 2 * PLACES, "tenant_share": 0.5} | settings
     async with serving(engine) as endpoint, running(folder, endpoint, **settings) as started:
         client, service, _ = started
-        yield Case(engine, client, service)
+        yield Case(engine, client, service, clock)
         engine.released.set()
 
 
