@@ -150,8 +150,11 @@ async def test_where_the_others_queue_is_full_it_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 3])
-async def test_one_that_is_about_to_be_back_is_waited_for(tmp_path: Path, step: int) -> None:
+async def test_one_that_is_about_to_be_back_is_waited_for(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By who has a first token, and by who has none."""
+    monkeypatch.setattr("gateway.scheduling.replicas._BACK_WITHIN_S", 60.0)
     save_tokenizer(tmp_path)
     ids, config = ids_of(tmp_path, TEXT), tmp_path / "c.yaml"
     first = FakeTriton(tokens=ids, fault="abort", step=step)
