@@ -38,7 +38,7 @@ TEXT = "Born in north-east France, Soyer trained as a"
 PROMPTS = [[5, 6, 7, 8, 9], [40, 41], [100, 200, 300]]
 NEVER = -1
 # Tokens a second, and of an answer that takes half a minute at that. It is left, perhaps late.
-PACE, LONG = 50.0, 1500
+PACE, LONG = 10.0, 1500
 PENDING = "nv_inference_pending_request_count"
 
 
