@@ -64,6 +64,11 @@ def answering(gateway: GatewayProcess, key: str = ACME, **more: Any) -> Iterator
         yield Answering(answer)
 
 
+def _ms_since(moment: float) -> float:
+    """No time from then to another moment that is over is longer, on whatever machine."""
+    return 1000 * (time.monotonic() - moment)
+
+
 def _request(seen: State, /, **facts: Any) -> dict[str, Any] | None:
     found = [r for r in seen["requests"].values() if facts.items() <= r.items()]
     return found[0] if found else None
@@ -96,6 +101,7 @@ def test_the_state_follows_a_request_through_queue_run_and_stop(gateway: Gateway
         waits = until(gateway, ADMIN, lambda s: _request(s, state="queued"))
         assert "replica" not in waits
         assert state_of(gateway, ADMIN)["tenants"]["acme"]["waiting"] == 1
+        left = time.monotonic()
     asked.join()
     name = running["request_id"]
     ended = until(
@@ -105,7 +111,7 @@ def test_the_state_follows_a_request_through_queue_run_and_stop(gateway: Gateway
     )[0]
     assert ended["status"] == 499
     assert ended["stop"] == "disconnect"
-    assert 0 < ended["stop_ms"] < 2000
+    assert 0 < ended["stop_ms"] < _ms_since(left)
     assert state_of(gateway, ADMIN)["requests"] == {}
 
 
@@ -143,6 +149,7 @@ def test_a_cancelled_request_frees_the_engine_and_its_client_is_told(
             lambda s: [k for k, r in s["requests"].items() if r["request_id"] == name],
         )
         with gateway.client(ADMIN) as admin:
+            said = time.monotonic()
             done = admin.post(f"/v1/admin/requests/{found[0]}/cancel")
             assert done.status_code == 200, done.text
             assert done.json() == {"id": found[0], "object": "request", "cancelled": True}
@@ -152,7 +159,7 @@ def test_a_cancelled_request_frees_the_engine_and_its_client_is_told(
         assert (error["code"], error["type"]) == ("ended_by_operator", "server_error")
     ended = until(gateway, ADMIN, lambda s: s["ended"].get(found[0]))
     assert (ended["status"], ended["stop"]) == (500, "cancelled")
-    assert 0 < ended["stop_ms"] < 2000
+    assert 0 < ended["stop_ms"] < _ms_since(said)
     state = until(gateway, ADMIN, lambda s: s if not s["in_flight"] else None)
     assert state["requests"] == {}
     assert "requests.cancel" in gateway.text
@@ -209,11 +216,12 @@ def test_a_tenant_sees_when_its_own_request_was_let_go_and_no_other(
             url = f"/v1/requests/{answer.headers['x-request-id']}"
             assert mine.get(url).json()["state"] == "running"
             assert others.get(url).status_code == 404
-        deadline = time.monotonic() + 60
+            left = time.monotonic()
+        deadline = left + 60
         while (seen := mine.get(url).json())["state"] != "ended":
             assert time.monotonic() < deadline
         assert (seen["status"], seen["stop"]) == (499, "disconnect")
-        assert 0 < seen["stop_ms"] < 2000
+        assert 0 < seen["stop_ms"] < _ms_since(left)
         assert "replica" not in seen
         refused = others.get(url)
         assert refused.status_code == 404
