@@ -17,7 +17,7 @@ from triton_repo.llmapi_repository import render_llmapi
 
 pytestmark = pytest.mark.slow
 
-_WITHIN_S = 60.0
+_WITHIN_S = 240.0  # it only ends a test that hangs
 KEYS = {"flood": "sk-flood-key", "small": "sk-small-key"}
 ADMIN = "an-admin-key-of-thirty-two-characters"
 ENGINE_RUNS, GUESS = 64, 64

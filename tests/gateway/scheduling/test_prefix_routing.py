@@ -15,7 +15,7 @@ import pytest
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 
-WITHIN_S = 60.0
+WITHIN_S = 240.0  # it only ends a test that hangs
 # A token is a byte. What begins so is at home at one replica.
 BEGINNING = "You are the assistant of a company that makes things. " * 6
 # What the gateway then knows of more than its home does.
