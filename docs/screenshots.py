@@ -1,7 +1,8 @@
 """Takes the pictures of the console in docs/images: ``python -m docs.screenshots``.
 
 From the real stack, which it starts (`gateway up`) unless ``--url`` names one. It needs Debian's
-Chromium and fonts: ``apt-get install chromium fonts-inter fonts-noto-cjk fonts-noto-color-emoji``.
+Chromium and fonts: ``apt-get install chromium-headless-shell fonts-inter fonts-noto-cjk
+fonts-noto-color-emoji``.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class Generation:
     `beams` is the beam width, 0 for sampling; the request then answers for as many choices.
     `echo` is the prompt's text where the answer begins with it. `end_id` ends the sequence and is
     not in the output; None goes on to `max_tokens`. `stop_ids` are the stop strings as token ids
-    plus further end-of-sequence ids, as a help to the engine only: the text decides.
+    plus further end-of-sequence ids, as a help to the engine only: the text decides. Of
+    `later_end_ids` any one ends it behind `min_tokens`, by the text alone.
     """
 
     request_id: str
@@ -203,6 +204,7 @@ class Generation:
     seed: int
     params: GenerationParams = field(default_factory=GenerationParams)
     stop_ids: tuple[tuple[int, ...], ...] = ()
+    later_end_ids: frozenset[int] = frozenset()
     bad_ids: tuple[tuple[int, ...], ...] = ()
     end_id: int | None = None
     echo: str | None = None

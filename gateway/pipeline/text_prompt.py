@@ -81,13 +81,12 @@ async def text_prompt(
     much text waits.
     """
     _check_markers(prompts, model, options)
-    stop = () if options.params.sampling.min_tokens else options.params.stop
-    if not options.ignore_eos:
-        stop += tuple(
-            word
-            for token_id in prompts.eos_ids[1:]
-            if (word := _word(prompts, token_id, special=False)) is not None
+    stop: tuple[str, ...] = ()
+    if not options.params.sampling.min_tokens:  # see `Prompts.stop_ids`
+        words = (
+            _word(prompts, token_id, special=False) for token_id in prompts.further_end_ids(options)
         )
+        stop = options.params.stop + tuple(word for word in words if word is not None)
     restated = ""
     if restates:
         skip, tenant = model.skips_special_tokens, options.caller.tenant

@@ -279,17 +279,18 @@ class Prompts:
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Id sequences at which the engine may stop by itself.
 
-        The stop strings as they tokenize alone, the stop ids, and all end-of-sequence ids but the
-        first.
+        The stop strings as they tokenize alone, and `further_end_ids`. None with `min_tokens`:
+        engines hold only their end id back until then, so that the text decides on all others.
         """
-        words: tuple[tuple[int, ...], ...] = ()
-        if not options.params.sampling.min_tokens:
-            # The engine holds only its end id back until then; the text decides on these.
-            words = self.word_ids(options.params.stop)
-        words += tuple((token_id,) for token_id in options.stop_token_ids)
-        if not options.ignore_eos:
-            words += tuple((token_id,) for token_id in self.eos_ids[1:])
-        return words
+        if options.params.sampling.min_tokens:
+            return ()
+        ends = tuple((token_id,) for token_id in self.further_end_ids(options))
+        return self.word_ids(options.params.stop) + ends
+
+    def further_end_ids(self, options: Options) -> tuple[int, ...]:
+        """The stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
+        eos_ids = () if options.ignore_eos else tuple(self.eos_ids[1:])
+        return options.stop_token_ids + eos_ids
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word on its own, without special tokens."""

@@ -80,11 +80,14 @@ class TextStream:
         self._message = MessageReader(form) if form else None
         self._stop = StopStrings(params.stop, include=params.include_stop)
         self._stop_ids = generation.stop_ids
+        self._later_end_ids = generation.later_end_ids
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.sampling.min_tokens
         self._longest_stop_ids = max(map(len, generation.stop_ids), default=0)
         # Tokens are told apart only where it matters which of them a text came from.
-        self._one_by_one = bool(params.stop) or params.logprobs is not None
+        self._one_by_one = (
+            bool(params.stop or generation.later_end_ids) or params.logprobs is not None
+        )
         self._last_ids: list[int] = []
         self._tokens = 0
         self._stats: EngineStats | None = None
@@ -121,7 +124,7 @@ class TextStream:
         return TextDelta(text, self._tokens, self._finish_reason(), self._stats, ids)
 
     def _each(self, delta: TokenDelta) -> TextDelta:
-        """The text of the new ids up to the one that completes a stop string."""
+        """The text of the new ids up to the one that completes a stop string or is an end."""
         pieces: list[str] = []
         logprobs: list[TokenLogprob] = []
         for position, token_id in enumerate(delta.ids):
@@ -138,13 +141,24 @@ class TextStream:
             if stopped is not None:
                 ids = delta.ids[: position + 1]
                 return self._delta(pieces, logprobs, ids, "stop", stopped)
+            if token_id in self._later_end_ids:
+                return self._ended(pieces, logprobs, delta.ids[: position + 1], "stop")
         self._remember(delta.ids)
         if not delta.final:
             return self._delta(pieces, logprobs, delta.ids, None)
+        return self._ended(pieces, logprobs, delta.ids, self._finish_reason())
+
+    def _ended(
+        self,
+        pieces: list[str],
+        logprobs: list[TokenLogprob],
+        ids: list[int],
+        finish: FinishReason,
+    ) -> TextDelta:
+        """The last delta; what was held back may still have a stop string in it."""
         text, stopped = self._stop.cut(self._decoder.flush())
         pieces += [text, self._stop.flush()]
-        finish = self._finish_reason() if stopped is None else "stop"
-        return self._delta(pieces, logprobs, delta.ids, finish, stopped)
+        return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
 
     def _delta(
         self,

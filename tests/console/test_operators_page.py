@@ -101,6 +101,7 @@ def test_many_refused_tenants_leave_room_for_the_rest(page: OperatorsPage) -> No
     expect(page.page.locator("#tenants li.tenant")).to_have_count(12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_keeps_people_out(browser: Browser, real: Operated, dark: bool) -> None:
     """Every view and kind of dialog, for axe-core; the gate first."""

@@ -355,6 +355,7 @@ def test_a_key_is_asked_for_and_kept_nowhere(
         expect(page.get_by_role("alert")).to_be_hidden()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_nothing_keeps_anybody_from_using_it(

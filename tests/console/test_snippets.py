@@ -79,6 +79,7 @@ def _run(folder: Path, language: str, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
 def test_what_is_copied_runs(browser: Browser, stack: Stack, tmp_path: Path, language: str) -> None:
     needed = {"curl": "curl", "JavaScript": "node"}.get(language)

@@ -22,7 +22,7 @@ DESKTOP, PHONE = (1280, 800), (375, 740)
 def browser() -> Iterator[Browser]:
     """Of one file's tests: while it runs, the thread has its loop, and no test can have another."""
     if chromium() is None:
-        pytest.skip("this test needs a browser: apt-get install chromium")
+        pytest.skip("this test needs a browser: apt-get install chromium-headless-shell")
     with running_chromium() as browser:
         yield browser
 

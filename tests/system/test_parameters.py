@@ -75,6 +75,29 @@ def test_min_tokens_holds_the_end_back(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.llmapi_refuses
+@pytest.mark.token_mode_only("a text model shows no token ids")
+def test_min_tokens_holds_every_end_back(client: openai.OpenAI) -> None:
+    """Not only the one that the engine knows as such, and which it holds back itself."""
+    further = TOKENIZER.token_to_id("<|endoftext|>")
+    config = json.loads((DEMO_MODEL / "generation_config.json").read_text())
+    assert config["eos_token_id"].index(further) > 0
+    always: dict[str, Any] = {"logit_bias": {str(further): 100}, "max_tokens": 40}
+    assert _chat(client, **always)[1:] == ("stop", 1)
+    assert _chat(client, **always, min_tokens=10)[1:] == ("stop", 11)
+    assert _chat(client, **always, min_tokens=10, ignore_eos=True)[1:] == ("length", 40)
+
+
+@pytest.mark.llmapi_refuses
+@pytest.mark.token_mode_only("a text model shows no token ids")
+def test_min_tokens_holds_stop_token_ids_back(client: openai.OpenAI) -> None:
+    four, ten = TOKENIZER.encode("4").ids, _chat(client, max_tokens=10)
+    assert _chat(client, stop_token_ids=four)[2] < 10
+    text, finish, tokens = _chat(client, stop_token_ids=four, min_tokens=10)
+    assert text.startswith(ten[0])
+    assert (finish, tokens > 10, text[-1]) == ("stop", True, "4")
+
+
+@pytest.mark.llmapi_refuses
 def test_ignore_eos_goes_on_to_the_limit(client: openai.OpenAI) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     _, finish, tokens = _chat(client, question, ignore_eos=True, max_tokens=40)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
-from gateway.generation import Generation
+from gateway.generation import Generation, Sampling
 from gateway.tokenization.text_stream import StopStrings, TextStream
 from tests.support.generations import generation
 from tests.support.small_tokenizers import VOCABULARY, encode
@@ -97,3 +97,37 @@ def test_held_back_text_is_sent_when_the_stream_ends() -> None:
     assert stream.to_text(TokenDelta([], True)) == TextDelta(
         "EN", len(encode("the EN")), "stop", ids=[]
     )
+
+
+@given(
+    st.lists(st.integers(97, 100), max_size=12),
+    st.integers(1, 6),
+    st.sets(st.integers(97, 99)),
+    st.sampled_from([(), ("ad",)]),
+    st.data(),
+)
+def test_further_ends_count_behind_the_minimum(
+    ids: list[int], least: int, ends: set[int], stop: tuple[str, ...], data: st.DataObject
+) -> None:
+    """However many ids come at once, and whatever of a stop string was held back."""
+    tokens = [encode(chr(code))[0] for code in ids]
+    of_ends = frozenset(encode(chr(code))[0] for code in ends)
+    asked = _generation(
+        later_end_ids=of_ends,
+        sampling=Sampling(min_tokens=least),
+        stop=stop,
+    )
+    stream, rest, out = TextStream(VOCABULARY, asked), tokens, [TextDelta("", 0, None)]
+    while out[-1].finish is None:
+        size = data.draw(st.integers(0, len(rest)))
+        out.append(stream.to_text(TokenDelta(rest[:size], size == len(rest))))
+        rest = rest[size:]
+    text = "".join(map(chr, ids))
+    found = [n + 1 for n, token_id in enumerate(tokens) if n >= least and token_id in of_ends]
+    # A stop string behind the minimum, and none that began in it.
+    at = text.find("ad", least) if stop else -1
+    stopped = at >= 0 and (not found or at + 2 <= found[0])
+    length = at + 2 if stopped else min(found, default=len(ids))
+    assert "".join(delta.text for delta in out) == text[: at if stopped else length]
+    assert (out[-1].finish, out[-1].tokens) == ("stop", length)
+    assert [token_id for delta in out for token_id in delta.ids] == tokens[:length]
