@@ -159,7 +159,7 @@ def test_only_what_has_changed_is_touched(full: OperatorsPage) -> None:
 
 @pytest.mark.parametrize("view", ["Adapters", "Requests"])
 def test_rows_may_go_while_they_are_scrolled(full: OperatorsPage, view: str) -> None:
-    """The browser tells of the scrolling before it asks for the frame that would show the change."""
+    """The browser tells of the scrolling before it asks for the frame that shows the change."""
     section = full.view(view)
     expect(section.locator(".row").first).to_be_visible()
     full.page.evaluate(

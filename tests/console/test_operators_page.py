@@ -37,7 +37,9 @@ def page(browser: Browser, real: Operated) -> Iterator[OperatorsPage]:
         yield page
 
 
-def test_before_the_state_has_come_there_is_nothing_to_show(browser: Browser, real: Operated) -> None:
+def test_before_the_state_has_come_there_is_nothing_to_show(
+    browser: Browser, real: Operated
+) -> None:
     """And nothing goes wrong: a pointer is over a chart as soon as the page is open."""
     with looking_at(browser, f"{real.url}/operators") as page:
         page.route("**/v1/admin/events", lambda route: None)
