@@ -77,13 +77,20 @@ export function announce(text) {
   setTimeout(() => (status.textContent = text), 60);
 }
 
+const copied = new WeakSet(); // buttons that say so now
+
 export async function copyText(text, button) {
   if (navigator.clipboard) await navigator.clipboard.writeText(text);
   else copyTheOldWay(text); // a page from plain HTTP has no other
-  const before = [...button.childNodes];
-  button.replaceChildren(icon("done"), ...before.slice(1));
   announce("Copied.");
-  setTimeout(() => button.replaceChildren(...before), 1500);
+  if (copied.has(button)) return;
+  copied.add(button);
+  const before = [...button.childNodes];
+  button.replaceChildren(icon("done"), ...before.filter((node) => node.nodeName !== "svg"));
+  setTimeout(() => {
+    button.replaceChildren(...before);
+    copied.delete(button);
+  }, 1500);
 }
 
 function copyTheOldWay(text) {

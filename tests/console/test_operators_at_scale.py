@@ -72,7 +72,8 @@ def full(browser: Browser, stack: Stack) -> Iterator[OperatorsPage]:
         operators = OperatorsPage(page)
         page.get_by_label("Key", exact=True).fill("any")
         operators.button("Open").click()
-        expect(page.locator("#overview .tile").first).to_contain_text("under way")
+        # Only the state has them: what comes after `stop` is not heard.
+        expect(page.locator("nav a[href='#adapters'] .count")).to_have_text("1,000")
         page.evaluate("""async () => {
             const { store } = await import('/web/operators/store.js');
             (await import('/web/operators/stream.js')).stop();
@@ -154,6 +155,33 @@ def test_only_what_has_changed_is_touched(full: OperatorsPage) -> None:
     assert touched == ["a-0001 number", "a-0002 number", "a-0002 place mark"]
     expect(full.row("adapters", "a-0001")).to_contain_text("4,321")
     assert adapters.locator(".row").count() < 60
+
+
+@pytest.mark.parametrize("view", ["Adapters", "Requests"])
+def test_rows_may_go_while_they_are_scrolled(full: OperatorsPage, view: str) -> None:
+    """The browser tells of the scrolling before it asks for the frame that shows the change."""
+    section = full.view(view)
+    expect(section.locator(".row").first).to_be_visible()
+    full.page.evaluate(
+        """(part) => {
+            document.querySelector(`#${part} .scroller`).scrollTop += 400;
+            const gone = Object.keys(store.state[part]).map((name) => [name, null]);
+            store.patch({ [part]: Object.fromEntries(gone) });
+        }""",
+        view.lower(),
+    )
+    expect(section.locator(".row")).to_have_count(0)
+
+
+def test_an_adapter_may_go_while_its_versions_are_shown(full: OperatorsPage) -> None:
+    full.view("Adapters")
+    full.button("Versions of a-0001…").click()
+    serve = full.dialog.get_by_role("button", name=f"Serve f{1:011x}…")
+    expect(serve).to_be_visible()
+    full.page.evaluate("store.patch({ adapters: { 'a-0001': null } })")
+    expect(full.dialog).to_contain_text("This adapter has been removed.")
+    serve.click()
+    expect(full.page.locator("dialog")).to_have_count(1)
 
 
 _SCROLL = """async ([frames, changes]) => {

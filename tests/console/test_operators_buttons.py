@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.browser import looking_at
+from tests.support.browser import Late, looking_at
 from tests.support.operated_gateway import ADMIN, DEMO_ADAPTERS, Operated
 from tests.support.operators_page import OperatorsPage, operating
 
@@ -101,6 +102,18 @@ def test_what_is_no_adapter_is_said_and_the_question_stays(
         page.dialog.get_by_label("Base model").fill("demo")
         page.confirm("Add")
         expect(page.row("adapters", "other")).to_be_visible()
+
+
+def test_what_fails_behind_a_closed_question_is_told(browser: Browser, real: Operated) -> None:
+    with operating(browser, real.url, ADMIN, refused=(503,)) as page:
+        drained = Late(page.page, "admin/replicas/*")
+        page.view("Replicas").get_by_role("button", name="Drain…").first.click()
+        page.dialog.get_by_role("button", name="Drain", exact=True).click()
+        drained.wait_until_asked()
+        page.page.keyboard.press("Escape")
+        expect(page.dialog).to_have_count(0)
+        drained.refuse(503, "Redis is away.")
+        expect(page.page.locator("#told")).to_have_text(re.compile("^Not done: .*Redis is away"))
 
 
 def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: Operated) -> None:

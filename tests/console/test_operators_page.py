@@ -37,6 +37,24 @@ def page(browser: Browser, real: Operated) -> Iterator[OperatorsPage]:
         yield page
 
 
+def test_before_the_state_has_come_there_is_nothing_to_show(
+    browser: Browser, real: Operated
+) -> None:
+    """And nothing goes wrong: a pointer is over a chart as soon as the page is open."""
+    with looking_at(browser, f"{real.url}/operators") as page:
+        page.route("**/v1/admin/events", lambda route: None)
+        page.get_by_label("Key", exact=True).fill(ADMIN)
+        page.get_by_role("button", name="Open").click()
+        for chart in page.locator("figure.chart").all():
+            chart.locator("svg").hover()
+            chart.get_by_text("Figures").click()
+            expect(chart).not_to_contain_text("undefined")
+        for view in VIEWS:
+            page.get_by_role("navigation", name="Views").get_by_role("link", name=view).click()
+            expect(page.locator(f"#{view.lower()} h2")).to_be_visible()
+            expect(page.locator("main .row, main tbody tr, main li")).to_have_count(0)
+
+
 def test_strangers_words_are_text(page: OperatorsPage) -> None:
     """Whatever the state has that somebody else wrote, in every view."""
     page.page.evaluate(

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route
 
 from docs.browser import chromium, running_chromium
 
@@ -82,6 +82,36 @@ def looking_at(
         assert watched.abroad == []
     finally:
         context.close()
+
+
+class Late:
+    """What the page asks for at a path from now on, answered when a test says so."""
+
+    def __init__(self, page: Page, path: str) -> None:
+        self._page = page
+        self._path = f"**/v1/{path}"
+        self._asked: list[Route] = []
+        page.route(self._path, self._ask)
+
+    def _ask(self, route: Route) -> None:
+        self._asked.append(route)
+
+    def wait_until_asked(self) -> None:
+        while not self._asked:
+            self._page.wait_for_timeout(10)
+
+    def answer(self) -> None:
+        self.wait_until_asked()
+        for route in self._asked:
+            route.continue_()
+        self._page.unroute(self._path)
+
+    def refuse(self, status: int, message: str) -> None:
+        """What no gateway was asked for."""
+        self.wait_until_asked()
+        for route in self._asked:
+            route.fulfill(status=status, json={"error": {"message": message}})
+        self._page.unroute(self._path)
 
 
 def cpu_of(page: Page) -> Callable[[], float]:

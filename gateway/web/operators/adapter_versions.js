@@ -36,7 +36,7 @@ export function openVersions(name) {
     ),
   );
   dialog.classList.add("large");
-  const list = new KeyedList(body, (digest) => build(name, digest));
+  const list = new KeyedList(body, (digest) => build(digest, there(() => askRollback(name, digest))));
   const unwatch = store.watch(() => {
     const adapter = store.state?.adapters?.[name];
     setHidden(gone, adapter !== undefined);
@@ -48,10 +48,10 @@ export function openVersions(name) {
   dialog.addEventListener("close", unwatch);
 }
 
-function build(name, digest) {
+function build(digest, serves) {
   const facts = HEADS.slice(1).map(() => el("td"));
   const served = el("span", { class: "state", "data-state": "ready" }, "served");
-  const serve = button("Serve this…", () => askRollback(name, digest), { label: `Serve ${digest}…` });
+  const serve = button("Serve this…", serves, { label: `Serve ${digest}…` });
   const head = el("th", { scope: "row" }, el("code", {}, digest));
   return { facts, served, serve, node: el("tr", {}, head, ...facts, el("td", {}, served, serve)) };
 }

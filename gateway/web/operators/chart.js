@@ -26,6 +26,9 @@ export class Chart {
     this._unit = unit;
     this._lines = lines;
     this._least = least;
+    // A pointer may be over it before there is anything to show.
+    this._values = [];
+    this._time = "";
     this._paths = lines.map((_, n) => svg("path", { class: `line line-${n + 1}` }));
     this._area = svg("path", { class: "area" });
     this._mark = svg("line", { class: "at", y1: 0, y2: HEIGHT, x1: -9, x2: -9 });
@@ -120,7 +123,7 @@ export class Chart {
   // What is under the pointer, else the latest.
   _point(event) {
     let found = null;
-    if (event && this._values?.length) {
+    if (event && this._values.length) {
       const box = this._drawing.getBoundingClientRect();
       const time = this._from + ((event.clientX - box.left) / box.width) * this._span;
       found = this._values.reduce((a, b) => (Math.abs(b[0] - time) < Math.abs(a[0] - time) ? b : a));
@@ -134,7 +137,7 @@ export class Chart {
   }
 
   _tabulate() {
-    if (!this._details.open || !this._values) return;
+    if (!this._details.open) return;
     const groups = new Map();
     for (const [time, values] of this._values) {
       const from = time - (time % ROW_S);

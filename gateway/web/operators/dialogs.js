@@ -58,6 +58,7 @@ export function ask({ title, tells, fields = [], confirm, danger = false, does, 
       dialog.close();
       tell(typeof done === "function" ? done(answer) : done);
     } catch (error) {
+      if (!dialog.open) tell(`Not done: ${inWords(error)}`); // closed while it was under way
       setText(failure, inWords(error));
       setHidden(failure, false);
     } finally {

@@ -68,7 +68,8 @@ async function copyKey(value, copy, copied) {
 }
 
 export function askRevoke(tenant, id) {
-  const key = store.state.tenants[tenant].keys[id];
+  const key = store.state?.tenants?.[tenant]?.keys?.[id];
+  if (key === undefined) return; // gone, and the next frame shows it
   const note = key.note ? `, “${key.note}”` : "";
   ask({
     title: `Revoke the key ${id}?`,

@@ -31,7 +31,8 @@ export class VirtualTable {
       { class: "scroller", tabindex: "0", role: "region", "aria-label": `${label}, scrolls` },
       this._table,
     );
-    this.node.addEventListener("scroll", () => this._draw(), { passive: true });
+    // With the frame, and behind the store's viewers: the state may have rows no more that are still here.
+    this.node.addEventListener("scroll", () => requestAnimationFrame(() => this._draw()), { passive: true });
     this.node.addEventListener("keydown", () => this._order());
     new ResizeObserver(() => this._measure()).observe(this.node);
   }

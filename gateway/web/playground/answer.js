@@ -56,7 +56,9 @@ export class AnswerView {
     }
     this.text.update(answer.text);
     if (this.tokens) this.tokens.update(answer.logprobs);
-    if (this.wasRunning !== Boolean(answer.running) || !answer.running) this.settle();
+    if (this.wasRunning !== Boolean(answer.running)) this.settle();
+    // When its engine was free is told later: the buttons stay, as one of them may have the focus.
+    else if (!answer.running) this.notes.replaceChildren(...notesOf(answer));
     this.wasRunning = Boolean(answer.running);
     this.took = performance.now() - begun;
   }

@@ -12,11 +12,7 @@ export class Composer {
     const form = $("#composer");
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (this.isBusy || !this.text.trim()) return;
-      const prompt = this.text;
-      this.text = "";
-      this.tell("");
-      send(prompt);
+      if (this.canSend) send();
     });
     this.input.addEventListener("keydown", (event) => {
       // While characters are composed (Chinese, Japanese), Enter chooses one.
@@ -31,6 +27,17 @@ export class Composer {
     document.addEventListener("drop", (event) => {
       if (!this.refuseFiles(event, event.dataTransfer)) this.takeText(event);
     });
+  }
+
+  get canSend() {
+    return !this.isBusy && this.text.trim() !== "";
+  }
+
+  take() {
+    const prompt = this.text;
+    this.text = "";
+    this.tell("");
+    return prompt;
   }
 
   get text() {

@@ -9,6 +9,7 @@ export class ConversationList {
   }
 
   draw(kept, currentId) {
+    if (this.renaming) return; // an answer may end while a name is written; what comes of it is drawn
     const hadFocus = this.root.contains(document.activeElement);
     this.root.replaceChildren(...kept.map((one) => this.entry(one, one.id === currentId)));
     if (hadFocus) ($(".current .open", this.root) ?? $(".open", this.root) ?? $("#new")).focus();
@@ -29,6 +30,7 @@ export class ConversationList {
     const end = (name) => {
       if (isOver) return;
       isOver = true;
+      this.renaming = false;
       this.does.rename(id, name.trim() || title);
     };
     input.addEventListener("keydown", (event) => {
@@ -38,6 +40,7 @@ export class ConversationList {
       end(event.key === "Enter" ? input.value : title);
     });
     input.addEventListener("blur", () => end(input.value));
+    this.renaming = true;
     entry.replaceChildren(input);
     input.select();
   }

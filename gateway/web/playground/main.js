@@ -34,7 +34,7 @@ class Playground {
       Object.assign(this.conversation, { system, parameters });
       this.keep();
     });
-    this.composer = new Composer({ send: (prompt) => this.send(prompt), stop: () => this.stop() });
+    this.composer = new Composer({ send: () => this.send(), stop: () => this.stop() });
     this.list = new ConversationList($("#conversations"), {
       open: (id) => this.open(shelf.load(id)),
       rename: (id, title) => this.rename(id, title),
@@ -51,17 +51,21 @@ class Playground {
     this.open((newest && shelf.load(newest.id)) ?? newConversation());
   }
 
+  findModels() {
+    this.finding = this.askForModels();
+    return this.finding;
+  }
+
   // Those that answer chats; others make vectors or rankings.
-  async findModels() {
+  async askForModels() {
     try {
       const { data } = await askJson("models");
-      this.composer.tell("");
       this.models = data.filter(({ modes }) => !modes?.some((mode) => mode === "embeddings" || mode === "rerank"));
+      this.composer.tell(this.models.length ? "" : "There is no model here that answers chats.");
     } catch (error) {
       this.composer.tell(inWords(error));
     }
-    for (const pane of this.conversation.panes) pane.model ||= this.models[0]?.id ?? "";
-    this.panes.draw();
+    this.panes.fill();
   }
 
   open(conversation) {
@@ -86,10 +90,10 @@ class Playground {
     $("#kept").hidden = kept.length === 0;
   }
 
-  keep() {
-    if (!this.conversation.turns.length) return; // nobody has said anything
-    this.conversation.changed = Date.now();
-    if (!shelf.save(this.conversation)) {
+  keep(conversation = this.conversation) {
+    if (!conversation.turns.length) return; // nobody has said anything
+    conversation.changed = Date.now();
+    if (!shelf.save(conversation)) {
       this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
     }
     this.drawList();
@@ -97,7 +101,7 @@ class Playground {
 
   rename(id, title) {
     const kept = id === this.conversation.id ? this.conversation : shelf.load(id);
-    shelf.save(Object.assign(kept, { title }));
+    if (kept) shelf.save(Object.assign(kept, { title })); // else another tab has deleted it meanwhile
     this.drawList();
   }
 
@@ -142,8 +146,17 @@ class Playground {
     };
   }
 
-  send(prompt) {
-    this.conversation.turns.push({ prompt, answers: {} });
+  // Not before there is a model to ask: until then the prompt stays where it is written.
+  async send() {
+    const { conversation } = this;
+    const lacks = () => conversation.panes.some((pane) => !pane.model);
+    if (lacks()) {
+      this.composer.tell("This is sent once it is known which models there are.");
+      await this.finding;
+      if (lacks()) await this.findModels(); // they were refused, for want of a key
+    }
+    if (lacks() || !this.composer.canSend || conversation !== this.conversation) return;
+    conversation.turns.push({ prompt: this.composer.take(), answers: {} });
     this.answer(this.conversation.turns.length - 1, this.conversation.panes);
   }
 
@@ -183,6 +196,7 @@ class Playground {
       return { answer, run };
     });
     this.draw();
+    this.keep(); // whoever leaves before the answer finds the prompt again
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
     const { conversation } = this;
@@ -207,7 +221,8 @@ class Playground {
     announce(answer.error?.message ?? `${answer.model} has answered.`);
     const field = answer.error && fieldOf(answer.error.param);
     if (field) this.form.refuse(field, answer.error.message);
-    if (conversation === this.conversation) this.keep();
+    // One that was left, and so stopped, is kept as well; one that was deleted is not.
+    if (conversation === this.conversation || shelf.load(conversation.id)) this.keep(conversation);
     await end;
     if (answer.stopped && conversation === this.conversation) this.keep();
   }

@@ -18,9 +18,19 @@ export class Panes {
 
   draw() {
     const { panes } = this.conversation;
+    this.pickers = new Map();
     this.list.replaceChildren(...panes.map((pane, n) => this.pane(pane, n)));
     this.add.hidden = panes.length >= MOST_PANES;
     document.body.classList.toggle("several", panes.length > 1);
+  }
+
+  // The models have come: those who have none get the first.
+  fill() {
+    for (const [pane, picker] of this.pickers) {
+      if (pane.model || !this.models().length) continue;
+      pane.model = this.models()[0].id;
+      picker.offer(pane.model);
+    }
   }
 
   pane(pane, n) {
@@ -35,6 +45,7 @@ export class Panes {
       },
     });
     picker.value = pane.model;
+    this.pickers.set(pane, picker);
     const remove = () => this.remove(pane);
     return el("li", { class: "pane" }, picker.node,
       panes.length > 1 ? iconButton("close", `Remove ${label.toLowerCase()}`, remove) : null);

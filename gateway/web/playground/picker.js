@@ -34,6 +34,14 @@ export class Picker {
     this.input.title = name;
   }
 
+  // What it has as long as nobody chooses. Who has begun to type is shown what fits.
+  offer(name) {
+    const typed = document.activeElement === this.input ? this.value : "";
+    if (!typed) this.value = name;
+    this.before = name;
+    if (typed) this.open(typed);
+  }
+
   open(typed) {
     const words = typed.toLowerCase().split(/\s+/);
     const fits = ({ id, root }) => {

@@ -1,0 +1,147 @@
+"""The playground while answers are late: what is written is not lost, and what is used stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.support.browser import PATIENCE_MS, Late, looking_at
+from tests.support.local_stack import Stack
+
+expect.set_options(timeout=PATIENCE_MS)
+
+PARIS = "What is the capital of France?"
+
+
+@pytest.fixture
+def page(browser: Browser, stack: Stack) -> Iterator[Page]:
+    # A request that is stopped before it has been sent on is not known at the gateway.
+    with looking_at(browser, stack.gateway, refused=(404,)) as page:
+        expect(_model(page)).to_have_value("demo")
+        yield page
+
+
+def _model(page: Page) -> Locator:
+    return page.get_by_role("combobox", name="Model", exact=True)
+
+
+def _button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def _send(page: Page, prompt: str) -> None:
+    page.locator("#prompt").fill(prompt)
+    page.locator("#prompt").press("Enter")
+
+
+def _answers(page: Page) -> Locator:
+    return page.get_by_role("article", name=re.compile("^Answer of"))
+
+
+def _kept(page: Page) -> Locator:
+    return page.locator("#conversations").get_by_role("listitem")
+
+
+def test_a_prompt_is_sent_once_it_is_known_which_models_there_are(page: Page) -> None:
+    models = Late(page, "models")
+    page.reload()
+    _send(page, PARIS)
+    expect(page.get_by_role("alert")).to_contain_text("once it is known which models")
+    expect(page.locator("#prompt")).to_have_value(PARIS)
+    models.answer()
+    expect(_answers(page)).to_contain_text("Paris")
+    expect(page.locator("#prompt")).to_have_value("")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_models_that_come_leave_what_is_being_typed(page: Page) -> None:
+    models = Late(page, "models")
+    page.reload()
+    _model(page).fill("z")
+    models.answer()
+    expect(page.get_by_role("option")).to_have_text([re.compile("^zh")])
+    expect(_model(page)).to_be_focused()
+    page.keyboard.type("h")
+    page.keyboard.press("Enter")
+    expect(_model(page)).to_have_value("zh")
+
+
+@pytest.mark.parametrize("leaves", ["for another", "the page"])
+def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    answer.wait_until_asked()
+    if leaves == "the page":
+        page.reload()
+        _button(page, "Conversations").click()
+    else:
+        _button(page, "Conversations").click()
+        _button(page, "New conversation").click()
+        expect(_answers(page)).to_have_count(0)
+        _kept(page).get_by_role("button", name=PARIS, exact=True).click()
+        expect(_answers(page).locator(".stopped")).to_be_visible()
+    expect(_kept(page)).to_have_count(1)
+    expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
+
+
+def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    answer.wait_until_asked()
+    _button(page, "Conversations").click()
+    _button(page, f"Delete {PARIS}").click()
+    # What has ended is told.
+    expect(page.get_by_role("status").filter(has_text="demo has answered.")).to_have_count(1)
+    expect(_kept(page)).to_have_count(0)
+
+
+def test_a_name_is_written_while_an_answer_ends(page: Page) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    _button(page, "Conversations").click()
+    _button(page, f"Rename {PARIS}").click()
+    name = page.get_by_label("Name", exact=True)
+    name.fill("Cap")
+    answer.answer()
+    expect(_answers(page)).to_contain_text("Paris")
+    expect(_answers(page)).to_have_attribute("aria-busy", "false")
+    expect(name).to_be_focused()
+    name.press("End")
+    page.keyboard.type("itals")
+    page.keyboard.press("Enter")
+    expect(_button(page, "Capitals")).to_be_focused()
+
+
+def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:
+    freed = Late(page, "requests/*")
+    _button(page, "Parameters").click()
+    for name in ("max_tokens", "min_tokens"):
+        page.locator(f'[name="{name}"]').fill("2000")
+    _send(page, "Count.")
+    expect(_answers(page).locator(".markdown").last).not_to_be_empty()
+    _button(page, "Stop").last.click()
+    _button(page, "Again").focus()
+    freed.answer()
+    expect(_answers(page).locator(".stopped")).to_contain_text("The engine was free")
+    expect(_button(page, "Again")).to_be_focused()
+
+
+def test_who_copies_twice_sees_the_button_as_it_was(page: Page) -> None:
+    page.clock.install()
+    same = page.evaluate_handle(
+        """async () => {
+            const { copyText, icon } = await import("/web/dom.js");
+            const button = document.createElement("button");
+            button.append(icon("copy"), "Copy");
+            const before = button.innerHTML;
+            await copyText("x", button);
+            await copyText("x", button);
+            return () => button.textContent === "Copy" && button.innerHTML === before;
+        }"""
+    )
+    assert not same.evaluate("same => same()")
+    page.clock.run_for(10_000)
+    assert same.evaluate("same => same()")
