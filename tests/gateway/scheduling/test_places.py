@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,7 +101,7 @@ async def test_a_gateway_takes_no_more_than_it_may_of_many_places(
     save_tokenizer(tmp_path)
     engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="slow", step=0)
     wanted = {"model": "m", "prompt": "xyz", "max_tokens": 40, "n": choices, "temperature": 1}
-    settings = {"replica_in_flight": 16, "max_in_flight": 2}
+    settings: dict[str, Any] = {"replica_in_flight": 16, "max_in_flight": 2}
     async with (
         serving(engine) as endpoint,
         running(tmp_path, endpoint, **settings) as (client, service, _),
