@@ -6,6 +6,7 @@ A protocol brings how its body is read, as one of OpenAI's requests, and how its
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ from gateway.tokenization.chat_format import ChatFormat
 
 # To write them takes 5 ms at most, as the event loop's other work does.
 _FEW_LOG_PROBABILITIES = 100
+# Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet.
+_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _Turn = AbstractAsyncContextManager[object]
 
@@ -321,10 +324,7 @@ def timeout_of(request: Request, most_s: float) -> float | None:
     given = header_of(request.scope, b"x-request-timeout")
     if given is None:
         return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
+    seconds = float(given) if _NUMBER.fullmatch(given) else 0.0
     if not 0 < seconds < math.inf:
         raise InvalidRequest(
             f"x-request-timeout: found {given!r}; allowed: a number of seconds above 0.",

@@ -47,9 +47,13 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
 
 def pick(error: ValidationError) -> ErrorDetails:
     """The problem to tell of: of the branches of a union, the one that got furthest says what was
-    meant; one that is of another type altogether says least."""
+    meant; one that is of another type altogether says least. A list that is too long got furthest
+    of all: as many of its items as may be there were right."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    return max(problems, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+    return max(
+        problems,
+        key=lambda p: (p["type"] == "too_long", len(p["loc"]), not p["type"].endswith("_type")),
+    )
 
 
 def location(problem: ErrorDetails) -> list[int | str]:

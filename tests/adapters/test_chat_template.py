@@ -30,6 +30,11 @@ def _write(folder: Path, config: Any, file: str | None = None) -> Path:
         # The file is the newer form: transformers prefers it.
         ({"chat_template": "a"}, "b", ChatTemplate("b")),
         ({"chat_template": [RAG, {"name": "default", "template": "d"}]}, None, ChatTemplate("d")),
+        (
+            {"chat_template": ["x", RAG, {"name": "default", "template": "d"}]},
+            None,
+            ChatTemplate("d"),
+        ),
         ({"chat_template": [RAG]}, None, None),
         ({"eos_token": "</s>"}, None, None),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from docs import generate, rerun
@@ -46,6 +46,9 @@ def test_what_differs_in_each_run_is_no_difference() -> None:
     assert rerun.same("| a |  5.25 |\n", "| a | 16.5 |\n", figures=True)
 
 
+@example("a b", "a  b")
+@example("a", "a ")
+@example("a", "A")
 @given(words := st.text("abcxyz äß", max_size=20), words)
 def test_words_are_the_same_only_if_they_are_equal(old: str, new: str) -> None:
     assert rerun.same(old, new, figures=False) == (old == new)

@@ -69,6 +69,12 @@ def test_what_a_page_of_another_site_sends_is_refused(
     assert _ask(stack.gateway, headers).status_code == status
 
 
+def test_what_a_page_only_reads_is_for_the_browser_to_keep_from_it(stack: Stack) -> None:
+    """Without that, no link from another site would lead to the console."""
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://website.example"}
+    assert _ask(stack.gateway, headers, "/v1/models").status_code == 200
+
+
 @pytest.fixture
 def website() -> Iterator[tuple[str, dict[str, str]]]:
     """Its URL, and its pages by their paths."""
@@ -114,6 +120,10 @@ def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -
         assert _ask(gateway.url, by_name | site).status_code == 200
         other = site | {"origin": "https://other.example"}
         assert _ask(gateway.url, by_name | other).status_code == 403
+    every: dict[str, Any] = {"cors_origins": '["*"]'}
+    with GatewayProcess(tmp_path / "every", stack, **every) as gateway:
+        assert _ask(gateway.url, site).status_code == 200
+        assert _ask(gateway.url, by_name | site).status_code == 403
     config = write_config(tmp_path / "c.yaml", tenant("acme", KEY))
     with GatewayProcess(tmp_path / "keys", stack, config=config) as gateway:
         key = {"authorization": f"Bearer {KEY}"}
@@ -132,6 +142,8 @@ def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -
         ("gateway:9000", True),
         ("host.docker.internal:9000", True),
         ("printer.local", True),
+        ("Printer.LOCAL.", True),
+        ("app.localhost", True),
         ("", True),  # HTTP/1.0
         ("website.example", False),
         ("127.0.0.1.website.example", False),
@@ -139,6 +151,8 @@ def test_who_is_let_in_by_the_operator_is_let_in(stack: Stack, tmp_path: Path) -
         ("website.example#.localhost@", False),
         ("website.example:80.local", False),
         ("website.example.", False),
+        ("1.2.3.4.5x", False),
+        ("[::1].website.example", False),
     ],
 )
 def test_which_names_no_website_can_have(host: str, ours: bool) -> None:

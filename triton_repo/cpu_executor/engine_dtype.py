@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters import convert
 from triton_repo.cpu_executor.engine import EngineConfig
-from triton_repo.cpu_executor.weights import bfloat16_to_float32
 
 _ALLOWED = {
     "float16": ("float16",),
@@ -25,5 +25,5 @@ def has_engine_dtype(config: EngineConfig, tensor: NDArray[Any]) -> bool:
 def to_float32(config: EngineConfig, tensor: NDArray[Any]) -> NDArray[np.float32]:
     """The values of a tensor in the engine's dtype."""
     if config.dtype == "bfloat16":
-        return bfloat16_to_float32(tensor.view(np.uint16))
+        return convert.to_float32(tensor.view(np.uint16), bfloat16=True)
     return tensor.astype(np.float32)

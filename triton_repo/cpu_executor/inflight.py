@@ -72,7 +72,7 @@ class InflightLoop(RequestLoop):
             from triton_repo.cpu_executor.guide_compiler import GuideCompiler  # noqa: PLC0415
 
             guides = GuideCompiler(settings.guided_decoding_config, config.vocab_size)
-        super().__init__(config, settings, mailbox, limits, lora, guides)
+        super().__init__(config, settings, mailbox, limits=limits, lora=lora, guides=guides)
         self._model = model
         self._scheduler = Scheduler(
             policy, self._pool, settings.max_num_tokens or config.max_num_tokens

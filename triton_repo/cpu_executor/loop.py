@@ -56,6 +56,7 @@ class RequestLoop(ABC):
         config: EngineConfig,
         settings: ExecutorConfig,
         mailbox: Mailbox,
+        *,
         limits: Limits,
         lora: LoraCache | None,
         guides: GuideCompiler | None,

@@ -145,6 +145,7 @@ class OutputConfig:
 
     def __init__(
         self,
+        *,
         return_log_probs: bool = False,
         return_context_logits: bool = False,
         return_generation_logits: bool = False,

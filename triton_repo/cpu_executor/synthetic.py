@@ -120,7 +120,7 @@ class SyntheticLoop(RequestLoop):
         lora = None
         if config.lora_target_modules:
             lora = LoraCache(config, None, settings.peft_cache_config)
-        super().__init__(config, settings, mailbox, limits, lora, guides=None)
+        super().__init__(config, settings, mailbox, limits=limits, lora=lora, guides=None)
         self._next = 0.0
 
     def _activate(self, entry: Queued) -> active.ActiveRequest:

@@ -1,8 +1,7 @@
-"""Reading and merging safetensors files, bfloat16 included.
+"""Reading and merging a model's safetensors files, bfloat16 included.
 
-The format (huggingface/safetensors): 8 bytes little-endian header length, a JSON header
-``{name: {"dtype", "shape", "data_offsets"}}``, then the raw little-endian tensors. It is
-read and written here because safetensors' own numpy functions have no bfloat16.
+Their headers are read as an adapter's are; the values are read here because safetensors' own numpy
+functions have no bfloat16.
 """
 
 from __future__ import annotations
@@ -15,28 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.adapter import TensorInfo
+from adapters.convert import to_float32
+from adapters.errors import AdapterError
+from adapters.safetensors import read_header
+
 _NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-def bfloat16_to_float32(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """float32 of bfloat16 bit patterns: bfloat16 is the upper half of a float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _read_raw(path: Path) -> Iterator[tuple[str, str, NDArray[np.generic]]]:
+def _read_raw(path: Path) -> Iterator[tuple[str, TensorInfo, NDArray[np.generic]]]:
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype = entry["dtype"]
-        if dtype not in _NUMPY_DTYPES:
-            allowed = ", ".join(_NUMPY_DTYPES)
-            raise ValueError(f"{path.name}: {name} has dtype {dtype}, allowed: {allowed}")
-        start, end = entry["data_offsets"]
-        yield name, dtype, data[start:end].view(_NUMPY_DTYPES[dtype]).reshape(entry["shape"])
+        try:
+            tensors = read_header(file, path.name, path.stat().st_size)
+        except AdapterError as error:  # which this is none of
+            raise ValueError(str(error)) from error
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    for name, info in tensors.items():
+        raw = data[info.start : info.stop].view(_NUMPY_DTYPES[info.dtype])
+        yield name, info, raw.reshape(info.shape)
 
 
 def files(folder: Path) -> list[Path]:
@@ -51,11 +46,10 @@ def load_float32(folder: Path) -> dict[str, NDArray[np.float32]]:
     """All tensors of a folder's ``model*.safetensors`` files as float32, by name."""
     tensors: dict[str, NDArray[np.float32]] = {}
     for path in files(folder):
-        for name, dtype, raw in _read_raw(path):
-            if dtype == "BF16":
-                tensors[name] = bfloat16_to_float32(raw.view(np.uint16))
-            else:
-                tensors[name] = raw.astype(np.float32)
+        for name, info, raw in _read_raw(path):
+            bfloat16 = info.dtype == "BF16"
+            # A copy in both cases: a view would keep the file, whose values may lie unaligned.
+            tensors[name] = to_float32(raw, bfloat16=True) if bfloat16 else raw.astype(np.float32)
     return tensors
 
 
@@ -65,9 +59,9 @@ def merge(folder: Path, destination: Path) -> None:
     tensors = []
     end = 0
     for path in files(folder):
-        for name, dtype, raw in _read_raw(path):
+        for name, info, raw in _read_raw(path):
             start, end = end, end + raw.nbytes
-            header[name] = {"dtype": dtype, "shape": raw.shape, "data_offsets": [start, end]}
+            header[name] = {"dtype": info.dtype, "shape": raw.shape, "data_offsets": [start, end]}
             tensors.append(raw)
     encoded = json.dumps(header).encode()
     # The format wants the data to start at a multiple of 8 bytes.

@@ -53,6 +53,26 @@ def test_a_body_that_is_too_large(stack: Stack) -> None:
     assert error["code"] == "content_too_large"
 
 
+@pytest.mark.parametrize(
+    "given", ["", "1_0", "ten", "0", "-1", "+1", "1e999", "inf", "nan", "0x1", "1 0", b"\xa01"]
+)
+def test_a_timeout_that_is_no_number_of_seconds(stack: Stack, given: str | bytes) -> None:
+    headers = {b"x-request-timeout": given if isinstance(given, bytes) else given.encode()}
+    answer = httpx.post(f"{stack.gateway}/v1/chat/completions", json=CHAT, headers=headers)
+    error = _envelope(answer, 400)
+    assert error["param"] == "x-request-timeout"
+    assert error["message"].startswith("x-request-timeout: found")
+
+
+@pytest.mark.parametrize("given", ["30", "30.5", "30.", ".5e2", "1E+2"])
+def test_a_timeout_in_every_way_to_write_a_number(stack: Stack, given: str) -> None:
+    wanted = CHAT | {"max_tokens": 1}
+    headers = {"x-request-timeout": given}
+    url = f"{stack.gateway}/v1/chat/completions"
+    answer = httpx.post(url, json=wanted, headers=headers, timeout=120)
+    assert answer.status_code == 200, answer.text
+
+
 def test_the_parameter_is_named(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(

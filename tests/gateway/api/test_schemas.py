@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from gateway.api import messages, schemas
+from gateway.api.field_types import MAX_IDS
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
 from gateway.api.parameters import parse
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import MAX_CHOICES
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.tokenization.chat_format import compile_template
 
@@ -125,6 +127,28 @@ def test_wrong_stop_strings_in_words(stop: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(stop=stop)
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([0] * (MAX_IDS + 1), f"prompt: List should have at most {MAX_IDS} items"),
+        ([[0]] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
+        (["a"] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
+        ([[0] * (MAX_IDS + 1)], f"prompt.0: List should have at most {MAX_IDS} items"),
+        ([0, -1], "prompt.1: Input should be greater than or equal to 0."),
+        ([0, 2**31], "prompt.1: Input should be less than 2147483648."),
+        (["a", 0], "prompt.1: Input should be a valid string."),
+        ([], "prompt: List should have at least 1 item"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_prompts_in_words(prompt: Any, message: str) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt}).encode()
+    with pytest.raises(InvalidRequest) as caught:
+        parse(CompletionRequest, body)
+    assert caught.value.param == "prompt"
+    assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"a": NaN}', b'"\xff"', b"\xff"])

@@ -10,20 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.console.patch import applied, difference
-
-# RFC 7396, appendix A, but for targets and patches that are no objects.
-EXAMPLES = [
-    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-    ({"a": "b"}, {"a": None}, {}),
-    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
-    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
-    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-]
+from tests.support.merge_patches import OF_OBJECTS
 
 _leaves = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3)
 _values = st.recursive(
@@ -34,7 +21,7 @@ _values = st.recursive(
 _objects = st.dictionaries(st.sampled_from("abcd"), _values, max_size=4)
 
 
-@pytest.mark.parametrize(("target", "patch", "result"), EXAMPLES)
+@pytest.mark.parametrize(("target", "patch", "result"), OF_OBJECTS)
 def test_a_patch_is_applied_as_the_rfc_says(target: Any, patch: Any, result: Any) -> None:
     before = json.dumps(target)
     assert applied(target, patch) == result

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 
@@ -87,3 +92,30 @@ def test_beams_that_can_never_run_at_once_are_refused_by_number(
         refused = client.post("/v1/completions", json=beams | {"n": 3})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
         assert "found 3 beams; allowed: 2" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("requests", "choices"), [(6, 1), (1, 6)])
+async def test_a_gateway_takes_no_more_than_it_may_of_many_places(
+    tmp_path: Path, requests: int, choices: int
+) -> None:
+    save_tokenizer(tmp_path)
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault="slow", step=0)
+    wanted = {"model": "m", "prompt": "xyz", "max_tokens": 40, "n": choices, "temperature": 1}
+    settings: dict[str, Any] = {"replica_in_flight": 16, "max_in_flight": 2}
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, **settings) as (client, service, _),
+        asyncio.timeout(60),
+    ):
+        asked = [
+            asyncio.create_task(client.post("/v1/completions", json=wanted))
+            for _ in range(requests)
+        ]
+        admission = service.admission
+        while admission.in_flight + admission.waiting < (requests if choices == 1 else 2):
+            await asyncio.sleep(0.01)
+        assert admission.in_flight == 2
+        engine.fault = None
+        engine.released.set()
+        answers = await asyncio.gather(*asked)
+    assert [len(answer.json()["choices"]) for answer in answers] == [choices] * requests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,15 @@ def test_dtypes(tmp_path: Path) -> None:
     assert np.array_equal(loaded["a"], values)
     assert np.array_equal(loaded["b"], values.astype(np.float16).astype(np.float32))
     save_file({"a": values.astype(np.float64)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors: a has dtype F64, allowed: F32"):
+    with pytest.raises(ValueError, match=r"model\.safetensors: a dtype: found F64; allowed: F32"):
+        weights.load_float32(tmp_path)
+
+
+def test_weights_that_end_too_early(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": np.ones(8, np.float32)}, path)
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(ValueError, match=r"model\.safetensors: size: found \d+ bytes"):
         weights.load_float32(tmp_path)
 
 
@@ -131,6 +140,9 @@ def test_no_weights(tmp_path: Path) -> None:
         weights.load_float32(tmp_path)
 
 
-def test_bfloat16_bits() -> None:
-    bits = np.array([0x3F80, 0xC020, 0x0000], np.uint16)
-    assert weights.bfloat16_to_float32(bits).tolist() == [1.0, -2.5, 0.0]
+def test_bfloat16(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
+    bits = np.array([0x3F80, 0xC020, 0x0000], "<u2").tobytes()
+    written = len(header).to_bytes(8, "little") + header + bits
+    (tmp_path / "model.safetensors").write_bytes(written)
+    assert weights.load_float32(tmp_path)["a"].tolist() == [1.0, -2.5, 0.0]
