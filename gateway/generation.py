@@ -185,6 +185,12 @@ class Options:
     """The parameter that asked for log probabilities, for errors."""
     caller: Caller = field(default_factory=lambda: ANYBODY)
 
+    @property
+    def goes_past_ends(self) -> bool:
+        """Whether end-of-sequence ids end nothing. At its end a guide leaves the engine nothing but
+        these to choose from, and nothing may come behind them."""
+        return self.ignore_eos and self.params.guide is None
+
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
@@ -192,8 +198,8 @@ class Generation:
 
     `beams` is the beam width, 0 for sampling; the request then answers for as many choices.
     `echo` is the prompt's text where the answer begins with it. `end_id` ends the sequence and is
-    not in the output; None goes on to `max_tokens`. `stop_ids` are the stop strings as token ids
-    plus further end-of-sequence ids, as a help to the engine only: the text decides. Of
+    not in the output; None goes on to `max_tokens`. `stop_ids` are the stop strings as token ids,
+    as a help to the engine only (the text decides), plus further end-of-sequence ids. Of
     `later_end_ids` any one ends it behind `min_tokens`, by the text alone.
     """
 

@@ -45,8 +45,9 @@ from gateway.tokenization.chat_format import ChatFormat
 
 # To write them takes 5 ms at most, as the event loop's other work does.
 _FEW_LOG_PROBABILITIES = 100
-# Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet.
-_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# Of what `float` reads: it takes 1_0 for 10, and spaces of any alphabet. No digit can be of two of
+# its parts: a header of 64 KiB is looked through once, not once for each of its digits.
+_NUMBER = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 _Turn = AbstractAsyncContextManager[object]
 
@@ -207,7 +208,7 @@ async def _prepare(
     options = wanted.options(lora, message, caller)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
-    if chat.stop_ids and not options.ignore_eos:
+    if chat.stop_ids and not options.goes_past_ends:
         ends = (*options.stop_token_ids, *chat.stop_ids)
         options = replace(options, stop_token_ids=ends)
     context = context_of(request.scope)
@@ -327,7 +328,7 @@ def timeout_of(request: Request, most_s: float) -> float | None:
     seconds = float(given) if _NUMBER.fullmatch(given) else 0.0
     if not 0 < seconds < math.inf:
         raise InvalidRequest(
-            f"x-request-timeout: found {given!r}; allowed: a number of seconds above 0.",
+            f"x-request-timeout: found {given[:40]!r}; allowed: a number of seconds above 0.",
             param="x-request-timeout",
         )
     return seconds if seconds < most_s else None

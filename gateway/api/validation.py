@@ -48,7 +48,7 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
 def pick(error: ValidationError) -> ErrorDetails:
     """The problem to tell of: of the branches of a union, the one that got furthest says what was
     meant; one that is of another type altogether says least. A list that is too long got furthest
-    of all: as many of its items as may be there were right."""
+    of all: its branch was not left for its items."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     return max(
         problems,

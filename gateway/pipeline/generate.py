@@ -176,8 +176,8 @@ async def _search(
     of_model = metrics.of(model_name(service, generation))
     of_model.prompt_tokens.inc(len(generation.prompt_ids))
     texts = [text_stream(service, sent).to_text(delta) for delta in deltas]
-    # Each step is one for all beams, those that have ended early too.
-    steps = max([text.tokens for text in texts])
+    # Each step is one for all beams, those that have ended early too, or are cut by their text.
+    steps = max([text.tokens for text in texts] + [len(delta.ids) for delta in deltas])
     echo = generation.echo or ""
     of_model.completion_tokens.inc(steps * len(texts))
     for text in texts:

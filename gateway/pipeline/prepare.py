@@ -88,14 +88,13 @@ def _generations(
     service: Service, request_id: str, prompts: list[FittedPrompt], options: Options
 ) -> list[Generation]:
     """The engine requests of all choices, prompt by prompt."""
-    held = options.params.sampling.min_tokens > 0
     of_request = partial(
         Generation,
         params=options.params,
         stop_ids=service.prompts.stop_ids(options),
-        later_end_ids=frozenset(service.prompts.further_end_ids(options) if held else ()),
+        later_end_ids=service.prompts.later_end_ids(options),
         bad_ids=bad_word_ids(service.prompts.tokenizer, options.bad_words),
-        end_id=service.prompts.end_id(ignore_eos=options.ignore_eos),
+        end_id=service.prompts.end_id(options),
         beams=options.n if options.beam_search else 0,
     )
     # The beams of one search are one engine request.

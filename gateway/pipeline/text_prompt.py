@@ -81,12 +81,13 @@ async def text_prompt(
     much text waits.
     """
     _check_markers(prompts, model, options)
-    stop: tuple[str, ...] = ()
-    if not options.params.sampling.min_tokens:  # see `Prompts.stop_ids`
-        words = (
-            _word(prompts, token_id, special=False) for token_id in prompts.further_end_ids(options)
-        )
-        stop = options.params.stop + tuple(word for word in words if word is not None)
+    # Ends go along whatever `min_tokens` says: the text that comes back does not show them.
+    stop = () if options.params.sampling.min_tokens else options.params.stop
+    stop += tuple(
+        word
+        for token_id in prompts.further_end_ids(options)
+        if (word := _word(prompts, token_id, special=False)) is not None
+    )
     restated = ""
     if restates:
         skip, tenant = model.skips_special_tokens, options.caller.tenant

@@ -272,25 +272,34 @@ class Prompts:
         )
         return before
 
-    def end_id(self, *, ignore_eos: bool) -> int | None:
-        """The id that ends a sequence; further ones are stop words, as the engine takes but one."""
-        return None if ignore_eos or not self.eos_ids else self.eos_ids[0]
+    def end_id(self, options: Options) -> int | None:
+        """The id that ends a sequence, of which an engine takes but one; see `further_end_ids`."""
+        return None if options.goes_past_ends or not self.eos_ids else self.eos_ids[0]
+
+    def further_end_ids(self, options: Options) -> tuple[int, ...]:
+        """The stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
+        eos_ids = () if options.goes_past_ends else tuple(self.eos_ids[1:])
+        return options.stop_token_ids + eos_ids
 
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Id sequences at which the engine may stop by itself.
 
-        The stop strings as they tokenize alone, and `further_end_ids`. None with `min_tokens`:
-        engines hold only their end id back until then, so that the text decides on all others.
+        The stop strings as they tokenize alone, and `further_end_ids`. With `min_tokens` an engine
+        holds only its end id back, so that the text decides on these: see `later_end_ids`.
         """
-        if options.params.sampling.min_tokens:
-            return ()
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
+        if options.params.sampling.min_tokens:
+            return () if options.params.guide is None else ends
         return self.word_ids(options.params.stop) + ends
 
-    def further_end_ids(self, options: Options) -> tuple[int, ...]:
-        """The stop ids, and all end-of-sequence ids but the first, which is `end_id`."""
-        eos_ids = () if options.ignore_eos else tuple(self.eos_ids[1:])
-        return options.stop_token_ids + eos_ids
+    def later_end_ids(self, options: Options) -> frozenset[int]:
+        """Those of `further_end_ids` that end an answer behind `min_tokens`, by its text.
+
+        None where it is guided: behind the end of its guide no engine can go on.
+        """
+        if not options.params.sampling.min_tokens or options.params.guide is not None:
+            return frozenset()
+        return frozenset(self.further_end_ids(options))
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The ids of each word on its own, without special tokens."""

@@ -315,6 +315,23 @@ def test_beam_search_finds_the_likeliest(client: openai.OpenAI) -> None:
     assert [choice.text for choice in echoed] == ["The capital of" + text for text in texts]
 
 
+@pytest.mark.llmapi_refuses
+@pytest.mark.token_mode_only("a text model shows no steps")
+def test_a_beam_search_is_charged_what_the_engine_did(client: openai.OpenAI) -> None:
+    """With `min_tokens` it has no stop words, and does not know where a text is cut."""
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=COUNT,
+        n=2,
+        max_tokens=12,
+        stop=["2"],
+        extra_body={"use_beam_search": True, "min_tokens": 1, "ignore_eos": True},
+    )
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * 12
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
