@@ -104,16 +104,42 @@ def test_what_is_no_adapter_is_said_and_the_question_stays(
         expect(page.row("adapters", "other")).to_be_visible()
 
 
-def test_what_fails_behind_a_closed_question_is_told(browser: Browser, real: Operated) -> None:
-    with operating(browser, real.url, ADMIN, refused=(503,)) as page:
+@pytest.mark.parametrize(
+    ("status", "told"), [(409, "Not done"), (504, "It may not be done"), (0, "It may not be done")]
+)
+def test_what_fails_behind_a_closed_question_is_told(
+    browser: Browser, real: Operated, status: int, told: str
+) -> None:
+    with operating(browser, real.url, ADMIN, refused=(status,)) as page:
         drained = Late(page.page, "admin/replicas/*")
         page.view("Replicas").get_by_role("button", name="Drain…").first.click()
         page.dialog.get_by_role("button", name="Drain", exact=True).click()
         drained.wait_until_asked()
         page.page.keyboard.press("Escape")
         expect(page.dialog).to_have_count(0)
-        drained.refuse(503, "Redis is away.")
-        expect(page.page.locator("#told")).to_have_text(re.compile("^Not done: .*Redis is away"))
+        if status:
+            drained.refuse(status, "Redis is away.")
+        else:
+            drained.lose()
+        why = "Redis is away" if status else "does not answer"
+        expect(page.page.locator("#told")).to_have_text(re.compile(f"^{told}: .*{why}"))
+
+
+def test_what_was_done_is_not_told_as_failed(page: OperatorsPage) -> None:
+    page.page.evaluate(
+        """async () => {
+            window.onunhandledrejection = (event) => {
+                event.preventDefault();
+                document.title = event.reason.message;
+            };
+            const { ask } = await import("/web/operators/dialogs.js");
+            const done = () => { throw new Error("broken words"); };
+            ask({ title: "Sure?", tells: [], confirm: "Do it", does: async () => null, done });
+        }"""
+    )
+    page.confirm("Do it")
+    expect(page.page).to_have_title("broken words")
+    expect(page.page.locator("#told")).to_be_empty()
 
 
 def test_make_copy_and_revoke_a_key(page: OperatorsPage, real: Operated) -> None:

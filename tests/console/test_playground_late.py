@@ -69,6 +69,30 @@ def test_models_that_come_leave_what_is_being_typed(page: Page) -> None:
     expect(_model(page)).to_have_value("zh")
 
 
+def test_a_model_is_typed_by_who_waited_in_the_field(page: Page) -> None:
+    models = Late(page, "models")
+    page.reload()
+    _model(page).focus()
+    models.answer()
+    expect(_model(page)).to_have_value("demo")
+    page.keyboard.type("zh")
+    expect(_model(page)).to_have_value("zh")
+
+
+def test_a_prompt_that_is_written_on_is_not_sent_by_the_enter_before(page: Page) -> None:
+    models = Late(page, "models")
+    page.reload()
+    _send(page, "What is the capital")
+    page.keyboard.type(" of France?")
+    models.answer()
+    expect(page.get_by_role("alert")).to_contain_text("Not sent")
+    expect(page.locator("#prompt")).to_have_value(PARIS)
+    expect(_answers(page)).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(_answers(page)).to_contain_text("Paris")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 @pytest.mark.parametrize("leaves", ["for another", "the page"])
 def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None:
     answer = Late(page, "chat/completions")
@@ -76,8 +100,10 @@ def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None
     answer.wait_until_asked()
     if leaves == "the page":
         page.reload()
+        expect(_answers(page)).to_contain_text("Not answered.")
         _button(page, "Conversations").click()
     else:
+        expect(_answers(page)).not_to_contain_text("Not answered.")
         _button(page, "Conversations").click()
         _button(page, "New conversation").click()
         expect(_answers(page)).to_have_count(0)
@@ -85,6 +111,34 @@ def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None
         expect(_answers(page).locator(".stopped")).to_be_visible()
     expect(_kept(page)).to_have_count(1)
     expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
+
+
+@pytest.mark.parametrize("asks", ["again", "otherwise"])
+def test_what_was_answered_is_kept_until_it_is_answered_anew(page: Page, asks: str) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    if asks == "again":
+        _button(page, "Again").click()
+    else:
+        _button(page, "Edit the prompt").click()
+        page.get_by_role("textbox", name="Prompt").first.fill("Hello")
+        page.get_by_role("region", name="Turn").get_by_role("button", name="Send").click()
+    answer.wait_until_asked()
+    expect(_answers(page)).not_to_contain_text("Paris")
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
+    expect(_answers(page)).to_contain_text("Paris")
+
+
+def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    answer.wait_until_asked()
+    _button(page, "Conversations").click()
+    _kept(page).get_by_role("button", name=PARIS, exact=True).click()
+    answer.answer()
+    expect(_answers(page)).to_contain_text("Paris")
 
 
 def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
@@ -113,6 +167,22 @@ def test_a_name_is_written_while_an_answer_ends(page: Page) -> None:
     page.keyboard.type("itals")
     page.keyboard.press("Enter")
     expect(_button(page, "Capitals")).to_be_focused()
+
+
+def test_a_name_whose_field_goes_without_a_word_leaves_the_list_alone(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    _button(page, f"Rename {PARIS}").click()
+    # As browsers do for a field that gets hidden.
+    page.evaluate("addEventListener('blur', (event) => event.stopImmediatePropagation(), true)")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.evaluate("localStorage.clear()")
+    other.close()
+    expect(page.locator("#kept")).to_be_hidden()
+    _send(page, "Hello")
+    expect(_kept(page).get_by_role("button", name=PARIS, exact=True)).to_be_visible()
 
 
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:

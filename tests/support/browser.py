@@ -59,7 +59,8 @@ def looking_at(
 ) -> Iterator[Page]:
     """The page at `url` in a profile of its own. It must log no error, and ask nobody else.
 
-    `refused` are statuses that the page may be answered: the browser logs each as an error.
+    `refused` are statuses that the page may be answered, 0 where its connection may be lost: the
+    browser logs each as an error.
     """
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]},
@@ -76,12 +77,16 @@ def looking_at(
         unexpected = [
             error
             for error in watched.errors
-            if not any(f"responded with a status of {status} " in error for status in refused)
+            if not any(_logged_for(status) in error for status in refused)
         ]
         assert unexpected == []
         assert watched.abroad == []
     finally:
         context.close()
+
+
+def _logged_for(status: int) -> str:
+    return f"responded with a status of {status} " if status else "net::ERR_CONNECTION_RESET"
 
 
 class Late:
@@ -111,6 +116,12 @@ class Late:
         self.wait_until_asked()
         for route in self._asked:
             route.fulfill(status=status, json={"error": {"message": message}})
+        self._page.unroute(self._path)
+
+    def lose(self) -> None:
+        self.wait_until_asked()
+        for route in self._asked:
+            route.abort("connectionreset")
         self._page.unroute(self._path)
 
 

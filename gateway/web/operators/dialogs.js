@@ -1,7 +1,7 @@
 // Questions before anything is done: each says what will happen, and stays until it has.
 
 import { announce, el, iconButton } from "../dom.js";
-import { inWords } from "../api.js";
+import { ApiError, inWords } from "../api.js";
 import { button } from "./controls.js";
 import { setHidden, setText } from "./update.js";
 
@@ -17,6 +17,9 @@ function tell(text) {
   tell.timer = setTimeout(() => setHidden(line, true), SEEN_MS);
   announce(text);
 }
+
+// Whatever else fails, such as the way to the gateway, may fail behind what was done.
+const wasRefused = (error) => error instanceof ApiError && error.status >= 400 && error.status < 500;
 
 /** A modal dialog with a heading, around `body`; it leaves the document when it is closed. */
 export function openDialog(title, body) {
@@ -53,18 +56,21 @@ export function ask({ title, tells, fields = [], confirm, danger = false, does, 
     yes.disabled = true;
     setHidden(failure, true);
     dialog.setAttribute("aria-busy", "true");
+    let answer;
     try {
-      const answer = await does(dialog);
-      dialog.close();
-      tell(typeof done === "function" ? done(answer) : done);
+      answer = await does(dialog);
     } catch (error) {
-      if (!dialog.open) tell(`Not done: ${inWords(error)}`); // closed while it was under way
+      const outcome = wasRefused(error) ? "Not done" : "It may not be done";
+      if (!dialog.open) tell(`${outcome}: ${inWords(error)}`); // closed while it was under way
       setText(failure, inWords(error));
       setHidden(failure, false);
+      return;
     } finally {
       yes.disabled = false;
       dialog.removeAttribute("aria-busy");
     }
+    dialog.close();
+    tell(typeof done === "function" ? done(answer) : done);
   });
   return dialog;
 }

@@ -125,8 +125,10 @@ export class AnswerView {
 export const shortTime = (ms) =>
   ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
 
-function notesOf({ error, stopped, ignored }) {
+function notesOf({ running, text, calls, finish, error, stopped, ignored }) {
   const notes = [];
+  const isCut = !running && !text && !calls.length && !finish && !error && !stopped; // the page was left
+  if (isCut) notes.push(el("p", { class: "notice" }, "Not answered."));
   if (error) {
     const param = error.param ? el("span", { class: "badge bad" }, error.param) : null;
     notes.push(el("p", { class: "notice bad" }, error.message, param ? " " : null, param));

@@ -9,7 +9,8 @@ export class ConversationList {
   }
 
   draw(kept, currentId) {
-    if (this.renaming) return; // an answer may end while a name is written; what comes of it is drawn
+    // An answer may end while a name is written; what comes of it is drawn. A field may go without a word.
+    if (this.naming && this.naming === document.activeElement) return;
     const hadFocus = this.root.contains(document.activeElement);
     this.root.replaceChildren(...kept.map((one) => this.entry(one, one.id === currentId)));
     if (hadFocus) ($(".current .open", this.root) ?? $(".open", this.root) ?? $("#new")).focus();
@@ -30,7 +31,7 @@ export class ConversationList {
     const end = (name) => {
       if (isOver) return;
       isOver = true;
-      this.renaming = false;
+      this.naming = null;
       this.does.rename(id, name.trim() || title);
     };
     input.addEventListener("keydown", (event) => {
@@ -40,7 +41,7 @@ export class ConversationList {
       end(event.key === "Enter" ? input.value : title);
     });
     input.addEventListener("blur", () => end(input.value));
-    this.renaming = true;
+    this.naming = input;
     entry.replaceChildren(input);
     input.select();
   }

@@ -36,7 +36,10 @@ class Playground {
     });
     this.composer = new Composer({ send: () => this.send(), stop: () => this.stop() });
     this.list = new ConversationList($("#conversations"), {
-      open: (id) => this.open(shelf.load(id)),
+      open: (id) => {
+        // The kept form of what is open may lack the answer that comes.
+        if (id !== this.conversation.id) this.open(shelf.load(id));
+      },
       rename: (id, title) => this.rename(id, title),
       remove: (id) => this.remove(id),
     });
@@ -149,6 +152,7 @@ class Playground {
   // Not before there is a model to ask: until then the prompt stays where it is written.
   async send() {
     const { conversation } = this;
+    const { text } = this.composer;
     const lacks = () => conversation.panes.some((pane) => !pane.model);
     if (lacks()) {
       this.composer.tell("This is sent once it is known which models there are.");
@@ -156,8 +160,12 @@ class Playground {
       if (lacks()) await this.findModels(); // they were refused, for want of a key
     }
     if (lacks() || !this.composer.canSend || conversation !== this.conversation) return;
+    if (this.composer.text !== text) {
+      this.composer.tell("Not sent, as you have gone on writing: send it when it is ready.");
+      return;
+    }
     conversation.turns.push({ prompt: this.composer.take(), answers: {} });
-    this.answer(this.conversation.turns.length - 1, this.conversation.panes);
+    this.answer(this.conversation.turns.length - 1, this.conversation.panes, true);
   }
 
   // Panes whose models have called nothing have nothing to go on with.
@@ -166,7 +174,7 @@ class Playground {
     const { answers } = this.conversation.turns[last];
     const panes = this.conversation.panes.filter((pane) => openCalls(answers[pane.id]).length);
     this.conversation.turns.push({ prompt: null, answers: {} });
-    this.answer(last + 1, panes);
+    this.answer(last + 1, panes, true);
   }
 
   edit(number, prompt) {
@@ -176,7 +184,7 @@ class Playground {
     this.answer(number, this.conversation.panes);
   }
 
-  async answer(number, panes) {
+  async answer(number, panes, isNew = false) {
     const parameters = this.form.check();
     if (!parameters) {
       this.withdraw(number);
@@ -196,7 +204,8 @@ class Playground {
       return { answer, run };
     });
     this.draw();
-    this.keep(); // whoever leaves before the answer finds the prompt again
+    // Whoever leaves before the answer finds the prompt again, or what would have been replaced.
+    if (isNew) this.keep();
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
     const { conversation } = this;

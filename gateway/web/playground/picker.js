@@ -37,7 +37,10 @@ export class Picker {
   // What it has as long as nobody chooses. Who has begun to type is shown what fits.
   offer(name) {
     const typed = document.activeElement === this.input ? this.value : "";
-    if (!typed) this.value = name;
+    if (!typed) {
+      this.value = name;
+      if (document.activeElement === this.input) this.input.select(); // what is typed next replaces it
+    }
     this.before = name;
     if (typed) this.open(typed);
   }
