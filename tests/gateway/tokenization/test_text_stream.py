@@ -119,7 +119,7 @@ def test_further_ends_count_behind_the_minimum(
     )
     stream, rest, out = TextStream(VOCABULARY, asked), tokens, [TextDelta("", 0, None)]
     while out[-1].finish is None:
-        size = data.draw(st.integers(0, len(rest)))
+        size = data.draw(st.integers(min(1, len(rest)), len(rest)))
         out.append(stream.to_text(TokenDelta(rest[:size], size == len(rest))))
         rest = rest[size:]
     text = "".join(map(chr, ids))
