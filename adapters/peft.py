@@ -35,6 +35,8 @@ WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 MAX_ADAPTER_BYTES = 2 * 1024**3
 _MAX_CONFIG_BYTES = 4 * 1024 * 1024
+_MOST_RANK = 2**31 - 1
+"""It goes to the engine as an int32; of a larger one alpha / r may be no float at all."""
 
 # fmt: off
 _READ_BELOW = frozenset({
@@ -195,8 +197,8 @@ def _flag(config: dict[str, Any], field: str) -> bool:
 
 
 def _rank(field: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise _refuse(InvalidRank, field, value, "a positive whole number")
+    if type(value) is not int or not 1 <= value <= _MOST_RANK:
+        raise _refuse(InvalidRank, field, value, f"a whole number from 1 to {_MOST_RANK}")
     return value
 
 

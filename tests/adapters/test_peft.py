@@ -51,6 +51,8 @@ def test_the_plain_adapter_is_accepted(tmp_path: Path) -> None:
         ({"r": 0}, errors.InvalidRank, "r"),
         ({"r": True}, errors.InvalidRank, "r"),
         ({"r": "4"}, errors.InvalidRank, "r"),
+        ({"r": 2**31}, errors.InvalidRank, "r"),
+        ({"r": 10**400}, errors.InvalidRank, "r"),
         ({"lora_alpha": None}, errors.CorruptFile, "lora_alpha"),
         ({"lora_alpha": float("inf")}, errors.CorruptFile, "lora_alpha"),
         ({"use_rslora": "yes"}, errors.CorruptFile, "use_rslora"),

@@ -34,8 +34,10 @@ DEATHS = (
 TAKES_IDS = "test_prompts_as_lists_and_token_ids"
 # What needs token ids, or log probabilities, which belong to them.
 NO_TOKENS = {
+    "test_a_beam_search_is_charged_what_the_engine_did",
     "test_each_choice_has_the_ids_of_its_own_prompt",
     "test_events_of_text",
+    *("test_min_tokens_holds_every_end_back", "test_min_tokens_holds_stop_token_ids_back"),
     "test_penalties_reach_the_engine",
     TAKES_IDS,
     "test_special_tokens_can_be_shown",
