@@ -53,16 +53,18 @@ class RedisUrl:
 
 def parse(url: str) -> RedisUrl:
     """Raises ValueError. Its message repeats nothing of the URL, which may hold a password."""
-    scheme, separator, _ = url.partition("://")
+    scheme, separator, after_scheme = url.partition("://")
     tls, _, kind = scheme.partition("+")
     if not separator or (scheme not in _PLAIN and (tls not in _TLS or kind not in _PORTS)):
         raise ValueError(
             "a Redis URL begins with redis://, rediss://, unix://, redis+sentinel://, "
             "rediss+sentinel://, redis+cluster:// or rediss+cluster://"
         )
+    authority = re.split("[/?#]", after_scheme, maxsplit=1)[0]
+    login, at, addresses = authority.rpartition("@")
     try:
-        parts = urlsplit(url)
-        login, at, addresses = parts.netloc.rpartition("@")
+        # Newer releases of Python take no IPv6 address among several hosts: each is split alone.
+        parts = urlsplit(f"//host{after_scheme.removeprefix(authority)}")
         hosts = tuple(_host(address, _PORTS.get(kind, 6379)) for address in addresses.split(","))
     except ValueError:
         raise ValueError(_NOT_A_URL) from None

@@ -103,7 +103,7 @@ class Image:
         self.make_writable()
         if self._away.exists():
             self._away.rename(self._root / "src")
-        env = {"PATH": os.pathsep.join([str(_base_python()), os.defpath])}
+        env = {"PATH": os.pathsep.join([str(self._base_python()), os.defpath])}
         env |= {
             name: value
             for name, value in os.environ.items()
@@ -182,15 +182,17 @@ class Image:
             name, _, value = word.partition("=")
             self._env[name] = self._here(value).replace("$PATH", self._env["PATH"])
 
+    def _base_python(self) -> Path:
+        """A folder whose `python` is the interpreter that this environment was made from."""
+        folder = self._root / "python"
+        if not folder.exists():
+            folder.mkdir()
+            version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+            (folder / "python").symlink_to(Path(sys.base_prefix) / "bin" / version)
+        return folder
+
     def _here(self, text: str) -> str:
         return re.sub(r"(?<![\w.}])/(?=opt/|image\b|var/lib/gateway)", f"{self._root}/", text)
-
-
-def _base_python() -> Path:
-    """The folder of the interpreter that this environment was made from."""
-    folder = Path(sys.base_prefix) / "bin"
-    assert (folder / "python").exists()
-    return folder
 
 
 def _answers(url: str, process: subprocess.Popen[str]) -> httpx.Response:
