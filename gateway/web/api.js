@@ -71,13 +71,17 @@ async function refusal(response) {
   }
 }
 
+export const lost = () => new ApiError(0, { message: "The connection was lost before the end." });
+
 // The events of a stream, each with its name (or "message") and its data as text.
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : lost();
+      });
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();

@@ -142,6 +142,24 @@ def test_a_stop_is_seen_through_to_the_engine(page: Page) -> None:
     expect(_answers(page).last.locator(".stopped")).to_contain_text("Stopped after")
 
 
+def test_a_connection_that_is_lost_is_told_in_words(
+    browser: Browser, stack: Stack, tmp_path: Path
+) -> None:
+    with (
+        GatewayProcess(tmp_path / "g", stack) as gateway,
+        looking_at(browser, gateway.url, refused=(0,)) as page,
+    ):
+        expect(_models(page).first).to_have_value("demo")
+        _set(page, max_tokens="2000", min_tokens="2000")
+        _prompt(page).fill("Count.")
+        _prompt(page).press("Enter")
+        answer = _answers(page)
+        expect(answer.locator(".markdown").last).not_to_be_empty()
+        gateway.process.kill()
+        expect(answer).to_contain_text("The connection was lost before the end.")
+        expect(answer.locator(".markdown").last).not_to_be_empty()
+
+
 def test_a_wrong_field_is_told_beside_it_and_nothing_is_sent(page: Page) -> None:
     for name, value, told in (
         ("temperature", "3", "From 0 to 2."),

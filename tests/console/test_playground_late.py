@@ -113,8 +113,11 @@ def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None
     expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
 
 
+@pytest.mark.parametrize("renames", [False, True])
 @pytest.mark.parametrize("asks", ["again", "otherwise"])
-def test_what_was_answered_is_kept_until_it_is_answered_anew(page: Page, asks: str) -> None:
+def test_what_was_answered_is_kept_until_it_is_answered_anew(
+    page: Page, asks: str, renames: bool
+) -> None:
     _send(page, PARIS)
     expect(_button(page, "Again")).to_be_visible()
     answer = Late(page, "chat/completions")
@@ -126,6 +129,12 @@ def test_what_was_answered_is_kept_until_it_is_answered_anew(page: Page, asks: s
         page.get_by_role("region", name="Turn").get_by_role("button", name="Send").click()
     answer.wait_until_asked()
     expect(_answers(page)).not_to_contain_text("Paris")
+    if renames:
+        _button(page, "Conversations").click()
+        _kept(page).get_by_role("button", name="Rename").click()
+        page.get_by_label("Name", exact=True).fill("Capitals")
+        page.keyboard.press("Enter")
+        expect(_kept(page)).to_contain_text("Capitals")
     page.reload()
     expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
     expect(_answers(page)).to_contain_text("Paris")

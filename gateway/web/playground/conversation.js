@@ -3,6 +3,7 @@
 // {id, title, changed, system, parameters, panes: [{id, model}], turns: [{prompt, answers}]}
 // `prompt` is null in a turn that only brings the results of tools. `answers` are by pane:
 // {model, text, thoughts, calls: [{id, name, arguments, result}], finish, usage, ...}
+// `former` are the turns as they were, while others are being answered in their place.
 
 export const MOST_PANES = 4;
 
@@ -74,8 +75,8 @@ export function bodyFor(conversation, pane, turn, parameters) {
 }
 
 // What is kept: log probabilities would fill the browser's store in a day.
-export function keptForm(conversation) {
-  const turns = conversation.turns.map((turn) => ({
+export function keptForm({ former, ...conversation }) {
+  const turns = (former ?? conversation.turns).map((turn) => ({
     ...turn,
     answers: Object.fromEntries(
       Object.entries(turn.answers).map(([pane, { logprobs, running, ...answer }]) => [pane, answer]),

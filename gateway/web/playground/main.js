@@ -143,7 +143,7 @@ class Playground {
     const answer = this.conversation.turns[number].answers[pane.id];
     return {
       stop: () => this.runs.get(answer)?.stop(),
-      again: isLast ? () => this.answer(number, [pane]) : null,
+      again: isLast ? () => this.again(number, pane) : null,
       sendResults: isLast ? () => this.sendResults() : null,
       drawn: () => this.follow(),
     };
@@ -177,15 +177,28 @@ class Playground {
     this.answer(last + 1, panes, true);
   }
 
+  again(number, pane) {
+    this.remember();
+    this.answer(number, [pane]);
+  }
+
   edit(number, prompt) {
     this.stop();
+    this.remember();
     this.conversation.turns.length = number + 1;
     this.conversation.turns[number] = { prompt, answers: {} };
     this.answer(number, this.conversation.panes);
   }
 
+  // Turns are kept as they were until there is an answer in the place of theirs.
+  remember() {
+    const { conversation } = this;
+    conversation.former ??= conversation.turns.map((turn) => ({ ...turn, answers: { ...turn.answers } }));
+  }
+
   async answer(number, panes, isNew = false) {
     const parameters = this.form.check();
+    if (isNew || !parameters) delete this.conversation.former;
     if (!parameters) {
       this.withdraw(number);
       this.right.open();
@@ -204,7 +217,7 @@ class Playground {
       return { answer, run };
     });
     this.draw();
-    // Whoever leaves before the answer finds the prompt again, or what would have been replaced.
+    // Whoever leaves before the answer finds the prompt again.
     if (isNew) this.keep();
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
@@ -226,6 +239,7 @@ class Playground {
     const end = run.finished();
     await run.ended;
     this.runs.delete(answer);
+    delete conversation.former;
     if (!this.runs.size) this.composer.busy(false);
     announce(answer.error?.message ?? `${answer.model} has answered.`);
     const field = answer.error && fieldOf(answer.error.param);

@@ -1,6 +1,6 @@
 // One answer, from the request to its last token, or to the stop that ends it.
 
-import { ApiError, ask, askJson, eventsOf, inWords } from "../api.js";
+import { ApiError, ask, askJson, eventsOf, inWords, lost } from "../api.js";
 import { randomId } from "./conversation.js";
 
 // Milliseconds between looks at a stopped request: the engine is mostly free within one step.
@@ -56,7 +56,7 @@ export class Run {
       this.take(chunk);
       this.changed();
     }
-    if (!answer.finish) throw new ApiError(0, { message: "The connection was lost before the end." });
+    if (!answer.finish) throw lost();
   }
 
   take({ choices, usage }) {
