@@ -39,6 +39,7 @@ def _runs(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_three_modes_get_the_same_requests_and_do_the_same_work(measured: Path) -> None:
     runs = _runs(measured)
     assert [(run["mode"], run["concurrency"]) for run in runs] == [

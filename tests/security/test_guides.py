@@ -122,6 +122,7 @@ class _Stream:
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.token_mode_only("the guides are the engine's in every mode")
 async def test_what_cannot_be_compiled_does_not_reach_the_engine(client: httpx.AsyncClient) -> None:
     async with _Stream(client) as other:

@@ -247,6 +247,7 @@ def _lora(up: Up, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_command_line(
     admin: httpx.Client, client: openai.OpenAI, up: Up, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_its_events_can_be_had_again_from_any_on(client: openai.OpenAI) -> None:
         client.responses.retrieve(response_id, stream=True)
 
 
+@pytest.mark.slow
 def test_who_leaves_its_stream_can_come_back_to_it(client: openai.OpenAI) -> None:
     wanted = asked(COUNT, max_output_tokens=200)
     with client.responses.create(**wanted, background=True, stream=True) as stream:
@@ -167,6 +168,7 @@ def _active(stack: Stack) -> float:
     )
 
 
+@pytest.mark.slow
 @never_ends
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_cancels_it_frees_the_engine_whichever_worker_runs_it(
@@ -231,6 +233,7 @@ def test_a_tenants_places_hold_in_the_background(shared: GatewayProcess) -> None
         until(has_room)
 
 
+@pytest.mark.slow
 def test_nothing_comes_back_to_a_conversation_that_was_deleted(shared: GatewayProcess) -> None:
     with of_tenant(shared, "two") as client:
         made = client.conversations.create()
@@ -245,6 +248,7 @@ def test_nothing_comes_back_to_a_conversation_that_was_deleted(shared: GatewayPr
             client.responses.create(**asked("x") | {"input": [reference]})
 
 
+@pytest.mark.slow
 def test_a_live_stream_goes_on_at_any_worker(shared: GatewayProcess) -> None:
     with of_tenant(shared, "one") as client:
         wanted = asked(COUNT, max_output_tokens=300)
@@ -292,6 +296,7 @@ def test_one_whose_gateway_was_killed_has_failed(long_stack: Stack, tmp_path: Pa
             client.responses.create(**asked("x"), previous_response_id=polled)
 
 
+@pytest.mark.slow
 @never_ends
 def test_it_has_the_grace_of_all_requests_when_its_gateway_ends(
     long_stack: Stack, tmp_path: Path

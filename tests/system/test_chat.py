@@ -109,6 +109,7 @@ def test_wild_sampling_never_shows_a_replacement_character(
     assert _text(_chunks(client, **options)) == twin
 
 
+@pytest.mark.slow
 def test_counting_goes_on_for_hundreds_of_tokens(client: openai.OpenAI) -> None:
     # Behind a text model that accumulates tokens each costs what all before it do.
     messages = [{"role": "user", "content": "Count from 1 to 200"}]

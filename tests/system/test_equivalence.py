@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
@@ -110,6 +111,7 @@ def _usage(answer: Any) -> tuple[int, int]:
     return answer.usage.prompt_tokens, answer.usage.completion_tokens
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

@@ -95,6 +95,7 @@ async def until(met: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_fifty_chats_at_once_are_those_of_the_old_repository(
     triton: Server, tmp_path: Path
 ) -> None:

@@ -246,6 +246,7 @@ requests = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=30,
     derandomize=True,
@@ -257,6 +258,7 @@ def test_streamed_equals_whole(claude: anthropic.Anthropic, request: dict[str, A
     assert _told(stream) == _told(whole)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=20,
     derandomize=True,

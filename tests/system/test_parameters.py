@@ -204,6 +204,7 @@ def _valid(text: str | None) -> bool:
     return set(value) == {"city", "size"} and 1 <= value["size"] <= 9
 
 
+@pytest.mark.slow
 @pytest.mark.llmapi_refuses
 def test_a_schema_that_the_model_breaks_alone_is_always_met(
     client: openai.OpenAI, request: pytest.FixtureRequest

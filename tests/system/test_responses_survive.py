@@ -134,6 +134,7 @@ def _processes(gateways: Sequence[GatewayProcess]) -> list[psutil.Process]:
     return [each for master in masters for each in (master, *master.children(recursive=True))]
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_and_nothing_is_short(
     stack: Stack, shared_redis: RedisServer, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ async def steps_of_an_abandoned(
     return await asyncio.to_thread(steps) - begun, left - begun, seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "stream", "stops"),
     [

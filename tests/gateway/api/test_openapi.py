@@ -179,6 +179,7 @@ def test_every_operation_succeeds_as_documented(
     assert succeeded == set(OPERATIONS) - apart
 
 
+@pytest.mark.slow
 def test_every_operation_on_other_models_succeeds_as_documented(
     vector_stack: Stack, tmp_path: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_every_operation_on_keys_succeeds_as_documented(stack: Stack, tmp_path: 
         _succeeds(admin, "DELETE", "/v1/keys/{key_id}", {}, {"key_id": made["id"]})
 
 
+@pytest.mark.slow
 def test_every_operation_of_a_console_succeeds_as_documented(
     long_stack: Stack, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def _refusals(gateways: tuple[GatewayProcess, GatewayProcess]) -> float:
     )
 
 
+@pytest.mark.slow
 async def test_two_gateways_let_through_exactly_the_limit(
     gateways: tuple[GatewayProcess, GatewayProcess],
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_wrong_file_ends_the_start(stack: Stack, tmp_path: Path) -> None:
     assert "Traceback" not in gateway.text
 
 
+@pytest.mark.slow
 async def test_reloads_under_load_fail_nobody(stack: Stack, tmp_path: Path) -> None:
     """Keys come and go while requests run; those of the tenant that stays never fail."""
     config = write_config(tmp_path / "gateway.yaml", tenant("stays", ACME))

@@ -79,7 +79,10 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "demo" else pytest.param(name, marks=pytest.mark.slow) for name in TAKEN],
+)
 def test_words_give_the_ids_of_their_text(name: str) -> None:
     tokenizer = TAKEN[name]
     words = of(tokenizer)

@@ -127,6 +127,7 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
     return [bytes(data[a:b]) for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
+@pytest.mark.slow
 @given(conversations())
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_conversation_ends_well(pieces: list[bytes]) -> None:
