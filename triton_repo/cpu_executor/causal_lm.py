@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from triton_repo.cpu_executor.attention import DecodeAttention, PrefillAttention
 from triton_repo.cpu_executor.engine import EngineConfig
 from triton_repo.cpu_executor.kv_cache import SequenceCache
-from triton_repo.cpu_executor.linear import Linear, padded_rows
+from triton_repo.cpu_executor.linear import Linear
 from triton_repo.cpu_executor.lora import Adapter, LoraBatch
 from triton_repo.cpu_executor.weights import files
 
@@ -40,10 +40,7 @@ class Chunk:
 
 
 class PackedBatch:
-    """The tokens of all chunks of one iteration, in rows that are padded as ``Linear`` wants them.
-
-    ``positions`` is int64 ``[rows]``; padding is token 0 at position 0.
-    """
+    """The tokens of all chunks of one iteration, a row each; ``positions`` is int64 ``[rows]``."""
 
     def __init__(self, config: EngineConfig, chunks: Sequence[Chunk]) -> None:
         """Chunks of one token must come first."""
@@ -57,16 +54,12 @@ class PackedBatch:
         ]
         self._chunks = chunks
         self._counts = [len(c.tokens) for c in chunks]
-        rows = sum(self._counts)
-        tokens = np.zeros(padded_rows(rows), np.int64)
-        tokens[:rows] = [t for c in chunks for t in c.tokens]
-        self._tokens = tokens
-        self.positions = np.zeros(len(tokens), np.int64)
-        self.positions[:rows] = np.concatenate(
+        self._tokens = np.array([t for c in chunks for t in c.tokens], np.int64)
+        self.positions = np.concatenate(
             [np.arange(c.cache.length, c.cache.length + len(c.tokens)) for c in chunks]
         )
         self.lora = _lora_batch(chunks, self._counts)
-        self._mixed: Array = np.zeros((len(tokens), heads * config.head_size), np.float32)
+        self._mixed: Array = np.empty((len(self._tokens), heads * config.head_size), np.float32)
 
     def embed(self, table: Array) -> Array:
         """The embeddings ``[rows, hidden]`` of the tokens: of ``table`` or of a prompt's table."""
@@ -101,16 +94,15 @@ class PackedBatch:
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             chunk.cache.length += count
 
-    def wanted(self, x: Array) -> tuple[Array, int]:
-        """The rows of ``x`` whose logits the chunks want, in order and padded; and their number."""
+    def wanted(self, x: Array) -> Array:
+        """The rows of ``x`` whose logits the chunks want, in order."""
         wanted: list[int] = []
         end = 0
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             end += count
             wanted.extend(range(end - chunk.logits, end))
-        selected = np.zeros((padded_rows(len(wanted)), x.shape[1]), np.float32)
-        selected[: len(wanted)] = x[wanted]
-        return selected, len(wanted)
+        selected: Array = x[wanted]
+        return selected
 
 
 class CausalLM(ABC):
@@ -133,8 +125,7 @@ class CausalLM(ABC):
         batch = PackedBatch(self.config, chunks)
         x = self._layers_of(batch)
         batch.finish()
-        selected, count = batch.wanted(x)
-        return self._head(self._final_norm(selected))[:count]
+        return self._head(self._final_norm(batch.wanted(x)))
 
     def fold_qkv(self, parts: Sequence[Any]) -> list[Any]:
         """Bring [q, k, v] matrices or biases into the form of the model's (None stays)."""

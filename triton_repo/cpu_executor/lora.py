@@ -15,7 +15,7 @@ from triton_repo.cpu_executor.checks import PREFIX
 from triton_repo.cpu_executor.engine import EngineConfig
 from triton_repo.cpu_executor.engine_dtype import has_engine_dtype, to_float32
 from triton_repo.cpu_executor.executor_config import PeftCacheConfig
-from triton_repo.cpu_executor.linear import Linear, padded_rows
+from triton_repo.cpu_executor.linear import Linear
 from triton_repo.cpu_executor.request_config import LoraConfig
 
 Array = NDArray[np.float32]
@@ -294,6 +294,4 @@ class LoraBatch:
             if factors is None:
                 continue
             down, up = factors
-            own: Array = np.zeros((padded_rows(len(rows)), x.shape[1]), np.float32)
-            own[: len(rows)] = x[rows]
-            y[rows] += up(np.ascontiguousarray(down(own)))[: len(rows)]
+            y[rows] += up(down(x[rows]))
