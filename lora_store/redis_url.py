@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 _PLAIN = ("redis", "rediss", "unix")
 _TLS = ("redis", "rediss")
 _ADDRESS = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")
-_NOT_A_URL = "not a URL; has the password a / ? # or @ that is not %-encoded?"
+_NOT_A_URL = "not a URL; has the password a / ? # @ [ or ] that is not %-encoded?"
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 _SENTINEL_OPTIONS = {"sentinel_username": "username", "sentinel_password": "password"}
 
@@ -62,6 +62,8 @@ def parse(url: str) -> RedisUrl:
         )
     authority = re.split("[/?#]", after_scheme, maxsplit=1)[0]
     login, at, addresses = authority.rpartition("@")
+    if "[" in login or "]" in login:
+        raise ValueError(_NOT_A_URL)
     try:
         # Newer releases of Python take no IPv6 address among several hosts: each is split alone.
         parts = urlsplit(f"//host{after_scheme.removeprefix(authority)}")

@@ -69,6 +69,8 @@ def test_tls_and_logins_reach_servers_and_sentinels() -> None:
         ("redis+cluster://one:x", "not a URL"),
         ("redis+cluster://one:99999", "not a URL"),
         ("redis+cluster://[x]", "not a URL"),
+        ("redis://u:p[@one/0", "not a URL"),
+        ("rediss+cluster://u:p[::1]w@one", "not a URL"),
     ],
 )
 def test_a_wrong_url_is_refused_at_the_start(url: str, why: str, tmp_path: Path) -> None:

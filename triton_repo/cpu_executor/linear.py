@@ -25,7 +25,8 @@ class Linear:
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """``x`` is ``[rows, in]`` and contiguous; returns ``[rows, out]``."""
-        out: NDArray[np.float32] = np.matmul(x[:, None], self._weight).reshape(len(x), self.out_size)
+        out: NDArray[np.float32] = np.matmul(x[:, None], self._weight)
+        out = out.reshape(len(x), self.out_size)
         if self._bias is not None:
             out += self._bias
         return out
