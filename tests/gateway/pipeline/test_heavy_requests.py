@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +15,17 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from tokenizers import Tokenizer
 
 from gateway.api.guides import structured_guide, tool_guide
 from gateway.api.messages import StructuredOutputs, Tool
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
+from gateway.tokenization.turns import INLINE_CHARS
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
+MANY = 200_000
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -98,3 +103,57 @@ async def test_the_guide_of_many_tools_is_made_off_the_loop(tmp_path: Path) -> N
         assert "tool_choice: cannot be enforced" in answer.json()["error"]["message"]
         given = [Tool.model_validate(tool) for tool in tools]
         assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True)) / 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": MANY}])
+async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[str, Any]) -> None:
+    prompts = [list(range(10)) * (MANY // 10) for _ in range(15)]
+    prompts[-1][-1] = 2**30
+    async with _gateway(tmp_path, max_seq_len=2 * MANY) as (client, _):
+        answer, stood = await _ask(client, "/v1/completions", prompt=prompts, **fields)
+        assert answer.json()["error"]["message"] == "prompt: token ids must be 0 to 255."
+        spent = _spent(lambda: [(max(ids), array("i", ids)) for ids in prompts[:-1]])
+        assert stood < spent / 3
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", slice(-4, None)), ("right", slice(4))])
+async def test_ids_that_are_cut_off_may_be_anything(tmp_path: Path, side: str, kept: slice) -> None:
+    ids = [60, 61, 62, 63, 2**30, 64, 65, 66, 67]
+    fields = {"truncate_prompt_tokens": 4, "truncation_side": side, "return_token_ids": True}
+    async with _gateway(tmp_path) as (client, _):
+        answer, _ = await _ask(client, "/v1/completions", prompt=ids, **fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["prompt_token_ids"] == ids[kept]
+
+
+class _Watched:
+    """A tokenizer; `threads` are those in which it has encoded words or decoded a long prompt."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        self.threads.add(threading.current_thread().name.partition("_")[0])
+        return self._tokenizer.encode(*args, **options)
+
+    def decode(self, ids: list[int], **options: Any) -> Any:
+        return self.decode_batch([ids], **options)[0]
+
+    def decode_batch(self, batch: list[list[int]], **options: Any) -> Any:
+        if len(batch[0]) > INLINE_CHARS:
+            self.threads.add(threading.current_thread().name.partition("_")[0])
+        return self._tokenizer.decode_batch(batch, **options)
+
+
+async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
+    async with _gateway(tmp_path, max_seq_len=10_000) as (client, service):
+        service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+        ids = [*[64] * 5000, 65]
+        answer, _ = await _ask(client, "/v1/completions", prompt=ids, echo=True)
+        text = service.prompts.decode([64, 65])
+        assert text[0] * 5000 + text[1] in answer.json()["choices"][0]["text"]
+        assert watched.threads == {"short-text"}
