@@ -22,7 +22,7 @@ from gateway.api.messages import StructuredOutputs, Tool
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS
-from tests.support.fake_triton import FakeTriton, serving
+from tests.support.fake_triton import INPUTS, FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
 MANY = 200_000
@@ -157,3 +157,19 @@ async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
         text = service.prompts.decode([64, 65])
         assert text[0] * 5000 + text[1] in answer.json()["choices"][0]["text"]
         assert watched.threads == {"short-text"}
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+async def test_many_words_are_tokenized_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And few are at once: a thread takes longer to begin."""
+    monkeypatch.setitem(INPUTS, "INT32", (*INPUTS["INT32"], "bad_words_list"))
+    long = ["x" * (1000 if name == "stop" else 800)] * 5
+    for words, thread in ((long, "short-text"), (["x" * 10] * 5, "MainThread")):
+        async with _gateway(tmp_path) as (client, service):
+            service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+            fields = {"prompt": "Hi", name: words}
+            answer, _ = await _ask(client, "/v1/completions", **fields)
+            assert answer.status_code == 200, answer.text
+            assert watched.threads == {thread}
