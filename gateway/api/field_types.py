@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from gateway.api.parameter_table import UNSET
+from gateway.errors import InvalidRequest
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
 _MAX_BAD_WORDS = 64
+# Of all of them. Each choice sends their ids, of two forms: a character can be four.
+_MAX_BAD_CHARS = 4096
 INT32 = 2**31
 
 
 def _whole(value: Any) -> Any:
     """Of 30.0, 30: JSON knows one kind of numbers, and some clients write all with a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _few(bad_words: list[str]) -> list[str]:
+    chars = sum(map(len, bad_words))
+    if chars > _MAX_BAD_CHARS:
+        raise InvalidRequest(
+            f"bad_words: found {chars} characters in all; allowed: {_MAX_BAD_CHARS}.",
+            param="bad_words",
+        )
+    return bad_words
 
 
 def or_unset(name: str) -> Callable[[dict[str, Any]], None]:
@@ -38,5 +51,7 @@ Word = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 StopString = Annotated[str, StringConstraints(max_length=1024)]
 StopTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=_MAX_STOP)]
 StopStrings = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_STOP)]
-BadWords = Annotated[list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)]
+BadWords = Annotated[
+    list[Word], Field(fail_fast=True, max_length=_MAX_BAD_WORDS), AfterValidator(_few)
+]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]

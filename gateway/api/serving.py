@@ -192,7 +192,6 @@ async def _prepare(
     timeout_s = timeout_of(request, service.settings.request_timeout)
     await reservation.take_more(places - 1)
     chat = service.prompts.chat_of(route.chat_template)
-    given, message = await intake.work(partial(prompts, wanted, chat))
     caller = Caller(
         tenant=tenant.name if tenant else "",
         priority=tenant.priority if tenant else 0,
@@ -205,7 +204,13 @@ async def _prepare(
     lora = route.lora
     if lora is not None:
         lora = replace(lora, turn=partial(_cold_send, service, caller, lora.nbytes))
-    options = wanted.options(lora, message, caller)
+
+    def made() -> tuple[Sequence[Prompt], Options]:
+        given, message = prompts(wanted, chat)
+        # Guides are made of all the tools, or of a text that is JSON.
+        return given, wanted.options(lora, message, caller)
+
+    given, options = await intake.work(made)
     if limit != options.max_tokens:
         options = replace(options, max_tokens=limit)
     if chat.stop_ids and not options.goes_past_ends:

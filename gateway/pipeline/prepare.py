@@ -38,9 +38,12 @@ async def prepare(
     # The engine knows a request by this id, so it must be unique whatever the client sends.
     request_id = secrets.token_hex(16)
     timeout_s = options.caller.timeout_s or service.settings.request_timeout
+    # Each of `bad_words` in two forms.
+    chars = sum(map(len, options.params.stop)) + 2 * sum(map(len, options.bad_words))
+    make = partial(_generations, service, request_id, fitted, options)
     return Batch(
         request_id=request_id,
-        generations=_generations(service, request_id, fitted, options),
+        generations=await service.prompts.turns.run(options.caller.tenant, chars, make),
         prompts=len(prompts),
         choices=len(prompts) * options.n,
         prompt_tokens=sum([len(prompt.ids) for prompt in fitted]),

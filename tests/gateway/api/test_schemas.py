@@ -97,6 +97,7 @@ def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> No
         ({"stop": [""]}, "stop"),
         ({"stop": ["", "a"]}, "stop"),
         ({"bad_words": ["a", ""]}, "bad_words"),
+        ({"bad_words": ["a", *["b" * 1024] * 4]}, "bad_words"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"nope": True}}, "stream_options"),

@@ -1,0 +1,175 @@
+"""Requests that ask much of the gateway itself: the event loop goes on with everybody's streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.api.guides import structured_guide, tool_guide
+from gateway.api.messages import StructuredOutputs, Tool
+from gateway.errors import InvalidRequest
+from gateway.parsers.tools.forced import ForcedCall
+from gateway.tokenization.turns import INLINE_CHARS
+from tests.support.fake_triton import INPUTS, FakeTriton, serving
+from tests.support.in_process import running, save_tokenizer
+
+MANY = 200_000
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def _spent(work: Callable[[], Any]) -> float:
+    """Seconds of CPU."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+@asynccontextmanager
+async def _longest() -> AsyncIterator[Callable[[], float]]:
+    """How many seconds of CPU the loop's thread has spent at most between two of its rounds."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - began)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield lambda: longest
+    finally:
+        task.cancel()
+
+
+@asynccontextmanager
+async def _gateway(
+    folder: Path, *, max_seq_len: int = 64
+) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    save_tokenizer(folder)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    async with (
+        serving(FakeTriton(tokens=[60], fault=None, step=0)) as endpoint,
+        running(folder, endpoint, max_seq_len=max_seq_len) as (client, service, _),
+    ):
+        yield client, service
+
+
+async def _ask(client: httpx.AsyncClient, path: str, **fields: Any) -> tuple[httpx.Response, float]:
+    """The answer, and the longest that the loop has stood."""
+    content = orjson.dumps({"model": "m", "max_tokens": 1} | fields)
+    async with _longest() as longest:
+        answer = await client.post(path, content=content)
+        return answer, longest()
+
+
+async def test_a_text_that_is_a_guide_is_read_off_the_loop(tmp_path: Path) -> None:
+    """One with a key twice, which is looked for in Python."""
+    text = "[" + '{"a":1},' * 50_000 + '{"a":1,"a":2}]'
+
+    def read() -> None:
+        with pytest.raises(InvalidRequest):
+            structured_guide(StructuredOutputs(json=text))
+
+    fields = {"prompt": "Hi", "structured_outputs": {"json": text}}
+    async with _gateway(tmp_path) as (client, _):
+        answer, stood = await _ask(client, "/v1/completions", **fields)
+        assert "has the key 'a' twice" in answer.json()["error"]["message"]
+        assert stood < _spent(read) / 3
+
+
+async def test_the_guide_of_many_tools_is_made_off_the_loop(tmp_path: Path) -> None:
+    schema = {"anyOf": [0] * 10_000}
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(64)
+    ]
+    fields = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools}
+    async with _gateway(tmp_path) as (client, _):
+        answer, stood = await _ask(client, "/v1/chat/completions", **fields, tool_choice="required")
+        assert "tool_choice: cannot be enforced" in answer.json()["error"]["message"]
+        given = [Tool.model_validate(tool) for tool in tools]
+        assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True)) / 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": MANY}])
+async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[str, Any]) -> None:
+    prompts = [list(range(10)) * (MANY // 10) for _ in range(15)]
+    prompts[-1][-1] = 2**30
+    async with _gateway(tmp_path, max_seq_len=2 * MANY) as (client, _):
+        answer, stood = await _ask(client, "/v1/completions", prompt=prompts, **fields)
+        assert answer.json()["error"]["message"] == "prompt: token ids must be 0 to 255."
+        spent = _spent(lambda: [(max(ids), array("i", ids)) for ids in prompts[:-1]])
+        assert stood < spent / 3
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", slice(-4, None)), ("right", slice(4))])
+async def test_ids_that_are_cut_off_may_be_anything(tmp_path: Path, side: str, kept: slice) -> None:
+    ids = [60, 61, 62, 63, 2**30, 64, 65, 66, 67]
+    fields = {"truncate_prompt_tokens": 4, "truncation_side": side, "return_token_ids": True}
+    async with _gateway(tmp_path) as (client, _):
+        answer, _ = await _ask(client, "/v1/completions", prompt=ids, **fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["prompt_token_ids"] == ids[kept]
+
+
+class _Watched:
+    """A tokenizer; `threads` are those in which it has encoded words or decoded a long prompt."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        self.threads.add(threading.current_thread().name.partition("_")[0])
+        return self._tokenizer.encode(*args, **options)
+
+    def decode(self, ids: list[int], **options: Any) -> Any:
+        return self.decode_batch([ids], **options)[0]
+
+    def decode_batch(self, batch: list[list[int]], **options: Any) -> Any:
+        if len(batch[0]) > INLINE_CHARS:
+            self.threads.add(threading.current_thread().name.partition("_")[0])
+        return self._tokenizer.decode_batch(batch, **options)
+
+
+async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
+    async with _gateway(tmp_path, max_seq_len=10_000) as (client, service):
+        service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+        ids = [*[64] * 5000, 65]
+        answer, _ = await _ask(client, "/v1/completions", prompt=ids, echo=True)
+        text = service.prompts.decode([64, 65])
+        assert text[0] * 5000 + text[1] in answer.json()["choices"][0]["text"]
+        assert watched.threads == {"short-text"}
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+async def test_many_words_are_tokenized_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And few are at once: a thread takes longer to begin."""
+    monkeypatch.setitem(INPUTS, "INT32", (*INPUTS["INT32"], "bad_words_list"))
+    long = ["x" * (1000 if name == "stop" else 800)] * 5
+    for words, thread in ((long, "short-text"), (["x" * 10] * 5, "MainThread")):
+        async with _gateway(tmp_path) as (client, service):
+            service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+            fields = {"prompt": "Hi", name: words}
+            answer, _ = await _ask(client, "/v1/completions", **fields)
+            assert answer.status_code == 200, answer.text
+            assert watched.threads == {thread}
