@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Field, model_validator
 
 from gateway.api.field_types import TokenIds, Whole, or_unset
@@ -27,6 +28,9 @@ from gateway.generation import (
 )
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.forced import ForcedCall
+
+_MOST_BESIDE_THE_PROMPT = 64 * 1024
+"""Bytes."""
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -51,7 +55,26 @@ class ChatCompletionRequest(GenerationRequest):
                 "continue_final_message excludes add_generation_prompt.",
                 param="continue_final_message",
             )
+        self._check_beside_the_prompt()
         return self
+
+    def _check_beside_the_prompt(self) -> None:
+        """What its answer begins with, and is read with, stays until that has ended.
+
+        Templates cut thoughts out of a message, and all else goes where the prompt is cut: then no
+        limit on prompts bounds it. Raises InvalidRequest.
+        """
+        sizes = {"echo": len(self.echoed.encode())}
+        if self.truncate_prompt_tokens is not None:
+            schemas = [orjson.dumps(tool.function.parameters) for tool in self.tools or ()]
+            sizes["tools"] = sum(map(len, schemas))
+        for param, size in sizes.items():
+            if size > _MOST_BESIDE_THE_PROMPT:
+                raise InvalidRequest(
+                    f"{param}: found {size} bytes; allowed: {_MOST_BESIDE_THE_PROMPT}"
+                    f"{' with truncate_prompt_tokens' if param == 'tools' else ''}.",
+                    param=param,
+                )
 
     @property
     def output_limit(self) -> int | None:

@@ -165,9 +165,12 @@ def _message_form(
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and wanted.forced is None:
         return None
+    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
+    # limit would bound them, and the guide of a forced call knows the types of its arguments.
+    typed = wanted.tools if tools is not None and wanted.forced is None else None
     return MessageForm(
         tools=tools,
-        functions={tool.function.name: tool.function.parameters for tool in wanted.tools or ()},
+        functions={tool.function.name: tool.function.parameters for tool in typed or ()},
         forced=wanted.forced,
         parallel=wanted.parallel_tool_calls is not False,
         reasoning=reasoning,

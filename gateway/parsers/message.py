@@ -21,11 +21,11 @@ class MessageForm:
     """How to read the choices of one request.
 
     `tools` is the form of calls the model was taught, None when no tools were offered, and
-    `functions` are those. With a `forced` call the whole text is guided JSON in place of that form.
-    `parallel` False keeps the first call only. `reasoning` are the model's tags, `reasoning_open`
-    whether the prompt already opened them. A model that writes in harmony's channels has none:
-    `channel` is then what the prompt has begun (`harmony.begun`), and its text is read for channels
-    whether tools were offered or not.
+    `functions` are those. With a `forced` call the whole text is guided JSON in place of that form,
+    and `functions` are of no use. `parallel` False keeps the first call only. `reasoning` are the
+    model's tags, `reasoning_open` whether the prompt already opened them. A model that writes in
+    harmony's channels has none: `channel` is then what the prompt has begun (`harmony.begun`), and
+    its text is read for channels whether tools were offered or not.
     """
 
     tools: Form | None = None

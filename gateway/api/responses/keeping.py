@@ -137,7 +137,9 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
             before, place = await _before(ask, asked)
             if any(isinstance(item, ItemReference) for item in own):
                 given = await intake.work(partial(dumped, own))
-                own = read(await resolved(ask.kept, ask.tenant, given, intake))
+                nbytes = before.nbytes
+                named = await resolved(ask.kept, ask.tenant, given, intake, nbytes=nbytes)
+                own = await intake.work(partial(read, named))
                 asked = asked.model_copy(update={"input": own})
         found = await intake.work(partial(read, before.items))
         chat = await intake.work(partial(chat_of, asked, [*found, *own]))

@@ -43,15 +43,14 @@ def prompt_of(chat: Chat, form: ChatFormat) -> Prompts:
 
 
 def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
-    found: list[Message] = []
+    found: list[tuple[Message, list[str]]] = []
     for message in messages:
-        role, text = message.role, message.text
-        if role == "system" and found:
-            role = "user"
-        if role == "user" and found and found[-1].role == role:
-            text = found.pop().text + BETWEEN + text
-        found.append(message.model_copy(update={"role": role, "content": text}))
-    return found
+        role = "user" if message.role == "system" and found else message.role
+        if role == "user" and found and found[-1][0].role == role:
+            found[-1][1].append(message.text)
+        else:
+            found.append((message.model_copy(update={"role": role}), [message.text]))
+    return [message.model_copy(update={"content": BETWEEN.join(texts)}) for message, texts in found]
 
 
 async def count_of(

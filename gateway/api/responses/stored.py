@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -268,11 +269,18 @@ def _check_continuable(found: Kept, response_id: str) -> None:
 
 
 async def resolved(
-    kept: Conversations, tenant: str, given: list[Item], intake: Intake, param: str = "input"
+    kept: Conversations,
+    tenant: str,
+    given: list[Item],
+    intake: Intake,
+    param: str = "input",
+    nbytes: int = 0,
 ) -> list[Item]:
     """The items with what their references name in the place of those.
 
-    Raises NotFound for what this tenant has no item of.
+    What is named counts as often as it is named, beside `nbytes` of what else comes before the
+    request: each time it is a part of the prompt, and of what is kept. Raises NotFound for what
+    this tenant has no item of, and ConversationTooLarge.
     """
     wanted = [item["id"] for item in given if item["type"] == "item_reference"]
     if not wanted:
@@ -291,8 +299,8 @@ async def resolved(
         for name in (response, one)
     )
 
-    def replaced(records: Sequence[Record]) -> list[Item] | str:
-        """Or the id of one that there is not."""
+    def replaced(records: Sequence[Record]) -> tuple[list[Item], int] | str:
+        """And the bytes of what was named; or the id of one that there is not."""
         found: dict[str, Item] = {}
         for record in records:
             if is_response_id(record.id):
@@ -303,14 +311,18 @@ async def resolved(
         missing: str | None = next((one for one in wanted if one not in found), None)
         if missing is not None:
             return missing
-        return [item if item["type"] != "item_reference" else found[item["id"]] for item in given]
+        items = [item if item["type"] != "item_reference" else found[item["id"]] for item in given]
+        times = Counter(wanted).items()
+        return items, sum([len(orjson.dumps(found[one])) * count for one, count in times])
 
     # Of each two names there is one: only where there is neither is there something to wait for.
     for patient in (False, True):
         records = await kept.get(tenant, [*ids], patient=patient)
         there = [record for record in records if record is not None]
         await intake.make_room(sum([len(record.data) for record in there]))
-        items = await intake.work(partial(replaced, there))
-        if not isinstance(items, str):
+        answer = await intake.work(partial(replaced, there))
+        if not isinstance(answer, str):
+            items, named = answer
+            await intake.make_room(nbytes + named)
             return items
-    raise NotFound(f"Item with id '{items}' not found.", param=param)
+    raise NotFound(f"Item with id '{answer}' not found.", param=param)

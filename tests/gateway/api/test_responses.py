@@ -23,12 +23,15 @@ from tokenizers import Tokenizer
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, parse
 from gateway.api.responses.items import decoded, encoded
+from gateway.api.responses.prompts import prompt_of
 from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.tokenization.chat_format import ChatFormat
+from tests.support.cpu import costs_less_than
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.generations import generation
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -612,6 +615,26 @@ async def test_a_system_message_that_a_template_refuses_is_the_users(folder: Pat
     assert prompts(folder, servicer) == [
         "<system>|I\nbe kind<user>|Hi\nbe kind\nHi<assistant>|(f)<tool>|1<user>|be kind<assistant>"
     ]
+
+
+class OneSystemMessage:
+    """A chat format that takes one, the first."""
+
+    tool_form = reasoning_tags = None
+
+    def render(self, messages: list[dict[str, Any]], *_: Any, **__: Any) -> str:
+        if any(message["role"] == "system" for message in messages[1:]):
+            raise InvalidRequest("no")
+        return "".join([message["content"] for message in messages])
+
+
+def test_system_messages_that_become_the_users_are_joined_once() -> None:
+    """Not all of them again for each: that took seconds for a body of 8 MB."""
+    said = [{"role": r, "content": "x" * 4000} for _ in range(1000) for r in ("system", "user")]
+    whole = chat(input=said)
+    with costs_less_than(0.4):
+        (prompt,), _ = prompt_of(whole, cast(ChatFormat, OneSystemMessage()))
+    assert prompt == "x" * 4000 + "\n".join(["x" * 4000] * 1999)
 
 
 async def test_what_is_oldest_is_left_out_until_the_prompt_fits(folder: Path) -> None:

@@ -50,6 +50,33 @@ def test_max_completion_tokens_wins() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["x" * 65_537, "\u00e9" * 32_769, f"<think>{'x' * 65_536}</think>"]
+)
+def test_an_echo_is_kept_and_so_is_bounded(text: str) -> None:
+    """A template may write nothing of it in the prompt."""
+    said = {"role": "assistant", "content": text}
+    with pytest.raises(InvalidRequest, match="echo: found") as refused:
+        chat(messages=[said], echo=True)
+    assert refused.value.param == "echo"
+    assert chat(messages=[said]).echoed == ""
+    half = text[: len(text) // 2]
+    assert chat(messages=[said | {"content": half}], echo=True).echoed == half
+
+
+def test_schemas_are_kept_and_so_are_bounded_where_the_prompt_is_cut() -> None:
+    def fields(size: int) -> dict[str, Any]:
+        functions = [{"name": name, "parameters": {"a": "x" * (size // 2 - 8)}} for name in "fg"]
+        return {"tools": [{"type": "function", "function": one} for one in functions]}
+
+    most = 64 * 1024
+    chat(**fields(most), truncate_prompt_tokens=1)
+    chat(**fields(most + 2))
+    with pytest.raises(InvalidRequest, match=f"tools: found {most + 2} bytes") as refused:
+        chat(**fields(most + 2), truncate_prompt_tokens=1)
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
     ("stop", "meant"),
     [(None, ()), ("", ()), ([], ()), ("a", ("a",)), (["a", " "], ("a", " "))],
 )
