@@ -3,7 +3,7 @@
 import { askJson, inWords } from "../api.js";
 import { $, announce, drawIcons, el } from "../dom.js";
 import { useKeys } from "../key.js";
-import { bodyFor, newAnswer, newConversation, openCalls } from "./conversation.js";
+import { bodyFor, newAnswer, newConversation, openCalls, settle } from "./conversation.js";
 import { showCode } from "./code.js";
 import { Composer } from "./composer.js";
 import { ParametersForm } from "./form.js";
@@ -164,6 +164,7 @@ class Playground {
       this.composer.tell("Not sent, as you have gone on writing: send it when it is ready.");
       return;
     }
+    delete conversation.turns.at(-1)?.former; // whoever goes on from an edited turn has chosen it
     conversation.turns.push({ prompt: this.composer.take(), answers: {} });
     this.answer(this.conversation.turns.length - 1, this.conversation.panes, true);
   }
@@ -178,27 +179,18 @@ class Playground {
   }
 
   again(number, pane) {
-    this.remember();
     this.answer(number, [pane]);
   }
 
   edit(number, prompt) {
     this.stop();
-    this.remember();
-    this.conversation.turns.length = number + 1;
-    this.conversation.turns[number] = { prompt, answers: {} };
+    const former = this.conversation.turns.splice(number);
+    this.conversation.turns.push({ prompt, answers: {}, former });
     this.answer(number, this.conversation.panes);
-  }
-
-  // Turns are kept as they were until there is an answer in the place of theirs.
-  remember() {
-    const { conversation } = this;
-    conversation.former ??= conversation.turns.map((turn) => ({ ...turn, answers: { ...turn.answers } }));
   }
 
   async answer(number, panes, isNew = false) {
     const parameters = this.form.check();
-    if (isNew || !parameters) delete this.conversation.former;
     if (!parameters) {
       this.withdraw(number);
       this.right.open();
@@ -207,7 +199,7 @@ class Playground {
     }
     const turn = this.conversation.turns[number];
     const begun = panes.map((pane) => {
-      const answer = (turn.answers[pane.id] = newAnswer(pane.model));
+      const answer = (turn.answers[pane.id] = newAnswer(pane.model, turn.answers[pane.id]));
       const view = () => this.views[number]?.views.get(pane.id);
       const run = new Run(answer, bodyFor(this.conversation, pane, number, parameters), () => {
         const seen = view();
@@ -222,7 +214,7 @@ class Playground {
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
     const { conversation } = this;
-    await Promise.all(begun.map(({ answer, run }) => this.follows(answer, run, conversation)));
+    await Promise.all(begun.map(({ answer, run }) => this.follows(turn, answer, run, conversation)));
   }
 
   // A prompt that cannot be sent goes back to where it was written.
@@ -235,13 +227,13 @@ class Playground {
     this.draw();
   }
 
-  async follows(answer, run, conversation) {
+  async follows(turn, answer, run, conversation) {
     const end = run.finished();
     await run.ended;
     this.runs.delete(answer);
-    delete conversation.former;
     if (!this.runs.size) this.composer.busy(false);
     announce(answer.error?.message ?? `${answer.model} has answered.`);
+    settle(turn, answer);
     const field = answer.error && fieldOf(answer.error.param);
     if (field) this.form.refuse(field, answer.error.message);
     // One that was left, and so stopped, is kept as well; one that was deleted is not.
