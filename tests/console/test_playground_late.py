@@ -161,7 +161,8 @@ def test_what_was_answered_is_kept_until_it_is_answered_anew(
     expect(_answers(page)).to_contain_text("Paris")
 
 
-def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page, refused: bool) -> None:
     _button(page, "Compare").click()
     _send(page, PARIS)
     for answer in (_answers(page).first, _answers(page).last):
@@ -171,8 +172,16 @@ def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page) -> No
     _answers(page).first.get_by_role("button", name="Again").click()
     late.wait_until_asked()
     page.unroute("**/v1/chat/completions")
-    _answers(page).last.get_by_role("button", name="Again").click()
-    expect(_answers(page).last.get_by_role("button", name="Again")).to_be_visible()
+    again = _answers(page).last.get_by_role("button", name="Again")
+    if refused:
+        _button(page, "Parameters").click()
+        page.locator('[name="temperature"]').fill("3")
+        again.click()
+        expect(page.locator('[name="temperature"]')).to_be_focused()
+        page.locator('[name="system"]').fill("Be short.")  # which keeps it
+    else:
+        again.click()
+        expect(again).to_be_visible()
     page.reload()
     expect(_answers(page).first).to_contain_text("Paris")
 
@@ -200,6 +209,27 @@ def test_turns_behind_one_that_is_edited_are_kept_though_they_were_being_answere
     expect(_button(page, "Again")).to_be_visible()
     page.reload()
     expect(page.get_by_role("article", name="Prompt")).to_have_text(["Other", "Hi"])
+
+
+def test_a_wrong_field_stops_nothing_and_leaves_what_is_written(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_answers(page)).to_contain_text("Paris")
+    answer = Late(page, "chat/completions")
+    _send(page, "Hello")
+    answer.wait_until_asked()
+    _button(page, "Parameters").click()
+    wrong = page.locator('[name="temperature"]')
+    wrong.fill("3")
+    page.locator("#prompt").fill("A draft")
+    _edit(page, "Other")
+    expect(wrong).to_be_focused()
+    first = page.get_by_role("region", name="Turn", exact=True).first
+    expect(first.get_by_role("textbox", name="Prompt")).to_have_value("Other")
+    expect(page.locator("#prompt")).to_have_value("A draft")
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    expect(_answers(page).first).to_contain_text("Paris")
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
 
 
 def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> None:

@@ -164,39 +164,50 @@ class Playground {
       this.composer.tell("Not sent, as you have gone on writing: send it when it is ready.");
       return;
     }
+    this.composer.tell("");
+    const parameters = this.checked();
+    if (!parameters) return;
     delete conversation.turns.at(-1)?.former; // whoever goes on from an edited turn has chosen it
     conversation.turns.push({ prompt: this.composer.take(), answers: {} });
-    this.answer(this.conversation.turns.length - 1, this.conversation.panes, true);
+    this.answer(conversation.turns.length - 1, conversation.panes, parameters, true);
+  }
+
+  // The parameters to send, or null: nothing is stopped, cut or sent while one is wrong.
+  checked() {
+    const parameters = this.form.check();
+    if (!parameters) {
+      this.right.open();
+      this.form.focusWrong();
+    }
+    return parameters;
   }
 
   // Panes whose models have called nothing have nothing to go on with.
   sendResults() {
+    const parameters = this.checked();
+    if (!parameters) return;
     const last = this.conversation.turns.length - 1;
     const { answers } = this.conversation.turns[last];
     const panes = this.conversation.panes.filter((pane) => openCalls(answers[pane.id]).length);
     this.conversation.turns.push({ prompt: null, answers: {} });
-    this.answer(last + 1, panes, true);
+    this.answer(last + 1, panes, parameters, true);
   }
 
   again(number, pane) {
-    this.answer(number, [pane]);
+    const parameters = this.checked();
+    if (parameters) this.answer(number, [pane], parameters);
   }
 
   edit(number, prompt) {
+    const parameters = this.checked();
+    if (!parameters) return;
     this.stop();
     const former = this.conversation.turns.splice(number);
     this.conversation.turns.push({ prompt, answers: {}, former });
-    this.answer(number, this.conversation.panes);
+    this.answer(number, this.conversation.panes, parameters);
   }
 
-  async answer(number, panes, isNew = false) {
-    const parameters = this.form.check();
-    if (!parameters) {
-      this.withdraw(number);
-      this.right.open();
-      this.form.focusWrong();
-      return;
-    }
+  async answer(number, panes, parameters, isNew = false) {
     const turn = this.conversation.turns[number];
     const begun = panes.map((pane) => {
       const answer = (turn.answers[pane.id] = newAnswer(pane.model, turn.answers[pane.id]));
@@ -215,16 +226,6 @@ class Playground {
     this.composer.busy(true);
     const { conversation } = this;
     await Promise.all(begun.map(({ answer, run }) => this.follows(turn, answer, run, conversation)));
-  }
-
-  // A prompt that cannot be sent goes back to where it was written.
-  withdraw(number) {
-    const { turns } = this.conversation;
-    const { prompt, answers } = turns[number];
-    if (Object.keys(answers).length) return;
-    turns.length = number;
-    this.composer.text = prompt ?? "";
-    this.draw();
   }
 
   async follows(turn, answer, run, conversation) {
@@ -257,12 +258,8 @@ class Playground {
   // Of what is being written, else of what was asked last.
   code() {
     const { turns, panes } = this.conversation;
-    const parameters = this.form.check();
-    if (!parameters) {
-      this.right.open();
-      this.form.focusWrong();
-      return;
-    }
+    const parameters = this.checked();
+    if (!parameters) return;
     const written = this.composer.text.trim() || (turns.length ? null : "Hello");
     const asked = written === null ? turns : [...turns, { prompt: written, answers: {} }];
     const seen = { ...this.conversation, turns: asked };
