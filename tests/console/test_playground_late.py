@@ -171,7 +171,7 @@ def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page, refus
     late = Late(page, "chat/completions")
     _answers(page).first.get_by_role("button", name="Again").click()
     late.wait_until_asked()
-    page.unroute("**/v1/chat/completions")
+    page.route("**/v1/chat/completions", lambda route: route.continue_())
     again = _answers(page).last.get_by_role("button", name="Again")
     if refused:
         _button(page, "Parameters").click()
@@ -182,6 +182,7 @@ def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page, refus
     else:
         again.click()
         expect(again).to_be_visible()
+    expect(_answers(page).first).to_have_attribute("aria-busy", "true")
     page.reload()
     expect(_answers(page).first).to_contain_text("Paris")
 
@@ -249,7 +250,7 @@ def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page
     _button(page, "Conversations").click()
     _button(page, f"Delete {PARIS}").click()
     # What has ended is told.
-    expect(page.get_by_role("status").filter(has_text="demo has answered.")).to_have_count(1)
+    expect(page.get_by_role("status").filter(has_text="demo was stopped.")).to_have_count(1)
     expect(_kept(page)).to_have_count(0)
 
 

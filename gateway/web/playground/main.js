@@ -233,7 +233,7 @@ class Playground {
     await run.ended;
     this.runs.delete(answer);
     if (!this.runs.size) this.composer.busy(false);
-    announce(answer.error?.message ?? `${answer.model} has answered.`);
+    announce(answer.error?.message ?? `${answer.model} ${answer.stopped ? "was stopped" : "has answered"}.`);
     settle(turn, answer);
     const field = answer.error && fieldOf(answer.error.param);
     if (field) this.form.refuse(field, answer.error.message);
