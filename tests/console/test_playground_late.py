@@ -243,6 +243,24 @@ def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> No
     expect(_answers(page)).to_contain_text("Paris")
 
 
+def test_a_conversation_that_goes_on_in_another_tab_goes_on_here(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hello")
+    expect(_button(other, "Again")).to_be_visible()
+    other.close()
+    expect(_answers(page)).to_have_count(2)
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
+    _button(page, "Parameters").click()
+    page.locator('[name="system"]').fill("Be short.")
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
+    expect(page.locator('[name="system"]')).to_have_value("Be short.")
+
+
 def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
     answer = Late(page, "chat/completions")
     _send(page, PARIS)

@@ -49,7 +49,7 @@ class Playground {
     $("#new").addEventListener("click", () => this.openNew());
     $("#clear").addEventListener("click", () => this.clear());
     $("#show-code").addEventListener("click", () => this.code());
-    shelf.whenChangedElsewhere(() => this.drawList());
+    shelf.whenChangedElsewhere((id) => this.changedElsewhere(id));
     const [newest] = shelf.list();
     this.open((newest && shelf.load(newest.id)) ?? newConversation());
   }
@@ -100,6 +100,13 @@ class Playground {
       this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
     }
     this.drawList();
+  }
+
+  // What is open goes on from there; else the next change here would be kept over it.
+  changedElsewhere(id) {
+    const kept = id === this.conversation.id && !this.runs.size && shelf.load(id);
+    if (kept) this.open(kept);
+    else this.drawList();
   }
 
   rename(id, title) {
