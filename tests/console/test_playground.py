@@ -160,6 +160,27 @@ def test_a_connection_that_is_lost_is_told_in_words(
         expect(answer.locator(".markdown").last).not_to_be_empty()
 
 
+def test_a_connection_that_is_lost_behind_the_end_is_not_told(page: Page) -> None:
+    page.evaluate(
+        """() => {
+          const choice = { delta: { content: "Whole." }, finish_reason: "stop" };
+          const event = `data: ${JSON.stringify({ choices: [choice] })}\n\n`;
+          const start = (body) => {
+            body.enqueue(new TextEncoder().encode(event));
+            window.lose = () => body.error(new TypeError("network error"));
+          };
+          window.fetch = async () => new Response(new ReadableStream({ start }));
+        }"""
+    )
+    _prompt(page).fill("Hi")
+    _prompt(page).press("Enter")
+    expect(_answers(page)).to_contain_text("Whole.")
+    page.evaluate("lose()")
+    answer = _ended(page)
+    expect(answer.locator('[data-fact="finish"]')).to_be_visible()
+    expect(answer.locator(".notice")).to_have_count(0)
+
+
 def test_a_wrong_field_is_told_beside_it_and_nothing_is_sent(page: Page) -> None:
     for name, value, told in (
         ("temperature", "3", "From 0 to 2."),
@@ -223,9 +244,14 @@ def test_tools_are_called_and_their_results_go_back(page: Page) -> None:
     _button(page, "Close the parameters").click()
     answer = _ask(page, "Call weather.", max_tokens="80", seed="1")
     expect(answer).to_contain_text("calls weather")
-    _set(page, tool_choice="none")
+    _set(page, tool_choice="none", temperature="3")
     for field in answer.get_by_label("Result of weather").all():
         field.fill('{"sun": true}')
+    _prompt(page).fill("A draft")
+    _button(answer, "Send results").first.click()
+    expect(page.locator('[name="temperature"]')).to_be_focused()
+    expect(_prompt(page)).to_have_value("A draft")
+    page.locator('[name="temperature"]').fill("")
     _button(answer, "Send results").first.click()
     expect(page.get_by_role("region", name="Turn", exact=True)).to_have_count(2)
     expect(_ended(page).locator(".notice.bad")).to_have_count(0)

@@ -19,7 +19,7 @@ PARIS = "What is the capital of France?"
 @pytest.fixture
 def page(browser: Browser, stack: Stack) -> Iterator[Page]:
     # A request that is stopped before it has been sent on is not known at the gateway.
-    with looking_at(browser, stack.gateway, refused=(404,)) as page:
+    with looking_at(browser, stack.gateway, refused=(404, 429)) as page:
         expect(_model(page)).to_have_value("demo")
         yield page
 
@@ -35,6 +35,14 @@ def _button(page: Page, name: str) -> Locator:
 def _send(page: Page, prompt: str) -> None:
     page.locator("#prompt").fill(prompt)
     page.locator("#prompt").press("Enter")
+
+
+def _edit(page: Page, prompt: str) -> None:
+    """The first prompt, which is sent anew."""
+    first = page.get_by_role("region", name="Turn", exact=True).first
+    first.get_by_role("button", name="Edit the prompt").click()
+    first.get_by_role("textbox", name="Prompt").fill(prompt)
+    first.get_by_role("button", name="Send").click()
 
 
 def _answers(page: Page) -> Locator:
@@ -113,10 +121,10 @@ def test_a_prompt_is_kept_before_it_is_answered(page: Page, leaves: str) -> None
     expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
 
 
-@pytest.mark.parametrize("renames", [False, True])
+@pytest.mark.parametrize("meanwhile", ["a rename", "a refusal", "a stop", "another"])
 @pytest.mark.parametrize("asks", ["again", "otherwise"])
 def test_what_was_answered_is_kept_until_it_is_answered_anew(
-    page: Page, asks: str, renames: bool
+    page: Page, asks: str, meanwhile: str
 ) -> None:
     _send(page, PARIS)
     expect(_button(page, "Again")).to_be_visible()
@@ -124,20 +132,105 @@ def test_what_was_answered_is_kept_until_it_is_answered_anew(
     if asks == "again":
         _button(page, "Again").click()
     else:
-        _button(page, "Edit the prompt").click()
-        page.get_by_role("textbox", name="Prompt").first.fill("Hello")
-        page.get_by_role("region", name="Turn").get_by_role("button", name="Send").click()
+        _edit(page, "Hello")
     answer.wait_until_asked()
     expect(_answers(page)).not_to_contain_text("Paris")
-    if renames:
+    if meanwhile == "a rename":
         _button(page, "Conversations").click()
         _kept(page).get_by_role("button", name="Rename").click()
         page.get_by_label("Name", exact=True).fill("Capitals")
         page.keyboard.press("Enter")
         expect(_kept(page)).to_contain_text("Capitals")
-    page.reload()
+    elif meanwhile == "another":
+        _button(page, "Conversations").click()
+        _button(page, "New conversation").click()
+        _kept(page).get_by_role("button", name=PARIS, exact=True).click()
+    else:
+        if meanwhile == "a refusal":
+            answer.refuse(429, "Too many.")
+        else:
+            _button(page, "Stop").last.click()
+        told = "Too many." if meanwhile == "a refusal" else "Stopped after"
+        expect(_answers(page)).to_contain_text(told)
+        if asks == "again":
+            expect(_answers(page)).to_contain_text("This is the answer from before.")
+            expect(_answers(page)).to_contain_text("Paris")
+    if meanwhile != "another":
+        page.reload()
     expect(page.get_by_role("article", name="Prompt")).to_have_text(PARIS)
     expect(_answers(page)).to_contain_text("Paris")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_answered_is_kept_whatever_other_panes_answer(page: Page, refused: bool) -> None:
+    _button(page, "Compare").click()
+    _send(page, PARIS)
+    for answer in (_answers(page).first, _answers(page).last):
+        expect(answer.get_by_role("button", name="Again")).to_be_visible()
+    expect(_answers(page).first).to_contain_text("Paris")
+    late = Late(page, "chat/completions")
+    _answers(page).first.get_by_role("button", name="Again").click()
+    late.wait_until_asked()
+    page.route("**/v1/chat/completions", lambda route: route.continue_())
+    again = _answers(page).last.get_by_role("button", name="Again")
+    if refused:
+        _button(page, "Parameters").click()
+        page.locator('[name="temperature"]').fill("3")
+        again.click()
+        expect(page.locator('[name="temperature"]')).to_be_focused()
+        page.locator('[name="system"]').fill("Be short.")  # which keeps it
+    else:
+        again.click()
+        expect(again).to_be_visible()
+    expect(_answers(page).first).to_have_attribute("aria-busy", "true")
+    page.reload()
+    expect(_answers(page).first).to_contain_text("Paris")
+
+
+def test_turns_behind_one_that_is_edited_are_kept_though_they_were_being_answered(
+    page: Page,
+) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    _send(page, "Hello")
+    answer.wait_until_asked()
+    # What is stopped by it has ended when it is asked for.
+    with page.expect_request("**/v1/requests/*"):
+        _edit(page, "Other")
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
+    expect(_answers(page).first).to_contain_text("Paris")
+    # Whoever goes on from what was edited has chosen it.
+    answer = Late(page, "chat/completions")
+    _edit(page, "Other")
+    answer.refuse(429, "Too many.")
+    expect(_answers(page)).to_contain_text("Too many.")
+    _send(page, "Hi")
+    expect(_button(page, "Again")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text(["Other", "Hi"])
+
+
+def test_a_wrong_field_stops_nothing_and_leaves_what_is_written(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_answers(page)).to_contain_text("Paris")
+    answer = Late(page, "chat/completions")
+    _send(page, "Hello")
+    answer.wait_until_asked()
+    _button(page, "Parameters").click()
+    wrong = page.locator('[name="temperature"]')
+    wrong.fill("3")
+    page.locator("#prompt").fill("A draft")
+    _edit(page, "Other")
+    expect(wrong).to_be_focused()
+    first = page.get_by_role("region", name="Turn", exact=True).first
+    expect(first.get_by_role("textbox", name="Prompt")).to_have_value("Other")
+    expect(page.locator("#prompt")).to_have_value("A draft")
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    expect(_answers(page).first).to_contain_text("Paris")
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
 
 
 def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> None:
@@ -150,6 +243,24 @@ def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> No
     expect(_answers(page)).to_contain_text("Paris")
 
 
+def test_a_conversation_that_goes_on_in_another_tab_goes_on_here(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hello")
+    expect(_button(other, "Again")).to_be_visible()
+    other.close()
+    expect(_answers(page)).to_have_count(2)
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
+    _button(page, "Parameters").click()
+    page.locator('[name="system"]').fill("Be short.")
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
+    expect(page.locator('[name="system"]')).to_have_value("Be short.")
+
+
 def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
     answer = Late(page, "chat/completions")
     _send(page, PARIS)
@@ -157,7 +268,7 @@ def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page
     _button(page, "Conversations").click()
     _button(page, f"Delete {PARIS}").click()
     # What has ended is told.
-    expect(page.get_by_role("status").filter(has_text="demo has answered.")).to_have_count(1)
+    expect(page.get_by_role("status").filter(has_text="demo was stopped.")).to_have_count(1)
     expect(_kept(page)).to_have_count(0)
 
 

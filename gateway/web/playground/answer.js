@@ -25,9 +25,8 @@ export class AnswerView {
     this.notes = el("div", { class: "notes" });
     this.facts = el("ul", { class: "facts", "aria-label": "About this answer" });
     this.actions = el("div", { class: "actions-row" });
-    this.node = el("article", { class: "answer", "aria-label": `Answer of ${answer.model}` },
-      el("h3", { class: "who" }, answer.model),
-      this.thinking, this.text.root, this.calls, this.notes,
+    this.who = el("h3", { class: "who" });
+    this.node = el("article", { class: "answer" }, this.who, this.thinking, this.text.root, this.calls, this.notes,
       el("footer", {}, this.facts, this.actions));
     this.draw();
   }
@@ -66,6 +65,8 @@ export class AnswerView {
   // What only changes as it begins and ends.
   settle() {
     const { answer } = this;
+    this.node.setAttribute("aria-label", `Answer of ${answer.model}`);
+    this.who.textContent = answer.model;
     this.calls.replaceChildren(...answer.calls.map((call) => this.call(call)), ...this.results());
     this.notes.replaceChildren(...notesOf(answer));
     this.facts.replaceChildren(...factsOf(answer));
@@ -125,7 +126,7 @@ export class AnswerView {
 export const shortTime = (ms) =>
   ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
 
-function notesOf({ running, text, calls, finish, error, stopped, ignored }) {
+function notesOf({ running, text, calls, finish, error, stopped, ignored, isFormer }) {
   const notes = [];
   const isCut = !running && !text && !calls.length && !finish && !error && !stopped; // the page was left
   if (isCut) notes.push(el("p", { class: "notice" }, "Not answered."));
@@ -137,6 +138,7 @@ function notesOf({ running, text, calls, finish, error, stopped, ignored }) {
     const freed = stopped.freedMs == null ? "" : ` The engine was free ${shortTime(stopped.freedMs)} later.`;
     notes.push(el("p", { class: "notice stopped" }, `Stopped after ${shortTime(stopped.afterMs)}.${freed}`));
   }
+  if (isFormer) notes.push(el("p", { class: "notice" }, "This is the answer from before."));
   if (ignored) notes.push(el("p", { class: "notice warn" }, `Without effect here: ${ignored}.`));
   return notes;
 }

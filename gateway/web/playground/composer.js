@@ -36,7 +36,6 @@ export class Composer {
   take() {
     const prompt = this.text;
     this.text = "";
-    this.tell("");
     return prompt;
   }
 

@@ -3,7 +3,8 @@
 // {id, title, changed, system, parameters, panes: [{id, model}], turns: [{prompt, answers}]}
 // `prompt` is null in a turn that only brings the results of tools. `answers` are by pane:
 // {model, text, thoughts, calls: [{id, name, arguments, result}], finish, usage, ...}
-// `former` are the turns as they were, while others are being answered in their place.
+// `former` of an answer is the one it is to replace; of an edited turn, the turns it is to replace.
+// Both are there, and kept instead, until there is an answer in their place.
 
 export const MOST_PANES = 4;
 
@@ -24,8 +25,9 @@ export function newConversation(like) {
   };
 }
 
-export function newAnswer(model) {
-  return { model, text: "", thoughts: "", calls: [], running: true };
+export function newAnswer(model, before) {
+  const former = hasCome(before) ? before : undefined;
+  return { model, text: "", thoughts: "", calls: [], running: true, former };
 }
 
 export function titleOf(conversation) {
@@ -36,6 +38,8 @@ export function titleOf(conversation) {
 
 // Whether an answer can be part of what is asked next: it has said something.
 export const isUsable = (answer) => Boolean(answer && (answer.text || answer.calls.length));
+
+const hasCome = (answer) => isUsable(answer) || Boolean(answer?.finish);
 
 export const openCalls = (answer) => (isUsable(answer) ? answer.calls : []);
 
@@ -74,13 +78,23 @@ export function bodyFor(conversation, pane, turn, parameters) {
   return { model: pane.model, messages: messagesFor(conversation, pane, turn), ...parameters };
 }
 
+// An answer has ended. One that has not come leaves what it was to replace, and tells why.
+export function settle(turn, answer) {
+  const { former, requestId, error, stopped } = answer;
+  delete answer.former;
+  if (hasCome(answer)) delete turn.former;
+  else if (former) Object.assign(answer, former, { requestId, error, stopped, isFormer: true });
+}
+
 // What is kept: log probabilities would fill the browser's store in a day.
-export function keptForm({ former, ...conversation }) {
-  const turns = (former ?? conversation.turns).map((turn) => ({
-    ...turn,
-    answers: Object.fromEntries(
-      Object.entries(turn.answers).map(([pane, { logprobs, running, ...answer }]) => [pane, answer]),
-    ),
-  }));
-  return { ...conversation, turns };
+export const keptForm = (conversation) => ({ ...conversation, turns: conversation.turns.flatMap(keptTurn) });
+
+function keptTurn({ former, ...turn }) {
+  if (former) return former.flatMap(keptTurn);
+  const answers = Object.entries(turn.answers).map(([pane, answer]) => [pane, keptAnswer(answer)]);
+  return { ...turn, answers: Object.fromEntries(answers) };
+}
+
+function keptAnswer({ former, logprobs, running, ...answer }) {
+  return former ? keptAnswer(former) : answer;
 }

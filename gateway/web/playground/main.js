@@ -3,7 +3,7 @@
 import { askJson, inWords } from "../api.js";
 import { $, announce, drawIcons, el } from "../dom.js";
 import { useKeys } from "../key.js";
-import { bodyFor, newAnswer, newConversation, openCalls } from "./conversation.js";
+import { bodyFor, newAnswer, newConversation, openCalls, settle } from "./conversation.js";
 import { showCode } from "./code.js";
 import { Composer } from "./composer.js";
 import { ParametersForm } from "./form.js";
@@ -49,7 +49,7 @@ class Playground {
     $("#new").addEventListener("click", () => this.openNew());
     $("#clear").addEventListener("click", () => this.clear());
     $("#show-code").addEventListener("click", () => this.code());
-    shelf.whenChangedElsewhere(() => this.drawList());
+    shelf.whenChangedElsewhere((id) => this.changedElsewhere(id));
     const [newest] = shelf.list();
     this.open((newest && shelf.load(newest.id)) ?? newConversation());
   }
@@ -100,6 +100,13 @@ class Playground {
       this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
     }
     this.drawList();
+  }
+
+  // What is open goes on from there; else the next change here would be kept over it.
+  changedElsewhere(id) {
+    const kept = id === this.conversation.id && !this.runs.size && shelf.load(id);
+    if (kept) this.open(kept);
+    else this.drawList();
   }
 
   rename(id, title) {
@@ -164,50 +171,53 @@ class Playground {
       this.composer.tell("Not sent, as you have gone on writing: send it when it is ready.");
       return;
     }
+    this.composer.tell("");
+    const parameters = this.checked();
+    if (!parameters) return;
+    delete conversation.turns.at(-1)?.former; // whoever goes on from an edited turn has chosen it
     conversation.turns.push({ prompt: this.composer.take(), answers: {} });
-    this.answer(this.conversation.turns.length - 1, this.conversation.panes, true);
+    this.answer(conversation.turns.length - 1, conversation.panes, parameters, true);
+  }
+
+  // The parameters to send, or null: nothing is stopped, cut or sent while one is wrong.
+  checked() {
+    const parameters = this.form.check();
+    if (!parameters) {
+      this.right.open();
+      this.form.focusWrong();
+    }
+    return parameters;
   }
 
   // Panes whose models have called nothing have nothing to go on with.
   sendResults() {
+    const parameters = this.checked();
+    if (!parameters) return;
     const last = this.conversation.turns.length - 1;
     const { answers } = this.conversation.turns[last];
     const panes = this.conversation.panes.filter((pane) => openCalls(answers[pane.id]).length);
     this.conversation.turns.push({ prompt: null, answers: {} });
-    this.answer(last + 1, panes, true);
+    this.answer(last + 1, panes, parameters, true);
   }
 
   again(number, pane) {
-    this.remember();
-    this.answer(number, [pane]);
+    const parameters = this.checked();
+    if (parameters) this.answer(number, [pane], parameters);
   }
 
   edit(number, prompt) {
+    const parameters = this.checked();
+    if (!parameters) return;
     this.stop();
-    this.remember();
-    this.conversation.turns.length = number + 1;
-    this.conversation.turns[number] = { prompt, answers: {} };
-    this.answer(number, this.conversation.panes);
+    const former = this.conversation.turns.splice(number);
+    this.conversation.turns.push({ prompt, answers: {}, former });
+    this.answer(number, this.conversation.panes, parameters);
   }
 
-  // Turns are kept as they were until there is an answer in the place of theirs.
-  remember() {
-    const { conversation } = this;
-    conversation.former ??= conversation.turns.map((turn) => ({ ...turn, answers: { ...turn.answers } }));
-  }
-
-  async answer(number, panes, isNew = false) {
-    const parameters = this.form.check();
-    if (isNew || !parameters) delete this.conversation.former;
-    if (!parameters) {
-      this.withdraw(number);
-      this.right.open();
-      this.form.focusWrong();
-      return;
-    }
+  async answer(number, panes, parameters, isNew = false) {
     const turn = this.conversation.turns[number];
     const begun = panes.map((pane) => {
-      const answer = (turn.answers[pane.id] = newAnswer(pane.model));
+      const answer = (turn.answers[pane.id] = newAnswer(pane.model, turn.answers[pane.id]));
       const view = () => this.views[number]?.views.get(pane.id);
       const run = new Run(answer, bodyFor(this.conversation, pane, number, parameters), () => {
         const seen = view();
@@ -222,26 +232,16 @@ class Playground {
     this.scroll.scrollTop = this.scroll.scrollHeight;
     this.composer.busy(true);
     const { conversation } = this;
-    await Promise.all(begun.map(({ answer, run }) => this.follows(answer, run, conversation)));
+    await Promise.all(begun.map(({ answer, run }) => this.follows(turn, answer, run, conversation)));
   }
 
-  // A prompt that cannot be sent goes back to where it was written.
-  withdraw(number) {
-    const { turns } = this.conversation;
-    const { prompt, answers } = turns[number];
-    if (Object.keys(answers).length) return;
-    turns.length = number;
-    this.composer.text = prompt ?? "";
-    this.draw();
-  }
-
-  async follows(answer, run, conversation) {
+  async follows(turn, answer, run, conversation) {
     const end = run.finished();
     await run.ended;
     this.runs.delete(answer);
-    delete conversation.former;
     if (!this.runs.size) this.composer.busy(false);
-    announce(answer.error?.message ?? `${answer.model} has answered.`);
+    announce(answer.error?.message ?? `${answer.model} ${answer.stopped ? "was stopped" : "has answered"}.`);
+    settle(turn, answer);
     const field = answer.error && fieldOf(answer.error.param);
     if (field) this.form.refuse(field, answer.error.message);
     // One that was left, and so stopped, is kept as well; one that was deleted is not.
@@ -265,12 +265,8 @@ class Playground {
   // Of what is being written, else of what was asked last.
   code() {
     const { turns, panes } = this.conversation;
-    const parameters = this.form.check();
-    if (!parameters) {
-      this.right.open();
-      this.form.focusWrong();
-      return;
-    }
+    const parameters = this.checked();
+    if (!parameters) return;
     const written = this.composer.text.trim() || (turns.length ? null : "Hello");
     const asked = written === null ? turns : [...turns, { prompt: written, answers: {} }];
     const seen = { ...this.conversation, turns: asked };

@@ -24,7 +24,8 @@ export class Run {
       await this.stream();
     } catch (error) {
       if (error.name === "AbortError") answer.stopped = { afterMs: performance.now() - this.begun };
-      else answer.error = { message: inWords(error), param: error.param ?? null, status: error.status };
+      // Lost behind its end, it is whole.
+      else if (error.status !== 0 || !answer.finish) answer.error = { message: inWords(error), param: error.param ?? null, status: error.status };
     }
     answer.running = false;
     this.rate();

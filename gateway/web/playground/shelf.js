@@ -45,9 +45,9 @@ export function clear() {
   for (const name of entries()) localStorage.removeItem(name);
 }
 
-// Another tab of this browser has changed them.
+// Another tab of this browser has changed them: `run(id)` of one, without it of all.
 export function whenChangedElsewhere(run) {
   addEventListener("storage", (event) => {
-    if (event.key === null || event.key.startsWith(PREFIX)) run();
+    if (event.key === null || event.key.startsWith(PREFIX)) run(event.key?.slice(PREFIX.length));
   });
 }
