@@ -253,7 +253,8 @@ class Meter:
     """The prompts that the engine was given: a bit for each place in the request."""
     tokens: int = 0
     untold: int = 0
-    """What broken off beam searches may have come to: the engine tells at the end only."""
+    """Of what was broken off: tokens that had come and were not read yet, and what beam searches
+    may have come to, of which the engine tells at the end only."""
     running: dict[int, Running] = field(default_factory=dict)
     """By the place of the generation in the request."""
     reused_tokens: int | None = None

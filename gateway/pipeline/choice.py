@@ -5,6 +5,7 @@ What happens once a token is `Choice._emit`, called from where the engine's byte
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from gateway.service import Service
 from gateway.stops import Stopping, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
-from gateway.triton.token_stream import Aside
+from gateway.triton.token_stream import Aside, TokenStream
 
 # Between two looks for a replica to which a stream could go from one that is drained.
 _LOOK_S = 1.0
@@ -125,16 +126,25 @@ class Choice:
             answered(lease, batch, self._index)
             self._left = None
             take(first)
-            while self._last.finish is None:
-                if self._continuation.differs:
-                    raise AnswerLost("Another replica would have said something else; try again.")
-                if self._replica.sends_away and time.monotonic() >= self._stays_until:
-                    self._leave()
-                await self._sink.drain()
-                await tokens.feed_deltas(take)
+            try:
+                await self._follow(tokens, take)
+            except (asyncio.CancelledError, TimeoutError):
+                # The engine waits for no client that reads slowly. Each response is a token.
+                batch.meter.untold += tokens.unread
+                raise
         if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
+
+    async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
+        """What comes behind the first delta."""
+        while self._last.finish is None:
+            if self._continuation.differs:
+                raise AnswerLost("Another replica would have said something else; try again.")
+            if self._replica.sends_away and time.monotonic() >= self._stays_until:
+                self._leave()
+            await self._sink.drain()
+            await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
         """Once a token, from where its bytes are received."""

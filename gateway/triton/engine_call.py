@@ -74,6 +74,11 @@ class EngineCall:
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
 
+    @property
+    def unread(self) -> int:
+        """As of the `ResponseStream`."""
+        return 0 if self._stream is None else self._stream.unread
+
     def __enter__(self) -> Self:
         return self
 
