@@ -6,7 +6,9 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -306,7 +308,11 @@ class Batch:
     deadline: float
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """Of the tokens of prompts, by the place of the generation that asked for them."""
+    """Of the tokens of prompts, by the place of the generation that shows them."""
+    prompt_turns: defaultdict[int, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    """Whose turn it is to ask for these, by the place of a prompt's first generation."""
 
     @property
     def came(self) -> float:

@@ -283,15 +283,27 @@ async def _of_prompt(
 async def _prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
-    """Those of the prompt's tokens, from a run over it apart from the one that generates."""
+    """Those of the prompt's tokens, from a run over it apart from those that generate.
+
+    All of its choices share it: its logits are half a megabyte a token. The first one asks, as it
+    may be wanted to tell of more alternatives.
+    """
+    each = len(batch.generations) // batch.prompts
+    first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.sends(index, lease.replica.kind)
+        sent = batch.sends(first, lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
             on_left=on_left(service, request, batch),
         )
-        answered(lease, batch, index)
+        answered(lease, batch, first)
         return found
 
-    return await attempt(service.replicas, request, batch, index, ask)
+    async with batch.prompt_turns[first]:
+        if first not in batch.prompt_logprobs:
+            found = await attempt(service.replicas, request, batch, first, ask)
+            batch.prompt_logprobs[first] = found
+    fingerprints = batch.meter.fingerprints
+    fingerprints.setdefault(index, fingerprints[first])
+    return batch.prompt_logprobs[first]
