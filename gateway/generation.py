@@ -343,7 +343,6 @@ class Batch:
         sent = [first for place, first in enumerate(firsts) if self.meter.sent >> place & 1]
         return sum([len(generation.prompt_ids) for generation in sent])
 
-    def sends(self, index: int, kind: object = None) -> Generation:
-        """An engine of this kind is now given this generation, in the form that is returned."""
+    def sent(self, index: int) -> None:
+        """An engine was given the prompt of this generation."""
         self.meter.sent |= 1 << index * self.prompts // len(self.generations)
-        return self.generations[index].for_kind(kind)

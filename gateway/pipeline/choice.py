@@ -114,12 +114,13 @@ class Choice:
         self._stays_until = math.inf if self._replica is self._left else 0.0
         sent, take = self._continuation.sent, self._emit
         if sent is None:
-            sent = batch.sends(self._index, lease.replica.kind)
+            sent = self._generation.for_kind(lease.replica.kind)
             self._text = text_stream(service, sent)
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_sent=partial(batch.sent, self._index),
             on_left=on_left(service, self._request, batch),
         ) as tokens:
             first = await tokens.first()
@@ -292,9 +293,10 @@ async def _prompt_logprobs(
     first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.sends(first, lease.replica.kind)
+        sent = batch.generations[first].for_kind(lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_sent=partial(batch.sent, first),
             on_left=on_left(service, request, batch),
         )
         answered(lease, batch, first)
