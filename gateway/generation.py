@@ -6,7 +6,9 @@ may know these types, so nothing here knows HTTP, gRPC or a tokenizer.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -253,7 +255,8 @@ class Meter:
     """The prompts that the engine was given: a bit for each place in the request."""
     tokens: int = 0
     untold: int = 0
-    """What broken off beam searches may have come to: the engine tells at the end only."""
+    """Of what was broken off: tokens that had come and were not read yet, and what beam searches
+    may have come to, of which the engine tells at the end only."""
     running: dict[int, Running] = field(default_factory=dict)
     """By the place of the generation in the request."""
     reused_tokens: int | None = None
@@ -305,7 +308,11 @@ class Batch:
     deadline: float
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    """Of the tokens of prompts, by the place of the generation that asked for them."""
+    """Of the tokens of prompts, by the place of the generation that shows them."""
+    prompt_turns: defaultdict[int, asyncio.Lock] = field(
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
+    """Whose turn it is to ask for these, by the place of a prompt's first generation."""
 
     @property
     def came(self) -> float:
@@ -336,7 +343,6 @@ class Batch:
         sent = [first for place, first in enumerate(firsts) if self.meter.sent >> place & 1]
         return sum([len(generation.prompt_ids) for generation in sent])
 
-    def sends(self, index: int, kind: object = None) -> Generation:
-        """An engine of this kind is now given this generation, in the form that is returned."""
+    def sent(self, index: int) -> None:
+        """An engine was given the prompt of this generation."""
         self.meter.sent |= 1 << index * self.prompts // len(self.generations)
-        return self.generations[index].for_kind(kind)

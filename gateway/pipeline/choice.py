@@ -5,6 +5,7 @@ What happens once a token is `Choice._emit`, called from where the engine's byte
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from gateway.service import Service
 from gateway.stops import Stopping, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
-from gateway.triton.token_stream import Aside
+from gateway.triton.token_stream import Aside, TokenStream
 
 # Between two looks for a replica to which a stream could go from one that is drained.
 _LOOK_S = 1.0
@@ -113,28 +114,38 @@ class Choice:
         self._stays_until = math.inf if self._replica is self._left else 0.0
         sent, take = self._continuation.sent, self._emit
         if sent is None:
-            sent = batch.sends(self._index, lease.replica.kind)
+            sent = self._generation.for_kind(lease.replica.kind)
             self._text = text_stream(service, sent)
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_sent=partial(batch.sent, self._index),
             on_left=on_left(service, self._request, batch),
         ) as tokens:
             first = await tokens.first()
             answered(lease, batch, self._index)
             self._left = None
             take(first)
-            while self._last.finish is None:
-                if self._continuation.differs:
-                    raise AnswerLost("Another replica would have said something else; try again.")
-                if self._replica.sends_away and time.monotonic() >= self._stays_until:
-                    self._leave()
-                await self._sink.drain()
-                await tokens.feed_deltas(take)
+            try:
+                await self._follow(tokens, take)
+            except (asyncio.CancelledError, TimeoutError):
+                # The engine waits for no client that reads slowly. Each response is a token.
+                batch.meter.untold += tokens.unread
+                raise
         if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
+
+    async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
+        """What comes behind the first delta."""
+        while self._last.finish is None:
+            if self._continuation.differs:
+                raise AnswerLost("Another replica would have said something else; try again.")
+            if self._replica.sends_away and time.monotonic() >= self._stays_until:
+                self._leave()
+            await self._sink.drain()
+            await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
         """Once a token, from where its bytes are received."""
@@ -273,15 +284,28 @@ async def _of_prompt(
 async def _prompt_logprobs(
     service: Service, request: RequestContext, batch: Batch, index: int
 ) -> list[TokenLogprob]:
-    """Those of the prompt's tokens, from a run over it apart from the one that generates."""
+    """Those of the prompt's tokens, from a run over it apart from those that generate.
+
+    All of its choices share it: its logits are half a megabyte a token. The first one asks, as it
+    may be wanted to tell of more alternatives.
+    """
+    each = len(batch.generations) // batch.prompts
+    first = index - index % each
 
     async def ask(lease: ReplicaLease) -> list[TokenLogprob]:
-        sent = batch.sends(index, lease.replica.kind)
+        sent = batch.generations[first].for_kind(lease.replica.kind)
         found = await lease.engine.prompt_logprobs(
             *(sent, batch.deadline, lease.metadata, aside(service, batch)),
+            on_sent=partial(batch.sent, first),
             on_left=on_left(service, request, batch),
         )
-        answered(lease, batch, index)
+        answered(lease, batch, first)
         return found
 
-    return await attempt(service.replicas, request, batch, index, ask)
+    async with batch.prompt_turns[first]:
+        if first not in batch.prompt_logprobs:
+            found = await attempt(service.replicas, request, batch, first, ask)
+            batch.prompt_logprobs[first] = found
+    fingerprints = batch.meter.fingerprints
+    fingerprints.setdefault(index, fingerprints[first])
+    return batch.prompt_logprobs[first]

@@ -157,9 +157,12 @@ async def _search(
     metrics = service.metrics
 
     async def ask(lease: ReplicaLease) -> tuple[Generation, list[TokenDelta]]:
-        sent = batch.sends(index, lease.replica.kind)
-        left = on_left(service, request, batch)
-        with lease.engine.generate(sent, batch.deadline, lease.metadata, on_left=left) as tokens:
+        sent = generation.for_kind(lease.replica.kind)
+        with lease.engine.generate(
+            *(sent, batch.deadline, lease.metadata),
+            on_sent=partial(batch.sent, index),
+            on_left=on_left(service, request, batch),
+        ) as tokens:
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):

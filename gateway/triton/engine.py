@@ -249,13 +249,15 @@ class Engine:
         deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
+        on_sent: Callable[[], None] = lambda: None,
         on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
         """Token deltas of one generation, as a context manager that stops what is left early.
 
         Reading raises TimeoutError from `deadline` on, a time of the event loop. `metadata` goes
-        with the call; logits are worked on `aside`. Of one that is left early `on_left` is asked
-        for what is to be told when the engine has let go.
+        with the call; logits are worked on `aside`. `on_sent` is called once the engine was given
+        it. Of one that is left early `on_left` is asked for what is to be told when the engine has
+        let go.
         """
         capabilities = self.capabilities
         if (generation.text is None) is not (capabilities.text is None):
@@ -264,7 +266,9 @@ class Engine:
         # Of a model that does not stream the first response is the last.
         if self._first_response_timeout is not None and capabilities.streams_llmapi:
             begin_by = asyncio.get_running_loop().time() + self._first_response_timeout
-        return self._stream(capabilities, generation, deadline, metadata, aside, begin_by, on_left)
+        return self._stream(
+            *(capabilities, generation, deadline, metadata, aside, begin_by), on_sent, on_left
+        )
 
     def _stream(
         self,
@@ -274,6 +278,7 @@ class Engine:
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
         begin_by: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
         on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> TokenStream:
         if generation.text is None:
@@ -296,6 +301,7 @@ class Engine:
             metadata=metadata,
             aside=aside,
             begin_by=begin_by,
+            on_sent=on_sent,
             on_left=on_left,
         )
 
@@ -305,6 +311,7 @@ class Engine:
         deadline: float,
         metadata: Metadata = _NO_METADATA,
         aside: Aside = _at_once,
+        on_sent: Callable[[], None] = lambda: None,
         on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> list[TokenLogprob]:
         """Log probabilities of the prompt's tokens, from one run over it. Raises TimeoutError."""
@@ -318,6 +325,7 @@ class Engine:
             deadline=deadline,
             metadata=metadata,
             aside=aside,
+            on_sent=on_sent,
             on_left=on_left,
         ) as stream:
             return await stream.logprobs()

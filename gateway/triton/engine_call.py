@@ -47,11 +47,12 @@ class EngineCall:
         deadline: float,
         metadata: Metadata,
         begin_by: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
         on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
         """`begin_by` is when the first response must be there, as `deadline` is when the last must,
-        both times of the event loop. Left early, `on_left` is asked for what is to be told when the
-        engine has let go."""
+        both times of the event loop. `on_sent` is called whenever the engine was given the request.
+        Left early, `on_left` is asked for what is to be told when the engine has let go."""
         loop = asyncio.get_running_loop()
         self._engine = engine
         self._capabilities = capabilities
@@ -61,6 +62,7 @@ class EngineCall:
         # An engine that reads adapters itself brings in again what it holds no more.
         self._lora = None if capabilities.reads_adapters else generation.params.lora
         self._stream: ResponseStream[bytes] | None = None
+        self._on_sent = on_sent
         self._on_left = on_left
         self._stopping: Stopping | None = None
         self._sent = False
@@ -73,6 +75,11 @@ class EngineCall:
         self._since = loop.time()
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
+
+    @property
+    def unread(self) -> int:
+        """As of the `ResponseStream`."""
+        return 0 if self._stream is None else self._stream.unread
 
     def __enter__(self) -> Self:
         return self
@@ -189,6 +196,7 @@ class EngineCall:
         except EngineUnavailable:
             self._finished = True
             raise
+        self._on_sent()
         if self._expired:  # meanwhile, so that nothing would end a read
             self._drop_stream()
         if self._lora is None:

@@ -113,6 +113,9 @@ class GrpcioTransport:
 
 
 class _Call(Generic[T]):
+    unread = 0
+    """What has come waits within gRPC, which does not tell how much it is."""
+
     def __init__(
         self, call: Any, parse: Callable[[bytes], T], left: set[asyncio.Task[None]]
     ) -> None:

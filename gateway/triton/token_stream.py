@@ -47,6 +47,7 @@ class TokenStream(EngineCall):
         metadata: Metadata,
         aside: Aside,
         begin_by: float | None = None,
+        on_sent: Callable[[], None] = lambda: None,
         on_left: Callable[[StopReason], Stopping] = Stopping,
     ) -> None:
         """As `EngineCall`. `aside` is for logits: to find the likeliest of a vocabulary takes a
@@ -59,6 +60,7 @@ class TokenStream(EngineCall):
             deadline=deadline,
             metadata=metadata,
             begin_by=begin_by,
+            on_sent=on_sent,
             on_left=on_left,
         )
         self._reader: text_tensors.TextReader | LlmapiReader | None = None

@@ -55,6 +55,13 @@ class ResponseStream(Protocol[T_co]):
         does.
         """
 
+    @property
+    def unread(self) -> int:
+        """How many responses have come without being read, also of a stream that was left since.
+
+        0 where the transport does not know.
+        """
+
     def cancel(self) -> None:
         """Ends the stream at once; idempotent."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from ops.commands.up import DEMO_MODEL
 from tests.support.adapter_store import becomes
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
@@ -135,3 +137,43 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
         triton.reads.set()
         assert (await first).status_code == 200
         assert (await _ask(client, "any", "b")).status_code == 200
+
+
+@pytest.mark.parametrize("how", ["hang-up", "deadline"])
+async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
+    tmp_path: Path, how: str
+) -> None:
+    """While another's adapter is on its way, it waits to bring its own; the other one pays."""
+    clock = EventClock()
+    triton, log = LoraTriton(), tmp_path / "usage.jsonl"
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            tokenizer_dir=DEMO_MODEL,
+            model_name="demo",
+            max_seq_len=2048,
+            admin_key=ADMIN,
+            cold_send_bytes=1,
+            queue_timeout=3600,
+            usage_log=log,
+        ) as (client, service, _),
+    ):
+        for seed, name in enumerate(("a", "b")):
+            await _add(client, tmp_path / name, seed)
+        given = _ask(client, "any", "a")
+        await becomes(lambda: service.cold_sends.in_flight == 1)
+        waits = _ask(client, "any", "b", **{"x-request-timeout": "50"})
+        await becomes(lambda: service.cold_sends.waiting == 1)
+        if how == "hang-up":
+            waits.cancel()
+        else:
+            clock.leap(60)
+            assert (await waits).status_code == 504
+        await becomes(lambda: service.cold_sends.waiting == 0)
+        given.cancel()
+        await becomes(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
+    paid = {(r := json.loads(line))["adapter"]: r for line in log.read_text().splitlines()}
+    assert paid["b"]["prompt_tokens"] == paid["b"]["completion_tokens"] == 0
+    assert paid["a"]["prompt_tokens"] > 0

@@ -217,3 +217,28 @@ async def test_the_logits_of_a_prompt_have_a_bound(
                     "/v1/completions", json=ASKED | fields | free, headers=SMALL
                 )
                 assert answer.status_code == 200
+
+
+async def test_the_choices_of_a_prompt_share_its_run(tmp_path: Path) -> None:
+    """Each shows what a choice alone shows; the engine gives the logits of each prompt once."""
+    async with world(tmp_path) as here:
+        echo = {"prompt": ["abc", "vwxyz"], "echo": True, "logprobs": 2, "max_tokens": 1}
+
+        async def shown(**fields: Any) -> list[Any]:
+            asked = ASKED | echo | {"stream": False} | fields
+            answer = await here.client.post("/v1/completions", json=asked, headers=SMALL)
+            assert answer.status_code == 200, answer.text
+            return [(choice["text"], choice["logprobs"]) for choice in answer.json()["choices"]]
+
+        more = len(TOKENS)  # of which this engine makes all
+        alone = await shown()
+        assert here.fake.prompts_answered == 2
+        assert [len(logprobs["tokens"]) for _, logprobs in alone] == [3 + more, 5 + more]
+        assert await shown(n=64) == [alone[0]] * 64 + [alone[1]] * 64
+        assert here.fake.prompts_answered == 4
+        # The first choice alone asks for more alternatives than it echoes.
+        assert await shown(n=3, prompt_logprobs=5) == [alone[0]] * 3 + [alone[1]] * 3
+        assert here.fake.prompts_answered == 6
+        nothing_new = await shown(n=3, max_tokens=0)
+        assert [len(logprobs["tokens"]) for _, logprobs in nothing_new] == [3] * 3 + [5] * 3
+        assert here.fake.prompts_answered == 8

@@ -55,6 +55,7 @@ class Call(Generic[T]):
         "_needed",
         "_parse",
         "_take",
+        "_thrown_away",
         "_waiter",
         "_window",
         "status",
@@ -72,6 +73,7 @@ class Call(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._parse = parse
         self._messages: list[bytes] = []
+        self._thrown_away = 0
         # Who waits, and what is given the messages meanwhile; the result is whether it has enough.
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Callable[[Sequence[bytes]], bool] | None = None
@@ -116,6 +118,10 @@ class Call(Generic[T]):
         """Bytes that the server may still send before more are read."""
         return self._window
 
+    @property
+    def unread(self) -> int:
+        return self._thrown_away + len(self._messages)
+
     def cancel(self) -> None:
         if self._given_up():
             self._control.reset(self.stream_id, Code.CANCEL)
@@ -132,6 +138,7 @@ class Call(Generic[T]):
             return False
         self._cancelled = True
         self.end(Status.CANCELLED, "cancelled here")
+        self._thrown_away = len(self._messages)
         self._messages.clear()
         return True
 

@@ -81,7 +81,7 @@ async def test_what_has_no_token_for_a_minute_keeps_its_reservation(clock: Clock
     batch = _beam_search()
     account = await _open(accounting, batch)
     async with account:
-        batch.sends(0)
+        batch.sent(0)
         for _ in range(2 * 200):
             clock.now_s += 0.5
             await account.keep_books()

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,10 +23,13 @@ from tests.support.gateway_process import GatewayProcess, body, tenant, write_co
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.raw_http import post
 from tests.support.triton_server import LONG_ANSWER
 
 KEY, OTHER_KEY = "sk-acme-key", "sk-other-key"
 TEXT = "hello"
+# Tokens that fit into what an engine may send before it is read, and into no connection's buffers.
+UNREAD = 3000
 FIELDS = {
     "id", "request_id", "tenant", "model", "adapter", "adapter_version", "prompt_tokens",
     "cached_tokens", "completion_tokens", "status", "finish", "started", "ended",
@@ -246,6 +250,44 @@ async def test_one_record_when_the_client_leaves(
         again = await client.post("/v1/completions", json=REQUEST, headers=HEADERS)
         assert again.status_code == 200
         await _wait_for_records(case.log, 3)
+
+
+@pytest.mark.parametrize("how", ["hang-up", "hang-up behind the end", "deadline"])
+async def test_who_reads_nothing_pays_for_what_the_engine_made(tmp_path: Path, how: str) -> None:
+    """Little of it has gone to the client: the rest waits at the gateway, and is thrown away."""
+    clock, loop = EventClock(), asyncio.get_running_loop()
+    case = _Case(tmp_path, "stall", step=UNREAD)
+    case.servicer.tokens = ids_of(tmp_path, "a" * UNREAD)
+    if how != "hang-up behind the end":
+        case.servicer.tokens.append(0)  # which never comes
+    settings: dict[str, Any] = {"max_seq_len": 2 * UNREAD, "write_timeout": 3600}
+    async with (
+        serving(case.servicer) as endpoint,
+        case.gateway(endpoint, **settings) as (client, _, server),
+    ):
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            await loop.sock_connect(reader, ("127.0.0.1", client.base_url.port or 0))
+            await _until(lambda: len(server.server_state.connections) == 1)
+            (connection,) = server.server_state.connections
+            accepted = connection.transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            content = json.dumps(REQUEST | {"max_tokens": UNREAD + 1, "stream": True}).encode()
+            headers = f"authorization: Bearer {KEY}\r\nx-request-timeout: 600".encode()
+            await loop.sock_sendall(reader, post("/v1/completions", content, headers))
+            await _until(lambda: case.servicer.given >= UNREAD)
+            # Answered on the same connection to the engine: all that came before has arrived too.
+            case.servicer.tokens, case.servicer.fault = ids_of(tmp_path, TEXT), None
+            headers_of_other = {"authorization": f"Bearer {OTHER_KEY}"}
+            between = await client.post("/v1/completions", json=REQUEST, headers=headers_of_other)
+            assert between.status_code == 200
+            if how == "deadline":
+                clock.leap(700)
+                await asyncio.sleep(0.01)  # its timer is due before
+        _, record = await _wait_for_records(case.log, 2)
+    assert (record["tenant"], record["status"], record["finish"]) == ("acme", 499, [])
+    assert (record["prompt_tokens"], record["completion_tokens"]) == (3, UNREAD)
 
 
 @pytest.mark.parametrize("stream", [True, False])
