@@ -188,6 +188,19 @@ class Background:
                 status = context.late_status or 200
                 log_request(log, context.facts("POST", context.path, status))
                 self._service.monitor.answered(context, status, again=True)
+                await self._clear(run)
+
+    async def _clear(self, run: Run) -> None:
+        """Events may have been on their way to the store while their response was deleted: no
+        later deletion would reach them."""
+        if not await run.events.ended():
+            return
+        try:
+            [beat] = await self._kept.get(run.tenant, [beat_id(run.id)])
+            if beat is None:
+                await self._delete_events(run.tenant, run.id)
+        except GatewayError as error:
+            log.error("events of %s may be left of it: %s", run.id, error.message)
 
     async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
         run.events.write(answer.wire().failure(told(error)))
@@ -288,8 +301,11 @@ class Background:
         """With its events; one that is still made is not made any further."""
         self._stop(tenant, record.id)
         await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
+        await self._delete_events(tenant, record.id)
+
+    async def _delete_events(self, tenant: str, response_id: str) -> None:
         while chunks := await self._kept.members(
-            tenant, record.id, after=0, limit=_DELETED_AT_ONCE
+            tenant, response_id, after=0, limit=_DELETED_AT_ONCE
         ):
             await self._kept.delete(tenant, [chunk.id for chunk in chunks])
 
@@ -373,7 +389,8 @@ class Background:
 
 async def _keep_events(_: str, runs: Sequence[Run]) -> None:
     for run in runs:
-        await run.events.flush()
+        if not run.cancelled:
+            await run.events.flush()
 
 
 def _why(run: Run) -> Exception:
