@@ -37,6 +37,7 @@ from gateway.api.sse import EventBody, told
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
+    ConversationTooLarge,
     GatewayError,
     InvalidRequest,
     NotFound,
@@ -243,9 +244,19 @@ class Background:
     async def _tell(self, tenant: str, runs: Sequence[Run]) -> None:
         now = time.monotonic()
         if due := [run for run in runs if now - run.beaten >= BEAT_S]:
-            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
+            await self._beat(tenant, due)
             for run in due:
                 run.beaten = now
+
+    async def _beat(self, tenant: str, runs: Sequence[Run]) -> None:
+        try:
+            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in runs])
+        except ConversationTooLarge as error:
+            if len(runs) > 1:  # the others must not pass for dead
+                for run in runs:
+                    await self._beat(tenant, [run])
+            else:
+                log.warning("%s is not told of: %s", runs[0].id, error.message)
 
     async def _listen(self, tenant: str, runs: Sequence[Run]) -> None:
         """Others end a response by what they keep in the place of its beat."""
@@ -389,8 +400,12 @@ class Background:
 
 async def _keep_events(_: str, runs: Sequence[Run]) -> None:
     for run in runs:
-        if not run.cancelled:
+        if run.cancelled:
+            continue
+        try:
             await run.events.flush()
+        except ConversationTooLarge as error:  # this one has no room; the others may have
+            log.warning("events of %s are not kept: %s", run.id, error.message)
 
 
 def _why(run: Run) -> Exception:

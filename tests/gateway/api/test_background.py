@@ -11,7 +11,10 @@ import httpx
 import orjson
 import pytest
 
+from gateway.api.responses.progress import beat_id
 from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
+from gateway.errors import ConversationTooLarge
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
@@ -74,3 +77,44 @@ async def test_nothing_is_kept_of_what_was_deleted_while_it_was_being_kept(
             await _until(lambda: engine.stopped)
         assert chunks == known
         assert await others.conversations.members("", response_id, after=0) == []
+
+
+async def test_one_that_has_no_room_holds_up_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        _engine(tmp_path) as (engine, endpoint),
+        running(tmp_path, endpoint) as (elsewhere, _, _),
+        running(tmp_path, endpoint) as (client, service, _),
+    ):
+        full = await _begun(client)
+        await _fill(service.conversations, full)
+        later = await _begun(client)
+        await _until(lambda: engine.reached == 2)
+
+        async def looks(count: int) -> None:
+            last = caplog.text.count("There is no room") + count
+            await _until(lambda: caplog.text.count("There is no room") >= last)
+
+        await looks(6)
+        events = await service.conversations.members("", later, after=0)
+        assert b"response.output_text.delta" in b"".join(chunk.data for chunk in events)
+        told = await elsewhere.get(f"/v1/responses/{later}")
+        assert told.json()["status"] == "in_progress"
+        [before] = await service.conversations.get("", [beat_id(later)])
+        await looks(20)
+        [beat] = await service.conversations.get("", [beat_id(later)])
+        assert beat.version > before.version
+        engine.released.set()
+
+
+async def _fill(kept: Conversations, response_id: str) -> None:
+    """Until nothing more goes into its group."""
+    number, size = 0, 1024
+    while size:
+        ids = [f"{response_id}/{number + each}x" for each in range(size)]
+        try:
+            await kept.put("", [Record(id_, b"x", 1, response_id) for id_ in ids])
+            number += size
+        except ConversationTooLarge:
+            size //= 2
