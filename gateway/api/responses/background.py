@@ -37,6 +37,7 @@ from gateway.api.sse import EventBody, told
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
+    ConversationTooLarge,
     GatewayError,
     InvalidRequest,
     NotFound,
@@ -188,6 +189,19 @@ class Background:
                 status = context.late_status or 200
                 log_request(log, context.facts("POST", context.path, status))
                 self._service.monitor.answered(context, status, again=True)
+                await self._clear(run)
+
+    async def _clear(self, run: Run) -> None:
+        """Events may have been on their way to the store while their response was deleted: no
+        later deletion would reach them."""
+        if not await run.events.ended():
+            return
+        try:
+            [beat] = await self._kept.get(run.tenant, [beat_id(run.id)])
+            if beat is None:
+                await self._delete_events(run.tenant, run.id)
+        except GatewayError as error:
+            log.error("events of %s may be left of it: %s", run.id, error.message)
 
     async def _fail(self, run: Run, answer: ResponseAnswer, error: Exception) -> None:
         run.events.write(answer.wire().failure(told(error)))
@@ -230,9 +244,19 @@ class Background:
     async def _tell(self, tenant: str, runs: Sequence[Run]) -> None:
         now = time.monotonic()
         if due := [run for run in runs if now - run.beaten >= BEAT_S]:
-            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in due])
+            await self._beat(tenant, due)
             for run in due:
                 run.beaten = now
+
+    async def _beat(self, tenant: str, runs: Sequence[Run]) -> None:
+        try:
+            await self._kept.put(tenant, [beat_record(run.id, run.status) for run in runs])
+        except ConversationTooLarge as error:
+            if len(runs) > 1:  # the others must not pass for dead
+                for run in runs:
+                    await self._beat(tenant, [run])
+            else:
+                log.warning("%s is not told of: %s", runs[0].id, error.message)
 
     async def _listen(self, tenant: str, runs: Sequence[Run]) -> None:
         """Others end a response by what they keep in the place of its beat."""
@@ -288,8 +312,11 @@ class Background:
         """With its events; one that is still made is not made any further."""
         self._stop(tenant, record.id)
         await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
+        await self._delete_events(tenant, record.id)
+
+    async def _delete_events(self, tenant: str, response_id: str) -> None:
         while chunks := await self._kept.members(
-            tenant, record.id, after=0, limit=_DELETED_AT_ONCE
+            tenant, response_id, after=0, limit=_DELETED_AT_ONCE
         ):
             await self._kept.delete(tenant, [chunk.id for chunk in chunks])
 
@@ -373,7 +400,12 @@ class Background:
 
 async def _keep_events(_: str, runs: Sequence[Run]) -> None:
     for run in runs:
-        await run.events.flush()
+        if run.cancelled:
+            continue
+        try:
+            await run.events.flush()
+        except ConversationTooLarge as error:  # this one has no room; the others may have
+            log.warning("events of %s are not kept: %s", run.id, error.message)
 
 
 def _why(run: Run) -> Exception:

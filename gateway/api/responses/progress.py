@@ -152,6 +152,11 @@ class Events:
                 raise
             self.tell()
 
+    async def ended(self) -> bool:
+        """Whether any were written; returns once none is on its way any more."""
+        async with self._keeping:
+            return self._count > 0
+
     def tell(self) -> None:
         """Wakes who waits for news."""
         self._news.set()

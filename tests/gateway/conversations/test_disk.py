@@ -130,6 +130,32 @@ def test_who_is_told_of_a_deletion_again_changes_nothing(tmp_path: Path, clock: 
     disk.close()
 
 
+def test_what_is_known_is_put_again_without_writing_until_it_is_renewed(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """As what is read from Redis is, each time."""
+    disk = _disk(tmp_path, clock)
+    record = Record("a", b"x", 1)
+    disk.put("t", [record])
+    began = clock.now
+    log = tmp_path / f"{FILE}-wal"
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # who writes holds up nobody who has nothing to write
+    size = log.stat().st_size
+    for _ in range(100):
+        clock.now += 1
+        assert disk.put("t", [record]).done
+    assert log.stat().st_size == size
+    other.execute("ROLLBACK")
+    other.close()
+
+    clock.now += 1
+    assert disk.put("t", [record]).done  # the time to renew it has come
+    clock.now = began + _TTL_S + 1
+    assert [kept.record for kept in disk.get("t", ["a"])] == [record]
+    disk.close()
+
+
 async def test_expired_rows_leave_the_file(tmp_path: Path, clock: Clock) -> None:
     disk = _disk(tmp_path, clock)
     for n in range(600):

@@ -1,0 +1,120 @@
+"""Responses in the background at several workers of one gateway, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from gateway.api.responses.progress import beat_id
+from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
+from gateway.errors import ConversationTooLarge
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+TEXT = "some words that come one by one"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@contextlib.asynccontextmanager
+async def _engine(folder: Path) -> AsyncIterator[tuple[FakeTriton, str]]:
+    """It stops before its last token until it is released."""
+    save_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    tokens = ids_of(folder, TEXT)
+    engine = FakeTriton(tokens=tokens, fault="slow", step=len(tokens) - 1)
+    engine.pause_s = 0.05  # so that some come behind the first look
+    async with serving(engine) as endpoint:
+        yield engine, endpoint
+
+
+async def _begun(client: httpx.AsyncClient) -> str:
+    body = {"model": "m", "input": "x", "background": True, "stream": True}
+    async with client.stream("POST", "/v1/responses", json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                return str(orjson.loads(line[6:])["response"]["id"])
+    raise AssertionError(answer.status_code)
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_nothing_is_kept_of_what_was_deleted_while_it_was_being_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _engine(tmp_path) as (engine, endpoint), running(tmp_path, endpoint) as other:
+        elsewhere, others, _ = other
+        async with running(tmp_path, endpoint) as (client, service, _):
+            put = service.conversations.put
+            held, go_on = asyncio.Event(), asyncio.Event()
+            chunks: list[str] = []
+
+            async def slowly(tenant: str, records: Sequence[Record]) -> None:
+                if records[0].order:  # events alone
+                    chunks.append(records[0].id)
+                    held.set()
+                    await go_on.wait()
+                await put(tenant, records)
+
+            monkeypatch.setattr(service.conversations, "put", slowly)
+            response_id = await _begun(client)
+            await held.wait()
+            await _until(lambda: engine.reached)  # so there are more events by now
+            assert (await elsewhere.delete(f"/v1/responses/{response_id}")).status_code == 200
+            assert await others.conversations.members("", response_id, after=0) == []
+            known = list(chunks)
+            go_on.set()
+            await _until(lambda: engine.stopped)
+        assert chunks == known
+        assert await others.conversations.members("", response_id, after=0) == []
+
+
+async def test_one_that_has_no_room_holds_up_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        _engine(tmp_path) as (engine, endpoint),
+        running(tmp_path, endpoint) as (elsewhere, _, _),
+        running(tmp_path, endpoint) as (client, service, _),
+    ):
+        full = await _begun(client)
+        await _fill(service.conversations, full)
+        later = await _begun(client)
+        await _until(lambda: engine.reached == 2)
+
+        async def looks(count: int) -> None:
+            last = caplog.text.count("There is no room") + count
+            await _until(lambda: caplog.text.count("There is no room") >= last)
+
+        await looks(6)
+        events = await service.conversations.members("", later, after=0)
+        assert b"response.output_text.delta" in b"".join(chunk.data for chunk in events)
+        told = await elsewhere.get(f"/v1/responses/{later}")
+        assert told.json()["status"] == "in_progress"
+        [before] = await service.conversations.get("", [beat_id(later)])
+        await looks(20)
+        [beat] = await service.conversations.get("", [beat_id(later)])
+        assert beat.version > before.version
+        engine.released.set()
+
+
+async def _fill(kept: Conversations, response_id: str) -> None:
+    """Until nothing more goes into its group."""
+    number, size = 0, 1024
+    while size:
+        ids = [f"{response_id}/{number + each}x" for each in range(size)]
+        try:
+            await kept.put("", [Record(id_, b"x", 1, response_id) for id_ in ids])
+            number += size
+        except ConversationTooLarge:
+            size //= 2
