@@ -6,7 +6,7 @@ a key twice in one object and any depth. So endpoints declare `json_body`, which
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Depends, Request
@@ -42,7 +42,7 @@ async def read_body(
     `large` is awaited once before more than LARGE_BODY bytes are read, with how many may come.
 
     Raises UnsupportedMediaType, InvalidRequest for what is no gzip, and ContentTooLarge past
-    `limit` bytes, before all is in memory.
+    `limit` bytes, packed or not, before all is in memory.
     """
     given = media_type(request)
     if given not in _TAKEN_FOR_JSON and not given.endswith("+json"):
@@ -62,7 +62,9 @@ async def read_body(
         if large is not None and said > LARGE_BODY and not packed:
             await large(said)
             large = None
-        async for chunk in unpacked(request.stream()) if packed else request.stream():
+        # Of a packed one, what has come is counted too: gzip may go on for ever and give nothing.
+        stream = unpacked(_limited(request, limit)) if packed else request.stream()
+        async for chunk in stream:
             size += len(chunk)
             if size > limit:
                 raise ContentTooLarge("request body", limit)
@@ -73,6 +75,16 @@ async def read_body(
     except ClientDisconnect:
         raise ClientDisconnected from None
     return b"".join(chunks)
+
+
+async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises ContentTooLarge past `limit` bytes, and ClientDisconnect."""
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise ContentTooLarge("request body", limit)
+        yield chunk
 
 
 def json_body(model: type[BaseModel], limit: int | None = None) -> Any:

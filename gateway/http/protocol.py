@@ -33,12 +33,14 @@ Answer = Callable[[GatewayError], tuple[int, dict[str, str], bytes]]
 """Gives the status, headers and body of what a connection answers itself."""
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a request's URL and headers, or of a chunked body's trailers."""
+"""Bytes of a request's URL and headers, or of what a chunked body has beside itself."""
 
 SLOWEST_BODY = 64 * 1024
 """Bytes that a body must bring in the time that it has, unless it ends."""
 
 _BRISK_BODY = 16 * 1024
+# A chunked body may come in so many times its own bytes: those of chunks of one byte are six times.
+_MOST_FRAMING = 8
 # Seconds after which a body that brings fewer of those in each of them lags.
 _BRISK_AFTER = 2
 
@@ -146,7 +148,8 @@ class HttpProtocol(asyncio.Protocol):
         self._server: tuple[str, int | None] = "", None
         self._scheme = "http"
         self._pending = 0
-        """Bytes of the reads since something was complete, without the read that held its end."""
+        """Bytes of the reads since something was complete, without the read that held its end; of a
+        body's, what goes beyond `_MOST_FRAMING` times the body in them."""
         self._phase = Phase.HEAD
         self._heard = 0
         """Bytes in this phase; of a body, since its patience was last renewed."""
@@ -349,7 +352,9 @@ class HttpProtocol(asyncio.Protocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        self._pending = 0
+        # Not 0: a byte of body would make up for any length of its chunk's extensions. Nor less: a
+        # large body would for trailers of any length.
+        self._pending = max(0, self._pending - _MOST_FRAMING * len(body))
         if self._exchange is not None:
             self._exchange.feed(body)
 

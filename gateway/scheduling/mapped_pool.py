@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from gateway.observability.request_context import RequestContext
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
-from gateway.scheduling.replica import Replica
+from gateway.scheduling.replica import SILENCE_S, Replica
 from gateway.scheduling.replicas import Replicas
 from gateway.triton.mapped import MappedModel, Mapping, Row, Rows
 
@@ -28,18 +27,21 @@ _CALLS = 8
 """Of one model on each replica at once: the next ones are at hand when Triton has made a batch."""
 # Where it was not: every request would ask again.
 _LACKS_S = 2.0
+# By as much at most uvloop ends a wait too early: its clock has milliseconds.
+_EARLY_S = 0.001
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A model on a replica."""
+    """A model on a replica. All times are the event loop's."""
 
     replica: Replica
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: Breaker = field(default_factory=lambda: Breaker(asyncio.get_running_loop().time))
     in_flight: int = 0
     model: MappedModel | None = None
     lacks_until: float = 0.0
-    """In the event loop's time."""
+    answered_at: float = 0.0
+    """When it last gave somebody an answer."""
     misfit: str = ""
     """What of the mapping does not fit the model there."""
 
@@ -105,7 +107,7 @@ class MappedPool:
         deadline: float,
     ) -> list[Rows]:
         loop = asyncio.get_running_loop()
-        began, probe = time.monotonic(), place.breaker.begin()
+        began, probe = loop.time(), place.breaker.begin()
         engine, found = place.replica.engine, []
         request.replica = place.endpoint
         span = None if request.span is None else request.span.attempt_once(place.endpoint)
@@ -120,11 +122,19 @@ class MappedPool:
                 if left <= 0:
                     raise TimeoutError
                 reply = await engine.infer_once(model.request(some), left, metadata)
+                place.answered_at = loop.time()
                 found.append(model.answer(reply, len(some)))
         except BaseException as error:
             failed = type(error)
             if isinstance(error, EngineUnavailable):
                 place.model = None
+            now = loop.time()
+            # At the deadline its caller mostly cancels it before it has timed out itself.
+            late = isinstance(error, TimeoutError) or (
+                isinstance(error, asyncio.CancelledError) and now > deadline - _EARLY_S
+            )
+            silent = now - max(began, place.answered_at) > SILENCE_S
+            if isinstance(error, EngineUnavailable) or (late and silent):
                 place.breaker.failed(began, probe=probe)
             else:
                 place.breaker.undecided(probe=probe)

@@ -23,9 +23,9 @@ from gateway.triton.transport import Metadata
 if TYPE_CHECKING:
     from gateway.observability.tracing import AttemptSpan
 
-# A request that timed out counts against a replica only if that gave nobody a first token for so
-# long: a client may set a deadline that no engine could meet.
-_SILENCE_S = 10.0
+SILENCE_S = 10.0
+"""A request that timed out counts against a replica only if that gave nobody a first token for so
+long: a client may set a deadline that no engine could meet."""
 
 
 class LastFailure(NamedTuple):
@@ -225,5 +225,5 @@ class ReplicaLease:
         An EngineError is the answer to one request: its tenant could take the replica from all.
         """
         if isinstance(error, TimeoutError) and not self._answered:
-            return time.monotonic() - max(self._began, self.replica.answered_at) > _SILENCE_S
+            return time.monotonic() - max(self._began, self.replica.answered_at) > SILENCE_S
         return isinstance(error, (EngineUnavailable, EngineBroken))

@@ -33,7 +33,7 @@ from gateway.api.responses.progress import (
 )
 from gateway.api.responses.stored import FINISHED, is_response_id, turns_id
 from gateway.api.serving import Prepared
-from gateway.api.sse import EventBody, told
+from gateway.api.sse import OPENAI, EventBody, told
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
@@ -370,6 +370,8 @@ class Background:
                     param="stream",
                 )
         body.expect()
+        loop, patience_s = asyncio.get_running_loop(), self._service.settings.keep_alive
+        written = loop.time()
         finished = False
         while True:
             async with look:
@@ -381,9 +383,15 @@ class Background:
                 await body.drain()
                 place = chunk.order
             if chunks:
+                written = loop.time()
                 continue
             if finished:
                 return
+            # The body is patient from its first events on, which may be long before the next ones.
+            if loop.time() - written >= patience_s:
+                body.write(OPENAI.patience)
+                await body.drain()
+                written = loop.time()
             if (run := self._runs.get(response_id)) is not None:
                 await run.events.news()
                 continue

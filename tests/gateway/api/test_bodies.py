@@ -103,6 +103,22 @@ def test_a_bomb_is_not_unpacked(stack: Stack) -> None:
     assert _post(stack, TEXT, GOOD[TEXT], content_encoding="identity").status_code == 200
 
 
+def test_what_is_packed_is_counted_too(stack: Stack) -> None:
+    """Blocks of nothing, as many as one likes, before a body that is short."""
+    packer = zlib.compressobj(wbits=31)
+    nothing = packer.compress(b"") + packer.flush(zlib.Z_SYNC_FLUSH)
+    blocks = b"\0\0\0\xff\xff" * 10_000
+    short = packer.compress(GOOD[TEXT]) + packer.flush()
+
+    def posted(times: int) -> httpx.Response:
+        pieces = iter([nothing, *[blocks] * times, short])
+        headers = {"content-encoding": "gzip"}
+        return httpx.post(stack.gateway + TEXT, content=pieces, headers=headers, timeout=60)
+
+    assert posted(2).status_code == 200
+    _error(posted(MEGABYTES // len(blocks) + 1), 413)
+
+
 @pytest.mark.parametrize("path", GOOD)
 def test_a_body_that_says_it_is_too_large_is_not_waited_for(stack: Stack, path: str) -> None:
     head = post(path, b"").replace(b"length: 0", b"length: 1000000000")

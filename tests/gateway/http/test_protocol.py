@@ -53,8 +53,9 @@ def _until_complete(connection: socket.socket) -> bytes:
         [b"\r\n" * 8192] * MUCH,
         [CHUNKED + b"1\r\n{\r\n0\r\n", *[b"a: b\r\n" * 4096] * MUCH],
         [CHUNKED + b"1;", *[b"x" * 16384] * MUCH],
+        [CHUNKED, *[b"1;" + b"x" * 16384 + b"\r\n{\r\n"] * MUCH, b"0\r\n\r\n"],
     ],
-    ids=["one", "endless", "many", "url", "lines", "trailers", "chunk"],
+    ids=["one", "endless", "many", "url", "lines", "trailers", "chunk", "chunks"],
 )
 def test_headers_that_are_too_large(stack: Stack, pieces: list[bytes]) -> None:
     status, headers, body = _sent(stack, *pieces)

@@ -274,6 +274,25 @@ async def test_a_first_token_without_text_sends_nothing(tokenizer_dir: Path, n: 
             assert "".join(c["text"] for c in choices if c["index"] == index) == text
 
 
+async def test_who_follows_a_response_is_kept_waiting_with_comments(tokenizer_dir: Path) -> None:
+    """Its first events may be long there before the next ones."""
+    words = {"eos_token": "!", "chat_template": "{{ messages[0].content }}"}
+    (tokenizer_dir / "tokenizer_config.json").write_text(json.dumps(words))
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="slow", step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, keep_alive=0.1) as (client, _, _),
+    ):
+        asked = {"model": "m", "input": "x", "background": True, "stream": True}
+        data = b""
+        async with client.stream("POST", "/v1/responses", json=asked) as response:
+            async for piece in response.aiter_bytes():
+                data += piece
+                if data.partition(b"event: ")[2].count(b": keep-alive") == 2:
+                    servicer.released.set()
+        assert b"event: response.completed" in data.rpartition(b": keep-alive")[2]
+
+
 async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
     clock = EventClock()
     servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault="stall", step=0)

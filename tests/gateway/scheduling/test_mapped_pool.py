@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 from tests.support.lora_files import content
@@ -150,6 +152,40 @@ async def test_a_replica_that_is_away_is_passed_by(tmp_path: Path) -> None:
         before = len(one.requests)
         await asyncio.gather(*[chat(client) for _ in range(20)])
         assert len(one.requests) > before
+
+
+async def test_a_replica_that_is_silent_is_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A pause that no busy machine outlasts.
+    monkeypatch.setattr("gateway.scheduling.breaker._FIRST_PAUSE_S", 1e6)
+    clock = EventClock()
+    one, two = Replica(1), Replica(2)
+    one.hold.clear()
+    statuses: Counter[int] = Counter()
+    async with gateway(tmp_path, one, two, request_timeout=30) as (client, _):
+        for _ in range(24):
+            silent = partial(lambda asked: len(one.sizes) > asked, len(one.sizes))
+            statuses[(await clock.leap_once(silent, ask(client), 31))[0]] += 1
+        assert len(one.sizes) <= 3
+        assert statuses[200] + statuses[504] == 24
+        before = len(one.requests)
+        await asyncio.gather(*[chat(client) for _ in range(20)])
+        assert len(one.requests) > before
+
+
+async def test_a_client_that_does_not_wait_says_nothing_of_a_replica(tmp_path: Path) -> None:
+    clock = EventClock()
+    one = Replica(1)
+    one.hold.clear()
+    hurried = {"x-request-timeout": "5"}
+    async with gateway(tmp_path, one) as (client, _):
+        for _ in range(5):
+            asked = client.post("/v1/embeddings", json=ASKED, headers=hurried)
+            silent = partial(lambda asked: len(one.sizes) > asked, len(one.sizes))
+            assert (await clock.leap_once(silent, asked, 6)).status_code == 504
+        one.hold.set()
+        assert await ask(client) == (200, 1)
 
 
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
