@@ -186,6 +186,10 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(place, name, file, folder / name)
+            # A release that came meanwhile: some files may be of it, and some of the one before.
+            for name, file in found.items():
+                if await place.look(name) != file:
+                    raise remote.unavailable(name, "another than when the fetch began", "the same")
         return _told(source, found.values())
 
     async def _receive(self, place: Place, name: str, file: Found, path: Path) -> None:
