@@ -27,6 +27,7 @@ from adapters.errors import (
     SourceNotAllowed,
     SourceUnavailable,
     TooLarge,
+    store_errors,
 )
 from gateway.sources import disk
 from gateway.sources.source import Source
@@ -44,6 +45,7 @@ FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 # Folders that processes have left behind which were killed: any fetch is over sooner.
 _LEFT_S = 86400.0
 _DISK_THREADS = 4
+_INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
 """Equal while the content of a source is; () where that cannot be told."""
@@ -117,8 +119,8 @@ class Sources:
         """The files of a source. One at a time for each of `who`.
 
         `trusted` says that the operator named it, not a request. What is on this machine is read
-        where it lies. Raises `SourceNotAllowed`, `SourceUnavailable`, `MissingFile`, `TooLarge` and
-        `CorruptFile`.
+        where it lies. Raises `SourceNotAllowed`, `SourceUnavailable`, `MissingFile`, `TooLarge`,
+        `CorruptFile`, and `StoreError` where there is no room for it.
         """
         if not trusted:
             self.check(source)
@@ -128,7 +130,8 @@ class Sources:
             yield Fetched(*on_disk, stamp)
             return
         async with self._turns[who]:
-            folder = await asyncio.to_thread(self._new_folder)
+            with store_errors(_INCOMING):
+                folder = await asyncio.to_thread(self._new_folder)
             try:
                 stamp = await self._in_time(source, self._fetch(source, folder, trusted))
                 yield Fetched(folder, folder, stamp)
@@ -196,7 +199,7 @@ class Sources:
         """Raises `TooLarge` with the first byte too many, `CorruptFile` where it is not as told."""
         size = 0
         # This loop serves nobody: a write may take its time here.
-        with path.open("xb") as written:
+        with store_errors(_INCOMING), path.open("xb") as written:
             async with aclosing(place.read(name)) as pieces:
                 async for piece in pieces:
                     size += len(piece)

@@ -26,6 +26,7 @@ from tests.support.authority import Authority
 from tests.support.disk_engine import DiskEngine, save_model
 from tests.support.fake_triton import serving
 from tests.support.file_servers import Behaviour, FileServer, S3Server
+from tests.support.full_disk import full_disk
 from tests.support.in_process import running
 from tests.support.lora_files import qv_tensors, write_peft
 
@@ -434,6 +435,26 @@ async def test_two_releases_are_never_mixed_from_s3(
             monkeypatch.setenv(name, value)
         async with _gateway(tmp_path, "s3://bucket/zh") as (client, _):
             await _is_the_second_release_alone(client, "s3://bucket/zh", tmp_path)
+
+
+async def test_on_a_full_disk_one_is_refused_by_name_until_there_is_room(
+    tmp_path: Path, server: FileServer, adapter: Path
+) -> None:
+    server.put("/zh", adapter)
+    source = f"https://127.0.0.1:{server.port}/zh"
+    beyond_memory = tmp_path / "large"
+    beyond_memory.mkdir()
+    (beyond_memory / WEIGHTS).write_bytes(bytes(1024 * 1024 + LIMIT // 2))
+    async with _gateway(tmp_path, source) as (client, _):
+        with full_disk(64):
+            fetched = await _add(client, source)
+            uploaded = await _upload(client, "here", adapter)
+            spooled = await _upload(client, "large", beyond_memory)
+        for refused in (fetched, uploaded, spooled):
+            assert _error(refused) == (500, "adapter_store_error"), refused.text
+        assert await _records(client) == []
+        assert (await _add(client, source)).status_code == 201
+        assert (await _upload(client, "here", adapter)).status_code == 201
 
 
 async def test_the_command_names_sources_and_uploads_folders(
