@@ -226,7 +226,7 @@ class Sources:
 
     def _stamped(self, source: Source, trusted: bool) -> tuple[disk.OnDisk, Stamp]:
         on_disk = self._on_disk(source, trusted)
-        return on_disk, _stamp(on_disk.folder)
+        return on_disk, stamp_of(on_disk.folder)
 
     def _stamp_if_there(self, source: Source) -> Stamp | None:
         try:
@@ -265,14 +265,16 @@ def _told(source: Source, found: Iterable[Found | None]) -> Stamp:
     return () if untold else (str(source), *known)
 
 
-def _stamp(folder: Path) -> Stamp:
+def stamp_of(folder: Path, names: Iterable[str] = FILES) -> Stamp:
+    """What changes when one of the files is replaced or written to. Blocks."""
+
     def status(name: str) -> object:
         try:
             return peft.file_identity((folder / name).stat())
         except OSError:
             return None
 
-    return (str(folder), *map(status, FILES))
+    return (str(folder), *map(status, names))
 
 
 def _too_large(name: str, found: str, most: int) -> TooLarge:

@@ -437,6 +437,27 @@ async def test_two_releases_are_never_mixed_from_s3(
             await _is_the_second_release_alone(client, "s3://bucket/zh", tmp_path)
 
 
+async def test_two_releases_are_never_mixed_from_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renamed, as docs/lora.md says, between the configuration's reading and that of the rest."""
+    folder = write_peft(tmp_path / "zh", qv_tensors(seed=1), lora_alpha=8)
+    second = write_peft(tmp_path / "second", qv_tensors(seed=2), lora_alpha=9)
+    shutil.copytree(second, tmp_path / "next")
+    read_bytes = Path.read_bytes
+
+    def publishes(path: Path) -> bytes:
+        read = read_bytes(path)
+        if path == folder / "adapter_config.json" and (tmp_path / "next").exists():
+            folder.rename(tmp_path / "first")
+            (tmp_path / "next").rename(folder)
+        return read
+
+    monkeypatch.setattr(Path, "read_bytes", publishes)
+    async with _gateway(tmp_path, str(folder)) as (client, _):
+        await _is_the_second_release_alone(client, str(folder), tmp_path)
+
+
 async def test_on_a_full_disk_one_is_refused_by_name_until_there_is_room(
     tmp_path: Path, server: FileServer, adapter: Path
 ) -> None:
