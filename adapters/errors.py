@@ -6,6 +6,8 @@ what would have been allowed. `code` is a stable word for programs; the message 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 _SHOWN = 200
@@ -150,6 +152,15 @@ class StoreError(Exception):
     """The store of converted adapters failed; nothing is wrong with the request."""
 
     code: ClassVar[str] = "adapter_store_error"
+
+
+@contextmanager
+def store_errors(folder: str) -> Iterator[None]:
+    """An `OSError` inside becomes a `StoreError` that names the folder in words."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{folder} fails: {error.strerror}") from error
 
 
 class StoreUnavailable(StoreError):

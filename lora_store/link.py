@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from adapters.errors import StoreError, StoreUnavailable
+from adapters.errors import StoreError, StoreUnavailable, store_errors
 from lora_store.redis import RedisTier
 from lora_store.stats import Stats
 
@@ -115,7 +115,5 @@ class Link:
 
 
 async def _run(threads: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-    try:
+    with store_errors("the adapter folder"):
         return await asyncio.get_running_loop().run_in_executor(threads, work)
-    except OSError as error:
-        raise StoreError(f"the adapter folder fails: {error.strerror}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from fastapi import Request
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from adapters import chat_template, peft, tokenizer_config
+from adapters.errors import store_errors
 from gateway.api.body import media_type, refuse_encoding
 from gateway.api.routing import Schema
 from gateway.errors import ClientDisconnected, InvalidRequest
@@ -18,6 +20,7 @@ from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
 _MAX_FIELDS = 8
 _FORM_OVERHEAD = 1024 * 1024
+_TEMPORARY = "the folder for temporary files"
 
 UPLOAD: Schema = {
     "type": "object",
@@ -38,7 +41,10 @@ UPLOAD: Schema = {
 
 
 async def read_upload(request: Request, max_bytes: int) -> FormData:
-    """The form, its files spooled to disk as they arrive; ContentTooLarge past the limit."""
+    """The form, its files spooled to disk as they arrive.
+
+    Raises ContentTooLarge past the limit, and StoreError where there is no room for it.
+    """
     received = 0
 
     async def limited() -> Message:
@@ -54,7 +60,8 @@ async def read_upload(request: Request, max_bytes: int) -> FormData:
     refuse_encoding(request)
     try:
         upload = Request(request.scope, limited)
-        return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
+        with store_errors(_TEMPORARY):
+            return await upload.form(max_files=_MAX_FIELDS, max_fields=_MAX_FIELDS)
     except ClientDisconnect:
         raise ClientDisconnected from None
 
@@ -67,10 +74,17 @@ def text_field(form: FormData, name: str) -> str:
     return value
 
 
-def save_files(form: FormData, folder: Path) -> None:
-    """Writes its files into `folder`. Raises InvalidRequest for one that is no adapter's.
+def new_folder() -> Path:
+    """For `save_files`. Raises StoreError where there is no room for it. Blocks."""
+    with store_errors(_TEMPORARY):
+        return Path(tempfile.mkdtemp(prefix="adapter-"))
 
-    Blocks; for a thread.
+
+def save_files(form: FormData, folder: Path) -> None:
+    """Writes its files into `folder`.
+
+    Raises InvalidRequest for one that is no adapter's, and StoreError where there is no room for
+    it. Blocks; for a thread.
     """
     # It loads numpy, which the files' conversion needs, and serving does not.
     from adapters import npy  # noqa: PLC0415
@@ -83,5 +97,5 @@ def save_files(form: FormData, folder: Path) -> None:
         if part.filename not in files:
             allowed = ", ".join(sorted(files))
             raise InvalidRequest(f"file: found {part.filename!r}; allowed: {allowed}", param="file")
-        with (folder / part.filename).open("wb") as file:
+        with store_errors(_TEMPORARY), (folder / part.filename).open("wb") as file:
             shutil.copyfileobj(part.file, file)

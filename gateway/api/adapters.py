@@ -6,9 +6,7 @@ Every call needs ``Authorization: Bearer <admin key>``.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import AbstractContextManager, AsyncExitStack
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import Request
@@ -17,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from adapters.errors import InvalidName
 from adapters.record import SHORT_DIGEST, Record, Version, check_name
-from gateway.api.adapter_upload import UPLOAD, read_upload, save_files, text_field
+from gateway.api.adapter_upload import UPLOAD, new_folder, read_upload, save_files, text_field
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body, media_type, parse_json, read_body
@@ -155,7 +153,7 @@ async def _add_of_source(request: Request, service: Service, audit: Audit) -> Re
 
 async def _add_upload(request: Request, service: Service, audit: Audit) -> Record:
     form = await read_upload(request, service.settings.max_adapter_bytes)
-    folder = Path(await run_in_threadpool(tempfile.mkdtemp, prefix="adapter-"))
+    folder = await run_in_threadpool(new_folder)
     try:
         name, base = text_field(form, "name"), text_field(form, "base")
         with audited(audit, service, "adapters.add", name) as action:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from adapters.errors import (
     AdapterError,
     BaseMismatch,
     InvalidName,
+    SourceUnavailable,
     StoreError,
     UnsupportedFeature,
 )
@@ -31,7 +33,7 @@ from gateway.catalog.shortfall import Shortfalls, shortfalls
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
-from gateway.sources.fetch import Sources
+from gateway.sources.fetch import FILES, Sources, Stamp, stamp_of
 from gateway.sources.source import parse_prefix
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -220,8 +222,10 @@ class Adapters:
         """
         for name, folder in self._settings.adapters.items():
             try:
-                converted = await self._conversion.convert(folder, within=None)
-                template = self._prompts.accept(await asyncio.to_thread(chat_template.read, folder))
+                async with _unchanged(folder):
+                    converted = await self._conversion.convert(folder, within=None)
+                    found = await asyncio.to_thread(chat_template.read, folder)
+                template = self._prompts.accept(found)
                 known = self._registry.snapshot.records.get(name)
                 contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
                 if (converted.digest, template) not in contents:
@@ -262,15 +266,17 @@ class Adapters:
     async def _prepared(
         self, folder: Path, within: Path | None
     ) -> tuple[Converted, ChatTemplate | None]:
-        found = await asyncio.to_thread(chat_template.read, folder, within=within)
-        trusted = self._settings.trust_adapter_templates
-        if not trusted and not self._prompts.writes_as(found):
-            raise UnsupportedFeature(
-                *("adapter", "chat_template", "another than the base model's", "the same or none"),
-                "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
-            )
-        template = self._prompts.accept(found)
-        return await self._conversion.convert(folder, within=within), template
+        async with _unchanged(folder):
+            found = await asyncio.to_thread(chat_template.read, folder, within=within)
+            trusted = self._settings.trust_adapter_templates
+            if not trusted and not self._prompts.writes_as(found):
+                raise UnsupportedFeature(
+                    *("adapter", "chat_template", "another than the base model's"),
+                    "the same or none",
+                    "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
+                )
+            template = self._prompts.accept(found)
+            return await self._conversion.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
         """Whether there can be an adapter of this name for this model. Raises AdapterError's."""
@@ -352,3 +358,20 @@ class Adapters:
         """Of what runs on replicas that read adapters from their disks, for metrics."""
         used = self.placement.in_use()
         return {r.name for r in self._known() if any(v.weights in used for v in r.versions)}
+
+
+@asynccontextmanager
+async def _unchanged(folder: Path) -> AsyncIterator[None]:
+    """Raises `SourceUnavailable` at the end if the adapter's files have changed meanwhile: some of
+    what was read may be of one release, and some of the next."""
+    before = await asyncio.to_thread(_state, folder)
+    yield
+    if await asyncio.to_thread(_state, folder) != before:
+        raise SourceUnavailable("adapter", "files", "changed while they were read", "the same")
+
+
+def _state(folder: Path) -> Stamp:
+    # It loads numpy, which the conversion needs, and serving does not.
+    from adapters import npy  # noqa: PLC0415
+
+    return stamp_of(folder, (*FILES, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS))

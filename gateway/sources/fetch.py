@@ -27,6 +27,7 @@ from adapters.errors import (
     SourceNotAllowed,
     SourceUnavailable,
     TooLarge,
+    store_errors,
 )
 from gateway.sources import disk
 from gateway.sources.source import Source
@@ -44,6 +45,7 @@ FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 # Folders that processes have left behind which were killed: any fetch is over sooner.
 _LEFT_S = 86400.0
 _DISK_THREADS = 4
+_INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
 """Equal while the content of a source is; () where that cannot be told."""
@@ -117,8 +119,8 @@ class Sources:
         """The files of a source. One at a time for each of `who`.
 
         `trusted` says that the operator named it, not a request. What is on this machine is read
-        where it lies. Raises `SourceNotAllowed`, `SourceUnavailable`, `MissingFile`, `TooLarge` and
-        `CorruptFile`.
+        where it lies. Raises `SourceNotAllowed`, `SourceUnavailable`, `MissingFile`, `TooLarge`,
+        `CorruptFile`, and `StoreError` where there is no room for it.
         """
         if not trusted:
             self.check(source)
@@ -128,7 +130,8 @@ class Sources:
             yield Fetched(*on_disk, stamp)
             return
         async with self._turns[who]:
-            folder = await asyncio.to_thread(self._new_folder)
+            with store_errors(_INCOMING):
+                folder = await asyncio.to_thread(self._new_folder)
             try:
                 stamp = await self._in_time(source, self._fetch(source, folder, trusted))
                 yield Fetched(folder, folder, stamp)
@@ -186,13 +189,17 @@ class Sources:
             for name, file in found.items():
                 if file is not None:
                     await self._receive(place, name, file, folder / name)
+            # A release that came meanwhile: some files may be of it, and some of the one before.
+            for name, file in found.items():
+                if await place.look(name) != file:
+                    raise remote.unavailable(name, "another than when the fetch began", "the same")
         return _told(source, found.values())
 
     async def _receive(self, place: Place, name: str, file: Found, path: Path) -> None:
         """Raises `TooLarge` with the first byte too many, `CorruptFile` where it is not as told."""
         size = 0
         # This loop serves nobody: a write may take its time here.
-        with path.open("xb") as written:
+        with store_errors(_INCOMING), path.open("xb") as written:
             async with aclosing(place.read(name)) as pieces:
                 async for piece in pieces:
                     size += len(piece)
@@ -219,7 +226,7 @@ class Sources:
 
     def _stamped(self, source: Source, trusted: bool) -> tuple[disk.OnDisk, Stamp]:
         on_disk = self._on_disk(source, trusted)
-        return on_disk, _stamp(on_disk.folder)
+        return on_disk, stamp_of(on_disk.folder)
 
     def _stamp_if_there(self, source: Source) -> Stamp | None:
         try:
@@ -258,14 +265,16 @@ def _told(source: Source, found: Iterable[Found | None]) -> Stamp:
     return () if untold else (str(source), *known)
 
 
-def _stamp(folder: Path) -> Stamp:
+def stamp_of(folder: Path, names: Iterable[str] = FILES) -> Stamp:
+    """What changes when one of the files is replaced or written to. Blocks."""
+
     def status(name: str) -> object:
         try:
             return peft.file_identity((folder / name).stat())
         except OSError:
             return None
 
-    return (str(folder), *map(status, FILES))
+    return (str(folder), *map(status, names))
 
 
 def _too_large(name: str, found: str, most: int) -> TooLarge:

@@ -166,8 +166,10 @@ async def opened(source: Source, allowed: Callable[[Source], bool]) -> AsyncIter
         await session.close()
 
 
-def unavailable(name: str, found: str) -> SourceUnavailable:
-    return SourceUnavailable(name, "source", found, "a readable file, or 404 where there is none")
+def unavailable(
+    name: str, found: str, allowed: str = "a readable file, or 404 where there is none"
+) -> SourceUnavailable:
+    return SourceUnavailable(name, "source", found, allowed)
 
 
 def _auth(source: Source) -> httpx.BasicAuth | None:

@@ -137,6 +137,8 @@ class _S3Handler(_Handler):
             count = f"<KeyCount>{len(keys)}</KeyCount><IsTruncated>false</IsTruncated>"
             listed = f"<ListBucketResult>{count}{entries}</ListBucketResult>"
             return self.answer(200, listed.encode(), content_type="application/xml")
+        if (behaviour := self.owner.behaves.get(parts.path)) is not None:
+            return behaviour(self)
         if parts.path in self.owner.files:
             return self.file(self.owner.files[parts.path])
         return self._error(404, "NoSuchKey")
