@@ -22,6 +22,12 @@ ADMIN = "the-admin-key-of-the-gateway-whose-triton-does-not-read"
 RANK = 64
 NBYTES = 1_179_648  # of an adapter of this rank; above what the windows of a stream hold
 FLOOD = 6
+SETTINGS: dict[str, Any] = {
+    "tokenizer_dir": DEMO_MODEL,
+    "model_name": "demo",
+    "max_seq_len": 2048,
+    "admin_key": ADMIN,
+}
 
 
 class LoraTriton(FakeTriton):
@@ -118,10 +124,7 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
         running(
             tmp_path,
             endpoint,
-            tokenizer_dir=DEMO_MODEL,
-            model_name="demo",
-            max_seq_len=2048,
-            admin_key=ADMIN,
+            **SETTINGS,
             cold_send_bytes=1,
             queue_timeout=0.5,
         ) as (client, service, _),
@@ -151,10 +154,7 @@ async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
         running(
             tmp_path,
             endpoint,
-            tokenizer_dir=DEMO_MODEL,
-            model_name="demo",
-            max_seq_len=2048,
-            admin_key=ADMIN,
+            **SETTINGS,
             cold_send_bytes=1,
             queue_timeout=3600,
             usage_log=log,
