@@ -411,7 +411,7 @@ async def _keep_events(_: str, runs: Sequence[Run]) -> None:
         if run.cancelled:
             continue
         try:
-            await run.events.flush()
+            await run.events.flush_in_time()
         except ConversationTooLarge as error:  # this one has no room; the others may have
             log.warning("events of %s are not kept: %s", run.id, error.message)
 
