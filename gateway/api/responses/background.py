@@ -132,7 +132,9 @@ class Background:
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         keep = partial(self._kept.put, keeping.tenant) if ready.stream else None
-        run = Run(answer.id, keeping.tenant, keeping, Events(answer.id, keep))
+        # The other half is for the response itself.
+        events = Events(answer.id, keep, self._service.settings.conversations_bytes // 2)
+        run = Run(answer.id, keeping.tenant, keeping, events)
         # What it takes is told at its end, in a line of its own.
         context = RequestContext(
             request.request_id,

@@ -110,17 +110,20 @@ def _ended(record: Record, version: int, members: dict[str, Any]) -> list[Record
 class Events:
     """A `Body` that keeps what is written in chunks; with `keep` None it keeps nothing.
 
-    Whoever makes the response waits where too much is not kept yet.
+    Whoever makes the response waits where too much is not kept yet. Those beyond `room` bytes of
+    chunks are left out, but for what is written last: an answer is not lost for its events.
     """
 
     def __init__(
         self,
         response_id: str,
         keep: Callable[[Sequence[Record]], Awaitable[None]] | None,
+        room: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._id = response_id
         self._keep = keep
+        self._room = room
         self._clock = clock
         self._began = self._kept = clock()
         self._pending = bytearray()
@@ -131,8 +134,11 @@ class Events:
     def write(self, data: bytes) -> bool:
         if self._keep is None:
             return True
-        self._pending += data
         self._count += data.count(_END)
+        if self._room <= 0:
+            self._pending[:] = data
+            return True
+        self._pending += data
         return len(self._pending) < _CHUNK
 
     async def drain(self) -> None:
@@ -142,7 +148,7 @@ class Events:
     async def flush_in_time(self) -> None:
         """As `flush`, if it is time for the next chunk."""
         now = self._clock()
-        if now - self._kept >= (now - self._began) * _PART:
+        if self._room > 0 and now - self._kept >= (now - self._began) * _PART:
             await self.flush()
 
     async def flush(
@@ -165,6 +171,7 @@ class Events:
                 self._pending[:0] = frames
                 raise
             self._kept = self._clock()
+            self._room -= sum([record.size for record in records])
             self.tell()
 
     async def ended(self) -> bool:
