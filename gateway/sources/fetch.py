@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -237,8 +237,9 @@ class Sources:
     def _new_folder(self) -> Path:
         self._incoming.mkdir(parents=True, exist_ok=True)
         for left in self._incoming.iterdir():
-            if time.time() - left.stat().st_mtime > _LEFT_S:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # the fetch that it was for has just ended
+                if time.time() - left.stat().st_mtime > _LEFT_S:
+                    shutil.rmtree(left, ignore_errors=True)
         return Path(tempfile.mkdtemp(dir=self._incoming))
 
 

@@ -132,7 +132,9 @@ class Background:
         answer = ready.answer
         assert isinstance(answer, ResponseAnswer)
         keep = partial(self._kept.put, keeping.tenant) if ready.stream else None
-        run = Run(answer.id, keeping.tenant, keeping, Events(answer.id, keep))
+        # The other half is for the response itself.
+        events = Events(answer.id, keep, self._service.settings.conversations_bytes // 2)
+        run = Run(answer.id, keeping.tenant, keeping, events)
         # What it takes is told at its end, in a line of its own.
         context = RequestContext(
             request.request_id,
@@ -411,7 +413,7 @@ async def _keep_events(_: str, runs: Sequence[Run]) -> None:
         if run.cancelled:
             continue
         try:
-            await run.events.flush()
+            await run.events.flush_in_time()
         except ConversationTooLarge as error:  # this one has no room; the others may have
             log.warning("events of %s are not kept: %s", run.id, error.message)
 

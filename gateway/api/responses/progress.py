@@ -18,7 +18,7 @@ from gateway.api.responses.stored import FINISHED, decode, encode, microseconds
 from gateway.conversations.record import Record
 
 LOOK_S = 0.25
-"""How often who makes a response looks whether it is to end, and keeps its new events."""
+"""How often who makes a response looks whether it is to end, and whether to keep its new events."""
 BEAT_S = 1.5
 LEASE_S = 6.0
 """Who has not said anything for so long, by the clock of who asks, may be dead."""
@@ -29,6 +29,9 @@ DOUBT_S = 4.0
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK = 64 * 1024
+# Smaller chunks are as far apart as a part of the time that the response has taken: of one that
+# takes a day these are 7,000, where a group has room for 10,000 records.
+_PART = 1 / 1000
 _END = b"\n\n"
 _LOST: dict[str, Any] = {
     "status": "failed",
@@ -107,14 +110,22 @@ def _ended(record: Record, version: int, members: dict[str, Any]) -> list[Record
 class Events:
     """A `Body` that keeps what is written in chunks; with `keep` None it keeps nothing.
 
-    Whoever makes the response waits where too much is not kept yet.
+    Whoever makes the response waits where too much is not kept yet. Those beyond `room` bytes of
+    chunks are left out, but for what is written last: an answer is not lost for its events.
     """
 
     def __init__(
-        self, response_id: str, keep: Callable[[Sequence[Record]], Awaitable[None]] | None
+        self,
+        response_id: str,
+        keep: Callable[[Sequence[Record]], Awaitable[None]] | None,
+        room: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._id = response_id
         self._keep = keep
+        self._room = room
+        self._clock = clock
+        self._began = self._kept = clock()
         self._pending = bytearray()
         self._count = 0
         self._keeping = asyncio.Lock()
@@ -123,12 +134,21 @@ class Events:
     def write(self, data: bytes) -> bool:
         if self._keep is None:
             return True
-        self._pending += data
         self._count += data.count(_END)
+        if self._room <= 0:
+            self._pending[:] = data
+            return True
+        self._pending += data
         return len(self._pending) < _CHUNK
 
     async def drain(self) -> None:
         if len(self._pending) >= _CHUNK:
+            await self.flush()
+
+    async def flush_in_time(self) -> None:
+        """As `flush`, if it is time for the next chunk."""
+        now = self._clock()
+        if self._room > 0 and now - self._kept >= (now - self._began) * _PART:
             await self.flush()
 
     async def flush(
@@ -150,6 +170,8 @@ class Events:
             except BaseException:
                 self._pending[:0] = frames
                 raise
+            self._kept = self._clock()
+            self._room -= sum([record.size for record in records])
             self.tell()
 
     async def ended(self) -> bool:

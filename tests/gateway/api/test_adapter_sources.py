@@ -478,6 +478,28 @@ async def test_on_a_full_disk_one_is_refused_by_name_until_there_is_room(
         assert (await _upload(client, "here", adapter)).status_code == 201
 
 
+async def test_a_fetch_begins_while_the_folder_of_another_goes(
+    tmp_path: Path, server: FileServer, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("/zh", adapter)
+    source = f"https://127.0.0.1:{server.port}/zh"
+    iterdir = Path.iterdir
+
+    def ends(folder: Path) -> Iterator[Path]:
+        listed = list(iterdir(folder))
+        if folder.name == "@incoming":
+            for other in listed:
+                other.rmdir()
+        return iter(listed)
+
+    async with _gateway(tmp_path, source) as (client, _):
+        (tmp_path / "model" / "adapters" / "@incoming" / "other").mkdir(parents=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "iterdir", ends)
+            answer = await _add(client, source)
+        assert answer.status_code == 201, answer.text
+
+
 async def test_the_command_names_sources_and_uploads_folders(
     tmp_path: Path, server: FileServer, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,8 @@ import httpx
 import orjson
 import pytest
 
-from gateway.api.responses.progress import beat_id
-from gateway.conversations.record import Record
+from gateway.api.responses.progress import LOOK_S, Events, beat_id
+from gateway.conversations.record import MAX_MEMBERS, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import ConversationTooLarge
 from tests.support.fake_triton import FakeTriton, serving
@@ -106,6 +106,50 @@ async def test_one_that_has_no_room_holds_up_no_others(
         [beat] = await service.conversations.get("", [beat_id(later)])
         assert beat.version > before.version
         engine.released.set()
+
+
+async def test_the_events_of_many_hours_have_room() -> None:
+    now, kept = 0.0, list[Record]()
+
+    async def keep(records: Sequence[Record]) -> None:
+        kept.extend(records)
+
+    events = Events("resp_x", keep, 2**40, clock=lambda: now)
+    looks = range(int(4 * 3600 / LOOK_S))
+    for _ in looks:
+        now += LOOK_S
+        events.write(b"data: x\n\n")
+        before = len(kept)
+        await events.flush_in_time()
+        assert now > 60 or len(kept) == before + 1  # nobody waits for those of the first minute
+    await events.flush()
+    assert kept[-1].order == len(looks)
+    assert len(kept) < MAX_MEMBERS * 3 / 4
+
+
+async def test_an_answer_is_not_lost_for_its_events(tmp_path: Path) -> None:
+    """They take several times what the tenant may have."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    room = 1024 * 1024
+    text = TEXT * 1000
+    engine = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, conversations_bytes=room, max_seq_len=65536) as gateway,
+    ):
+        client, service, _ = gateway
+        response_id = await _begun(client)
+        url = f"/v1/responses/{response_id}"
+        followed = await client.get(url, params={"stream": "true"})
+        last = orjson.loads(followed.text.rpartition("data: ")[2])
+        assert last["type"] == "response.completed", last
+        told = (await client.get(url)).json()
+        assert told["status"] == "completed"
+        assert told["output"] == last["response"]["output"]
+        assert told["output"][0]["content"][0]["text"] == text
+        kept = await service.conversations.members("", response_id, after=0)
+        assert room // 4 < sum(record.size for record in kept) < room * 3 // 4
 
 
 async def _fill(kept: Conversations, response_id: str) -> None:
