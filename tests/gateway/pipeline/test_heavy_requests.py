@@ -159,6 +159,42 @@ async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
         assert watched.threads == {"short-text"}
 
 
+class _TextTriton(FakeTriton):
+    """One whose model takes text, and words to be biased."""
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        answer = await super().ModelConfig(request, context)
+        for name in ("text_input", "embedding_bias_words"):
+            answer.config.input.add(name=name, data_type="TYPE_STRING")
+        for name in ("max_tokens", "top_k"):
+            answer.config.input.add(name=name, data_type="TYPE_INT32")
+        for name in ("embedding_bias_weights", "top_p"):
+            answer.config.input.add(name=name, data_type="TYPE_FP32")
+        return answer
+
+
+@pytest.mark.parametrize(("tokens", "threads"), [(90, {"short-text"}), (10, set())])
+async def test_many_biased_tokens_become_words_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, threads: set[str]
+) -> None:
+    monkeypatch.setattr("gateway.tokenization.turns.INLINE_CHARS", 1000)
+    save_tokenizer(tmp_path)
+    engine = _TextTriton(tokens=[60], fault=None, step=0)
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, triton_mode="text") as (client, service, _),
+    ):
+        service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+        bias = {str(token): 1 for token in range(tokens)}
+        answer, _ = await _ask(client, "/v1/completions", prompt="Hi", logit_bias=bias)
+        assert answer.status_code == 200, answer.text
+        (request,) = engine.requests
+        place = [tensor.name for tensor in request.inputs].index("embedding_bias_words")
+        assert list(request.inputs[place].shape) == [1, tokens]
+        # What the tokenizer puts before a text is asked for at once.
+        assert watched.threads == {"MainThread", *threads}
+
+
 @pytest.mark.parametrize("name", ["stop", "bad_words"])
 async def test_many_words_are_tokenized_off_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
