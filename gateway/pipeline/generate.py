@@ -166,7 +166,8 @@ async def _search(
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
-                meter.untold += generation.max_tokens * generation.beams
+                if tokens.given:
+                    meter.untold += generation.max_tokens * generation.beams
                 raise
         answered(lease, batch, index)
         return sent, deltas
