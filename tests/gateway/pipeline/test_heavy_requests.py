@@ -116,6 +116,16 @@ async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[
         assert stood < spent / 3
 
 
+async def test_between_two_short_prompts_others_have_their_turn(tmp_path: Path) -> None:
+    """The last of them is too long."""
+    prompts = ["x" * INLINE_CHARS] * 127 + ["x" * 2 * INLINE_CHARS]
+    async with _gateway(tmp_path, max_seq_len=INLINE_CHARS + 2) as (client, service):
+        answer, stood = await _ask(client, "/v1/completions", prompt=prompts)
+        assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+        encode = service.prompts.tokenizer.encode_batch_fast
+        assert stood < _spent(lambda: [encode([prompt]) for prompt in prompts[:-1]]) / 3
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", slice(-4, None)), ("right", slice(4))])
 async def test_ids_that_are_cut_off_may_be_anything(tmp_path: Path, side: str, kept: slice) -> None:
     ids = [60, 61, 62, 63, 2**30, 64, 65, 66, 67]
