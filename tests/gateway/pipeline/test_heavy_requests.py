@@ -22,6 +22,8 @@ from gateway.api.messages import StructuredOutputs, Tool
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS
+from gateway.triton.engine import Engine
+from gateway.triton.token_stream import TokenStream
 from tests.support.fake_triton import INPUTS, FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
@@ -124,6 +126,31 @@ async def test_between_two_short_prompts_others_have_their_turn(tmp_path: Path) 
         assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
         encode = service.prompts.tokenizer.encode_batch_fast
         assert stood < _spent(lambda: [encode([prompt]) for prompt in prompts[:-1]]) / 3
+
+
+async def test_each_choice_begins_in_a_round_of_the_loop_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, begun = 0, []
+    generate = Engine.generate
+
+    def noted(engine: Engine, *args: Any, **more: Any) -> TokenStream:
+        begun.append(rounds)
+        return generate(engine, *args, **more)
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Engine, "generate", noted)
+    async with _gateway(tmp_path) as (client, _):
+        counting = asyncio.create_task(count())
+        answer, _ = await _ask(client, "/v1/completions", prompt="Hi", n=16)
+        counting.cancel()
+    assert answer.status_code == 200, answer.text
+    assert len(begun) == len(set(begun)) == 16
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", slice(-4, None)), ("right", slice(4))])
