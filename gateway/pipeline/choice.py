@@ -131,7 +131,7 @@ class Choice:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
                 # The engine waits for no client that reads slowly. Each response is a token.
-                batch.meter.untold += tokens.unread
+                batch.meter.untold += self._continuation.beyond(tokens.unread)
                 raise
         if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
             stats = self._last.stats

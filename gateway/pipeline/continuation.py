@@ -68,6 +68,12 @@ class Continuation:
         logprobs = None if delta.logprobs is None else delta.logprobs[count:]
         return replace(delta, ids=delta.ids[count:], logprobs=logprobs)
 
+    def beyond(self, tokens: int) -> int:
+        """How many of so many that come next have not come before."""
+        if self.sent is None or not self.again:
+            return tokens
+        return max(self._heard + tokens - len(self.ids), 0)
+
     def rest(self, *, failed: bool) -> Generation | None:
         """What is left, as a generation of its own; None where that is nothing that can go on.
 

@@ -121,6 +121,8 @@ async def _several(
                 work = _generated(service, request, batch, index, sink)
                 # Not in the task: cancelled before its first step, it would never come there.
                 tasks.create_task(work).add_done_callback(partial(_leave, permit))
+                # They begin one by one: others have their turn between two of them.
+                await asyncio.sleep(0)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     if late is not None:
@@ -166,7 +168,8 @@ async def _search(
             try:
                 deltas = await tokens.beams()
             except (asyncio.CancelledError, TimeoutError):
-                meter.untold += generation.max_tokens * generation.beams
+                if tokens.given:
+                    meter.untold += generation.max_tokens * generation.beams
                 raise
         answered(lease, batch, index)
         return sent, deltas

@@ -32,7 +32,12 @@ async def prepare(
     _check_ids(service, options)
     kinds = service.replicas.kinds
     able, options = await _able(service, kinds, options, chat=chat)
-    fitted = [await fit(service, able, each, options, chat=chat) for each in prompts]
+    fitted: list[FittedPrompt] = []
+    for each in prompts:
+        if fitted:
+            # What is short is tokenized at once. Others have their turn between two of them.
+            await asyncio.sleep(0)
+        fitted.append(await fit(service, able, each, options, chat=chat))
     if len(kinds) > 1 and not all(service.replicas.is_served(each.forms) for each in fitted):
         raise EngineUnavailable("No inference server that can take this is ready; try again.")
     # The engine knows a request by this id, so it must be unique whatever the client sends.

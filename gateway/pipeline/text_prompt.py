@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Awaitable
+from functools import partial
 from typing import Protocol
 
 from gateway.errors import UnsupportedParameter
@@ -19,6 +20,9 @@ from gateway.tokenization.bad_words import with_and_without_space
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import TextModel
+
+# To find the word of a token takes as long as to tokenize so many characters.
+_CHARS_OF_A_WORD = 20
 
 
 class Encode(Protocol):
@@ -88,15 +92,18 @@ async def text_prompt(
         for token_id in prompts.further_end_ids(options)
         if (word := _word(prompts, token_id, special=False)) is not None
     )
+    tenant = options.caller.tenant
+    chars = _CHARS_OF_A_WORD * len(options.params.sampling.logit_bias)
+    bias = await prompts.turns.run(tenant, chars, partial(_bias, prompts, options))
     restated = ""
     if restates:
-        skip, tenant = model.skips_special_tokens, options.caller.tenant
+        skip = model.skips_special_tokens
         restated = await prompts.decode_in_turn(prompt_ids, skip_special_tokens=skip, tenant=tenant)
     return TextPrompt(
         text=text,
         stop=stop,
         bad=with_and_without_space(options.bad_words),
-        bias=_bias(prompts, options),
+        bias=bias,
         restated=restated,
         # At a stop string only a stream ends: the engine may know it by other ids, and would go on.
         whole=model.better_whole and not options.stream and not options.params.stop,

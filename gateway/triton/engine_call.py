@@ -77,6 +77,11 @@ class EngineCall:
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
 
     @property
+    def given(self) -> bool:
+        """Whether the engine was given the request, and has not refused it for its adapter."""
+        return self._stream is not None
+
+    @property
     def unread(self) -> int:
         """As of the `ResponseStream`."""
         return 0 if self._stream is None else self._stream.unread

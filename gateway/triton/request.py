@@ -129,15 +129,15 @@ class RequestBuilder:
         code = _ONE[datatype].format[1:]
         self.raw(logical, struct.pack(f"<{len(values)}{code}", *values), *dims)
 
-    def int32s(self, logical: LogicalInput, values: array[int]) -> None:
-        """[1, n] of an array of int32, in whatever type is declared. Long ones are not copied."""
+    def int32s(self, logical: LogicalInput, values: array[int], *dims: int) -> None:
+        """[1, *dims] of int32, in whatever type is declared. Long arrays are not copied."""
         _, datatype = self._declared(logical)
         if datatype != "INT32":
-            self.numbers(logical, values, len(values))
+            self.numbers(logical, values, *dims)
         elif 4 * len(values) < _LONG_BYTES:
-            self.raw(logical, values.tobytes(), len(values))
+            self.raw(logical, values.tobytes(), *dims)
         else:
-            self.raw(logical, memoryview(values).cast("B"), len(values))
+            self.raw(logical, memoryview(values).cast("B"), *dims)
 
     def texts(self, logical: LogicalInput, values: Sequence[str]) -> None:
         """[1, n] of texts."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from functools import lru_cache
+from itertools import accumulate, chain
 
 from adapters.adapter import Converted
 from gateway.deltas import EngineStats, TokenDelta, TokenLogprob
@@ -86,7 +87,7 @@ def _how_anew(capabilities: ModelCapabilities, generation: Generation) -> Part:
         # To stop by itself is a help that the engine of the GPT repository does not give.
         if sequences and build.has(logical):
             ids = word_list(sequences)
-            build.numbers(logical, ids, 2, len(ids) // 2)
+            build.int32s(logical, ids, 2, len(ids) // 2)
     add_sampling(build, generation, logprobs=params.logprobs is not None)
     add_common(build, capabilities, generation)
     build.output("output_ids")
@@ -226,14 +227,16 @@ def stop_request(model: StopModel, request_id: str) -> Request:
     return build.request
 
 
-def word_list(words: tuple[tuple[int, ...], ...]) -> list[int]:
-    """Stop words as the flattened [2, N] matrix: ids, then inclusive end offsets padded with -1."""
-    ids = [token_id for word in words for token_id in word]
-    offsets, end = [], 0
-    for word in words:
-        end += len(word)
-        offsets.append(end)
-    return ids + offsets + [-1] * (len(ids) - len(offsets))
+# Half a megabyte for the longest stop strings, and a request may have 128 choices.
+@lru_cache(maxsize=2)
+def word_list(words: tuple[tuple[int, ...], ...]) -> array[int]:
+    """Stop words as the flattened [2, N] matrix: ids, then inclusive end offsets padded with -1.
+
+    Not to be changed: others are given the same.
+    """
+    ids = array("i", chain.from_iterable(words))
+    offsets = array("i", accumulate(map(len, words)))
+    return ids + offsets + array("i", [-1]) * (len(ids) - len(offsets))
 
 
 def is_final(response: pb.ModelInferResponse) -> bool:
@@ -299,7 +302,7 @@ def _prompt_request(
     capabilities: ModelCapabilities, generation: Generation, request_id: str, max_tokens: int
 ) -> RequestBuilder:
     build = _builder(capabilities, request_id)
-    build.int32s("prompt", generation.prompt_ids)
+    build.int32s("prompt", generation.prompt_ids, len(generation.prompt_ids))
     build.scalar("prompt_length", len(generation.prompt_ids))
     build.scalar("max_tokens", max_tokens)
     return build

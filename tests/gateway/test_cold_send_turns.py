@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class LoraTriton(FakeTriton):
-    """One that takes adapters and reads no request at first."""
+    """One that takes adapters, searches with beams, and reads no request at first."""
 
     def __init__(self) -> None:
         super().__init__(tokens=[1], fault=None, step=0)
@@ -41,6 +41,9 @@ class LoraTriton(FakeTriton):
         answer = await super().ModelConfig(request, context)
         answer.config.input.add(name="lora_config", data_type="TYPE_INT32")
         answer.config.input.add(name="lora_weights", data_type="TYPE_FP16")
+        answer.config.input.add(name="beam_width", data_type="TYPE_INT32")
+        answer.config.input.add(name="len_penalty", data_type="TYPE_FP32")
+        answer.config.parameters["max_beam_width"].string_value = "3"
         return answer
 
     @property
@@ -62,10 +65,17 @@ async def _add(client: httpx.AsyncClient, folder: Path, seed: int) -> None:
     assert answer.json()["versions"][0]["bytes"] == NBYTES
 
 
-def _ask(client: httpx.AsyncClient, key: str, model: str, **headers: str) -> asyncio.Task[Any]:
+def _ask(
+    client: httpx.AsyncClient,
+    key: str,
+    model: str,
+    fields: dict[str, Any] | None = None,
+    **headers: str,
+) -> asyncio.Task[Any]:
     headers |= {"authorization": f"Bearer {key}"}
+    asked = body(model=model, **(fields or {}))
     return asyncio.create_task(
-        client.post("/v1/completions", json=body(model=model), headers=headers, timeout=120)
+        client.post("/v1/completions", json=asked, headers=headers, timeout=120)
     )
 
 
@@ -142,11 +152,13 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
         assert (await _ask(client, "any", "b")).status_code == 200
 
 
+@pytest.mark.parametrize("beams", [0, 3])
 @pytest.mark.parametrize("how", ["hang-up", "deadline"])
 async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
-    tmp_path: Path, how: str
+    tmp_path: Path, how: str, beams: int
 ) -> None:
     """While another's adapter is on its way, it waits to bring its own; the other one pays."""
+    search = {"use_beam_search": True, "n": beams, "max_tokens": 5} if beams else {}
     clock = EventClock()
     triton, log = LoraTriton(), tmp_path / "usage.jsonl"
     async with (
@@ -162,9 +174,9 @@ async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
     ):
         for seed, name in enumerate(("a", "b")):
             await _add(client, tmp_path / name, seed)
-        given = _ask(client, "any", "a")
+        given = _ask(client, "any", "a", search)
         await becomes(lambda: service.cold_sends.in_flight == 1)
-        waits = _ask(client, "any", "b", **{"x-request-timeout": "50"})
+        waits = _ask(client, "any", "b", search, **{"x-request-timeout": "50"})
         await becomes(lambda: service.cold_sends.waiting == 1)
         if how == "hang-up":
             waits.cancel()
@@ -177,3 +189,4 @@ async def test_who_leaves_before_the_engine_was_given_its_prompt_pays_nothing(
     paid = {(r := json.loads(line))["adapter"]: r for line in log.read_text().splitlines()}
     assert paid["b"]["prompt_tokens"] == paid["b"]["completion_tokens"] == 0
     assert paid["a"]["prompt_tokens"] > 0
+    assert paid["a"]["completion_tokens"] == 5 * beams

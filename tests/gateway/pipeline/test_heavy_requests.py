@@ -22,6 +22,8 @@ from gateway.api.messages import StructuredOutputs, Tool
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS
+from gateway.triton.engine import Engine
+from gateway.triton.token_stream import TokenStream
 from tests.support.fake_triton import INPUTS, FakeTriton, serving
 from tests.support.in_process import running, save_tokenizer
 
@@ -116,6 +118,41 @@ async def test_many_ids_are_looked_at_off_the_loop(tmp_path: Path, fields: dict[
         assert stood < spent / 3
 
 
+async def test_between_two_short_prompts_others_have_their_turn(tmp_path: Path) -> None:
+    """The last of them is too long."""
+    prompts = ["x" * INLINE_CHARS] * 127 + ["x" * 2 * INLINE_CHARS]
+    async with _gateway(tmp_path, max_seq_len=INLINE_CHARS + 2) as (client, service):
+        answer, stood = await _ask(client, "/v1/completions", prompt=prompts)
+        assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+        encode = service.prompts.tokenizer.encode_batch_fast
+        assert stood < _spent(lambda: [encode([prompt]) for prompt in prompts[:-1]]) / 3
+
+
+async def test_each_choice_begins_in_a_round_of_the_loop_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, begun = 0, []
+    generate = Engine.generate
+
+    def noted(engine: Engine, *args: Any, **more: Any) -> TokenStream:
+        begun.append(rounds)
+        return generate(engine, *args, **more)
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Engine, "generate", noted)
+    async with _gateway(tmp_path) as (client, _):
+        counting = asyncio.create_task(count())
+        answer, _ = await _ask(client, "/v1/completions", prompt="Hi", n=16)
+        counting.cancel()
+    assert answer.status_code == 200, answer.text
+    assert len(begun) == len(set(begun)) == 16
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", slice(-4, None)), ("right", slice(4))])
 async def test_ids_that_are_cut_off_may_be_anything(tmp_path: Path, side: str, kept: slice) -> None:
     ids = [60, 61, 62, 63, 2**30, 64, 65, 66, 67]
@@ -157,6 +194,42 @@ async def test_a_long_echo_is_decoded_off_the_loop(tmp_path: Path) -> None:
         text = service.prompts.decode([64, 65])
         assert text[0] * 5000 + text[1] in answer.json()["choices"][0]["text"]
         assert watched.threads == {"short-text"}
+
+
+class _TextTriton(FakeTriton):
+    """One whose model takes text, and words to be biased."""
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        answer = await super().ModelConfig(request, context)
+        for name in ("text_input", "embedding_bias_words"):
+            answer.config.input.add(name=name, data_type="TYPE_STRING")
+        for name in ("max_tokens", "top_k"):
+            answer.config.input.add(name=name, data_type="TYPE_INT32")
+        for name in ("embedding_bias_weights", "top_p"):
+            answer.config.input.add(name=name, data_type="TYPE_FP32")
+        return answer
+
+
+@pytest.mark.parametrize(("tokens", "threads"), [(90, {"short-text"}), (10, set())])
+async def test_many_biased_tokens_become_words_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, threads: set[str]
+) -> None:
+    monkeypatch.setattr("gateway.tokenization.turns.INLINE_CHARS", 1000)
+    save_tokenizer(tmp_path)
+    engine = _TextTriton(tokens=[60], fault=None, step=0)
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, triton_mode="text") as (client, service, _),
+    ):
+        service.prompts.tokenizer = watched = _Watched(service.prompts.tokenizer)
+        bias = {str(token): 1 for token in range(tokens)}
+        answer, _ = await _ask(client, "/v1/completions", prompt="Hi", logit_bias=bias)
+        assert answer.status_code == 200, answer.text
+        (request,) = engine.requests
+        place = [tensor.name for tensor in request.inputs].index("embedding_bias_words")
+        assert list(request.inputs[place].shape) == [1, tokens]
+        # What the tokenizer puts before a text is asked for at once.
+        assert watched.threads == {"MainThread", *threads}
 
 
 @pytest.mark.parametrize("name", ["stop", "bad_words"])

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from gateway.deltas import TokenDelta
+from gateway.generation import Guide
+from gateway.pipeline.continuation import Continuation
+from tests.support.generations import generation
 from tests.support.in_process import metric_of
 from tests.support.two_replicas import (
     CONTINUED,
@@ -74,6 +78,24 @@ async def test_several_choices_are_said_again_each_by_itself(tmp_path: Path) -> 
         assert [choice["text"] for choice in answer["choices"]] == [TEXT] * 2
         assert answer["usage"]["completion_tokens"] == 2 * len(it.ids)
         assert {numbers(each, "random_seed", "Q")[0] for each in it.other.requests} == {7, 8}
+
+
+def test_what_is_said_again_counts_once() -> None:
+    guided = generation(guide=Guide("regex", "h.*"))
+    said = Continuation(guided, failures=1)
+    said.ids.extend([1, 2, 3])
+    assert said.beyond(4) == 4
+    said.goes_on(guided, failed=True)
+    assert [said.beyond(unread) for unread in (2, 3, 5)] == [0, 0, 2]
+    assert said.new(TokenDelta([1, 2], False)) is None
+    assert [said.beyond(unread) for unread in (1, 3)] == [0, 2]
+    assert said.new(TokenDelta([3, 4], False)) == TokenDelta([4], False)
+    said.ids.append(4)
+    assert said.beyond(2) == 2
+    plain = Continuation(generation(), failures=1)
+    plain.ids.extend([1, 2, 3])
+    plain.goes_on(generation(), failed=True)
+    assert plain.beyond(2) == 2
 
 
 async def test_a_drain_leaves_it_where_it_is(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_long_prompt_is_sent_from_where_it_is(length: int) -> None:
     ids = array("i", range(length))
     build = RequestBuilder("tensorrt_llm", INPUTS, "x")
     build.scalar("max_tokens", 7)
-    build.int32s("prompt", ids)
+    build.int32s("prompt", ids, length)
     build.scalar("seed", 1)
     build.output("output_ids")
     request = _parsed(build)
@@ -139,7 +139,7 @@ def test_a_request_takes_no_memory_for_its_prompt() -> None:
 def test_ids_for_a_model_that_declares_another_type() -> None:
     inputs = {"prompt": Input("input_ids", "INT64")}
     build = RequestBuilder("tensorrt_llm", inputs, "x")
-    build.int32s("prompt", array("i", [5, 2**31 - 1]))
+    build.int32s("prompt", array("i", [5, 2**31 - 1]), 2)
     assert _parsed(build).raw_input_contents[0] == struct.pack("<2q", 5, 2**31 - 1)
 
 
@@ -158,6 +158,25 @@ def test_the_choices_of_one_request_share_its_bias() -> None:
     )
     bias = struct.unpack(f"<{size}f", request.raw_input_contents[-1])
     assert {token_id: value for token_id, value in enumerate(bias) if value} == {7: 1.5, 999: -2.0}
+
+
+@pytest.mark.parametrize("name", ["stop_ids", "bad_ids"])
+def test_the_choices_of_one_request_share_their_words(name: str) -> None:
+    words = ((7,) * 3000, (8, 9))
+    worded = generation(**{name: words})
+    one, other = (
+        generation_request(_capabilities(), replace(worded, request_id=name)) for name in "ab"
+    )
+    views = [
+        [piece for piece in asked.pieces if isinstance(piece, memoryview)] for asked in (one, other)
+    ]
+    assert [len(each) for each in views] == [1, 1]
+    assert views[0][0].obj is views[1][0].obj
+    request = pb.ModelInferRequest.FromString(one.data)
+    (place,) = [n for n, tensor in enumerate(request.inputs) if tensor.name.endswith("_words_list")]
+    assert list(request.inputs[place].shape) == [1, 2, 3002]
+    ends = [3000, 3002, *[-1] * 3000]
+    assert array("i", request.raw_input_contents[place]).tolist() == [*[7] * 3000, 8, 9, *ends]
 
 
 ASKED = st.fixed_dictionaries(
