@@ -261,6 +261,48 @@ def test_a_conversation_that_goes_on_in_another_tab_goes_on_here(page: Page) -> 
     expect(page.locator('[name="system"]')).to_have_value("Be short.")
 
 
+def test_what_two_tabs_do_with_one_conversation_is_kept_as_two(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    _send(page, "Hello")
+    answer.wait_until_asked()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hi")
+    expect(_button(other, "Again")).to_be_visible()
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("Another tab has changed this conversation")
+    _button(other, "Conversations").click()
+    expect(_kept(other)).to_have_count(2)
+    expect(other.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello", "Hi"])
+    other.close()
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
+
+
+def test_a_name_that_is_given_in_another_tab_outlives_the_answer_here(page: Page) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    answer.wait_until_asked()
+    other = page.context.new_page()
+    other.goto(page.url)
+    _button(other, "Conversations").click()
+    _button(other, f"Rename {PARIS}").click()
+    other.get_by_label("Name", exact=True).fill("Capitals")
+    other.keyboard.press("Enter")
+    expect(_button(other, "Capitals")).to_be_visible()
+    other.close()
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    expect(_kept(page)).to_have_count(1)
+    expect(_kept(page)).to_contain_text("Capitals")
+
+
 def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
     answer = Late(page, "chat/completions")
     _send(page, PARIS)

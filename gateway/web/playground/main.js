@@ -3,7 +3,7 @@
 import { askJson, inWords } from "../api.js";
 import { $, announce, drawIcons, el } from "../dom.js";
 import { useKeys } from "../key.js";
-import { bodyFor, newAnswer, newConversation, openCalls, settle } from "./conversation.js";
+import { bodyFor, newAnswer, newConversation, openCalls, randomId, settle } from "./conversation.js";
 import { showCode } from "./code.js";
 import { Composer } from "./composer.js";
 import { ParametersForm } from "./form.js";
@@ -95,22 +95,33 @@ class Playground {
 
   keep(conversation = this.conversation) {
     if (!conversation.turns.length) return; // nobody has said anything
+    const { changed } = conversation;
+    const kept = shelf.load(conversation.id);
+    // Another tab has kept it meanwhile: neither is kept over the other.
+    if (kept && kept.changed !== changed) {
+      conversation.id = randomId();
+      this.composer.tell("Another tab has changed this conversation: what was here is kept beside it.");
+    }
     conversation.changed = Date.now();
     if (!shelf.save(conversation)) {
+      conversation.changed = changed;
       this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
     }
     this.drawList();
   }
 
-  // What is open goes on from there; else the next change here would be kept over it.
+  // What is open goes on from there, unless something is under way here: `keep` tells them apart.
   changedElsewhere(id) {
-    const kept = id === this.conversation.id && !this.runs.size && shelf.load(id);
-    if (kept) this.open(kept);
-    else this.drawList();
+    const { conversation } = this;
+    const kept = id === conversation.id ? shelf.load(id) : null;
+    if (kept?.changed === conversation.changed) conversation.title = kept.title; // it was but renamed
+    else if (kept && !this.runs.size && !$("#turns .editing")) return this.open(kept);
+    this.drawList();
   }
 
   rename(id, title) {
-    const kept = id === this.conversation.id ? this.conversation : shelf.load(id);
+    if (id === this.conversation.id) this.conversation.title = title;
+    const kept = shelf.load(id);
     if (kept) shelf.save(Object.assign(kept, { title })); // else another tab has deleted it meanwhile
     this.drawList();
   }
