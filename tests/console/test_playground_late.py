@@ -233,6 +233,39 @@ def test_a_wrong_field_stops_nothing_and_leaves_what_is_written(page: Page) -> N
     expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
 
 
+def test_a_prompt_that_is_being_edited_stays_whatever_is_drawn(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Edit the prompt").click()
+    edited = page.get_by_role("region", name="Turn", exact=True).first.get_by_role(
+        "textbox", name="Prompt"
+    )
+    edited.fill("Repeat: other")
+    _button(page, "Compare").click()
+    expect(page.get_by_role("button", name=re.compile("^Ask .* too$"))).to_be_visible()
+    _button(page, "Remove model 2").click()
+    _send(page, "Hello")
+    expect(_answers(page)).to_have_count(2)
+    expect(_button(page, "Again")).to_be_visible()
+    edited.focus()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hi")
+    expect(_button(other, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    expect(edited).to_have_value("Repeat: other")
+    page.get_by_role("region", name="Turn").first.get_by_role("button", name="Send").click()
+    expect(_answers(page)).to_have_count(1)
+    expect(_answers(page)).to_contain_text("other")
+    expect(_kept(page)).to_have_count(2)
+    other.reload()
+    other.get_by_role("button", name="Conversations", exact=True).click()
+    _kept(other).last.get_by_role("button", name=PARIS, exact=True).click()
+    expect(other.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello", "Hi"])
+    other.close()
+
+
 def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> None:
     answer = Late(page, "chat/completions")
     _send(page, PARIS)

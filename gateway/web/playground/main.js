@@ -145,14 +145,19 @@ class Playground {
     this.keep();
   }
 
+  // Turns that were there get new answers alone: one of their prompts may be being edited.
   draw() {
     const { turns, panes } = this.conversation;
     $("#welcome").hidden = turns.length > 0;
-    this.views = turns.map((turn, number) => new TurnView(turn, panes, {
+    const stay = this.views.filter((view, number) => view.turn === turns[number]);
+    for (const view of this.views) if (!stay.includes(view)) view.node.remove();
+    for (const view of stay) view.draw();
+    const come = [...turns.entries()].slice(stay.length).map(([number, turn]) => new TurnView(turn, panes, {
       edited: (prompt) => this.edit(number, prompt),
       forPane: (pane) => this.doable(number, pane),
     }));
-    $("#turns").replaceChildren(...this.views.map((view) => view.node));
+    $("#turns").append(...come.map((view) => view.node));
+    this.views = [...stay, ...come];
   }
 
   // What the buttons of an answer do; only the last turn can be asked again or gone on from.
