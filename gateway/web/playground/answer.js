@@ -14,7 +14,8 @@ const FINISHES = {
 };
 
 export class AnswerView {
-  // `does`: {stop, again, sendResults}; what is null cannot be done here.
+  // `does`: {stop, again, sendResults, written, drawn}; what is null cannot be done here. `written()`
+  // is called at every change of a call's result.
   constructor(answer, does) {
     Object.assign(this, { answer, does });
     this.thoughts = new Markdown(el("div"));
@@ -80,8 +81,12 @@ export class AnswerView {
     } catch {
       // Half of it, or none: as it stands.
     }
+    const write = () => {
+      call.result = result.value;
+      this.does.written();
+    };
     const result = el("textarea", { class: "input code", rows: 2, "aria-label": `Result of ${call.name}`,
-      placeholder: "Its result", value: call.result ?? "", oninput: () => (call.result = result.value) });
+      placeholder: "Its result", value: call.result ?? "", oninput: write });
     const given = call.result ? el("p", { class: "given" }, el("span", { class: "hint" }, "Result "), call.result) : null;
     return el("div", { class: "call" }, codeBlock(shown, `calls ${call.name}`),
       this.does.sendResults && !this.answer.running ? result : given);

@@ -168,6 +168,7 @@ class Playground {
       stop: () => this.runs.get(answer)?.stop(),
       again: isLast ? () => this.again(number, pane) : null,
       sendResults: isLast ? () => this.sendResults() : null,
+      written: () => this.keep(),
       drawn: () => this.follow(),
     };
   }
