@@ -380,6 +380,18 @@ def test_a_name_whose_field_goes_without_a_word_leaves_the_list_alone(page: Page
     expect(_kept(page).get_by_role("button", name=PARIS, exact=True)).to_be_visible()
 
 
+def test_a_conversation_that_has_gone_without_a_word_is_not_opened(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    _button(page, "New conversation").click()
+    page.evaluate("localStorage.clear()")
+    _kept(page).get_by_role("button", name=PARIS, exact=True).click()
+    expect(_kept(page)).to_have_count(0)
+    _send(page, "Hello")
+    expect(_kept(page)).to_have_count(1)
+
+
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:
     freed = Late(page, "requests/*")
     _button(page, "Parameters").click()

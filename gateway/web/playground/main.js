@@ -38,7 +38,9 @@ class Playground {
     this.list = new ConversationList($("#conversations"), {
       open: (id) => {
         // The kept form of what is open may lack the answer that comes.
-        if (id !== this.conversation.id) this.open(shelf.load(id));
+        const kept = id === this.conversation.id ? null : shelf.load(id);
+        if (kept) this.open(kept);
+        else this.drawList(); // it may have gone without a word, as browsers clear what they keep
       },
       rename: (id, title) => this.rename(id, title),
       remove: (id) => this.remove(id),
