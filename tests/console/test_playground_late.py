@@ -45,6 +45,23 @@ def _edit(page: Page, prompt: str) -> None:
     first.get_by_role("button", name="Send").click()
 
 
+def _said_by_the_test(page: Page) -> None:
+    """What the page asks for from now on is answered by `says[n](choice)`; `says[n]()` ends it."""
+    page.evaluate(
+        """() => {
+          window.says = [];
+          window.fetch = async () => {
+            let body;
+            const stream = new ReadableStream({ start: (to) => (body = to) });
+            const event = (choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`;
+            says.push((choice) =>
+              choice ? body.enqueue(new TextEncoder().encode(event(choice))) : body.close());
+            return new Response(stream);
+          };
+        }"""
+    )
+
+
 def _answers(page: Page) -> Locator:
     return page.get_by_role("article", name=re.compile("^Answer of"))
 
@@ -390,6 +407,19 @@ def test_a_conversation_that_has_gone_without_a_word_is_not_opened(page: Page) -
     expect(_kept(page)).to_have_count(0)
     _send(page, "Hello")
     expect(_kept(page)).to_have_count(1)
+
+
+def test_thoughts_that_are_closed_while_they_come_stay_closed(page: Page) -> None:
+    _said_by_the_test(page)
+    _send(page, "Hi")
+    page.wait_for_function("says.length === 1")
+    page.evaluate("says[0]({ delta: { reasoning_content: 'One.' } })")
+    thoughts = _answers(page).locator("details")
+    expect(thoughts.get_by_text("One.")).to_be_visible()
+    thoughts.get_by_text("Thoughts").click()
+    page.evaluate("says[0]({ delta: { reasoning_content: ' Two.' } })")
+    expect(thoughts).to_contain_text("Two.")
+    expect(thoughts.get_by_text("Two.")).to_be_hidden()
 
 
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:

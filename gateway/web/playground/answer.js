@@ -49,11 +49,10 @@ export class AnswerView {
     const begun = performance.now();
     this.node.setAttribute("aria-busy", String(Boolean(answer.running)));
     this.node.classList.toggle("running", Boolean(answer.running));
+    // They open as they begin; whoever closes them has them stay closed.
+    if (this.thinking.hidden && answer.thoughts) this.thinking.open = answer.running && !answer.text;
     this.thinking.hidden = !answer.thoughts;
-    if (answer.thoughts) {
-      this.thinking.open ||= answer.running && !answer.text && !this.wasClosed;
-      this.thoughts.update(answer.thoughts);
-    }
+    this.thoughts.update(answer.thoughts);
     this.text.update(answer.text);
     if (this.tokens) this.tokens.update(answer.logprobs);
     if (this.wasRunning !== Boolean(answer.running)) this.settle();
