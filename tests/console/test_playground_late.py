@@ -422,6 +422,36 @@ def test_thoughts_that_are_closed_while_they_come_stay_closed(page: Page) -> Non
     expect(thoughts.get_by_text("Two.")).to_be_hidden()
 
 
+def test_results_are_sent_once_all_panes_have_answered(page: Page) -> None:
+    _button(page, "Compare").click()
+    _said_by_the_test(page)
+    _send(page, "Hi")
+    page.wait_for_function("says.length === 2")
+    page.evaluate(
+        """() => {
+          const named = { name: "weather", arguments: "{}" };
+          const delta = { tool_calls: [{ index: 0, id: "a", function: named }] };
+          says[0]({ delta, finish_reason: "tool_calls" });
+          says[0]();
+          named.arguments = '{"city';
+          says[1]({ delta });
+        }"""
+    )
+    _button(page, "Send results").click()
+    expect(page.get_by_role("alert")).to_contain_text("once all have answered")
+    expect(page.get_by_role("region", name="Turn", exact=True)).to_have_count(1)
+    page.evaluate(
+        """() => {
+          const delta = { tool_calls: [{ index: 0, function: { arguments: '": 1}' } }] };
+          says[1]({ delta, finish_reason: "tool_calls" });
+          says[1]();
+        }"""
+    )
+    _button(page, "Send results").first.click()
+    page.wait_for_function("says.length === 4")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:
     freed = Late(page, "requests/*")
     _button(page, "Parameters").click()

@@ -210,6 +210,11 @@ class Playground {
 
   // Panes whose models have called nothing have nothing to go on with.
   sendResults() {
+    if (this.runs.size) {
+      this.composer.tell("Send the results once all have answered.");
+      return;
+    }
+    this.composer.tell("");
     const parameters = this.checked();
     if (!parameters) return;
     const last = this.conversation.turns.length - 1;
