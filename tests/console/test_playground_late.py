@@ -452,6 +452,18 @@ def test_results_are_sent_once_all_panes_have_answered(page: Page) -> None:
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
+def test_the_focus_stays_with_an_answer_that_is_asked_again_and_stopped(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    _button(page, "Again").focus()
+    page.keyboard.press("Enter")
+    answer.wait_until_asked()
+    expect(_answers(page).get_by_role("button", name="Stop", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(_button(page, "Again")).to_be_focused()
+
+
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:
     freed = Late(page, "requests/*")
     _button(page, "Parameters").click()

@@ -1,6 +1,6 @@
 // One answer as it is seen: its text while it comes, what is known of it, and what can be done.
 
-import { copyText, el, icon } from "../dom.js";
+import { $, copyText, el, icon } from "../dom.js";
 import { Markdown, codeBlock } from "../markdown.js";
 import { Tokens } from "./logprobs.js";
 
@@ -70,7 +70,18 @@ export class AnswerView {
     this.calls.replaceChildren(...answer.calls.map((call) => this.call(call)), ...this.results());
     this.notes.replaceChildren(...notesOf(answer));
     this.facts.replaceChildren(...factsOf(answer));
+    const { hasFocus } = this;
     this.actions.replaceChildren(...this.buttons());
+    if (hasFocus) this.focus();
+  }
+
+  // Of who uses the keyboard: one of its buttons, which give way to others as it begins and ends.
+  get hasFocus() {
+    return Boolean($(":focus-visible", this.actions));
+  }
+
+  focus() {
+    this.actions.lastElementChild?.focus();
   }
 
   call(call) {
