@@ -10,7 +10,7 @@ from ops.local_stack.errors import StackError
 
 LOCALHOST = "127.0.0.1"
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-LOWEST = 10_000
+LOWEST = 10_081  # browsers refuse some ports below, of other protocols: 10080 is the last
 
 
 class PortClaims:

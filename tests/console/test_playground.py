@@ -247,6 +247,9 @@ def test_tools_are_called_and_their_results_go_back(page: Page) -> None:
     _set(page, tool_choice="none", temperature="3")
     for field in answer.get_by_label("Result of weather").all():
         field.fill('{"sun": true}')
+    page.reload()
+    for field in answer.get_by_label("Result of weather").all():
+        expect(field).to_have_value('{"sun": true}')
     _prompt(page).fill("A draft")
     _button(answer, "Send results").first.click()
     expect(page.locator('[name="temperature"]')).to_be_focused()

@@ -45,6 +45,23 @@ def _edit(page: Page, prompt: str) -> None:
     first.get_by_role("button", name="Send").click()
 
 
+def _said_by_the_test(page: Page) -> None:
+    """What the page asks for from now on is answered by `says[n](choice)`; `says[n]()` ends it."""
+    page.evaluate(
+        """() => {
+          window.says = [];
+          window.fetch = async () => {
+            let body;
+            const stream = new ReadableStream({ start: (to) => (body = to) });
+            const event = (choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`;
+            says.push((choice) =>
+              choice ? body.enqueue(new TextEncoder().encode(event(choice))) : body.close());
+            return new Response(stream);
+          };
+        }"""
+    )
+
+
 def _answers(page: Page) -> Locator:
     return page.get_by_role("article", name=re.compile("^Answer of"))
 
@@ -233,6 +250,39 @@ def test_a_wrong_field_stops_nothing_and_leaves_what_is_written(page: Page) -> N
     expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
 
 
+def test_a_prompt_that_is_being_edited_stays_whatever_is_drawn(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Edit the prompt").click()
+    edited = page.get_by_role("region", name="Turn", exact=True).first.get_by_role(
+        "textbox", name="Prompt"
+    )
+    edited.fill("Repeat: other")
+    _button(page, "Compare").click()
+    expect(page.get_by_role("button", name=re.compile("^Ask .* too$"))).to_be_visible()
+    _button(page, "Remove model 2").click()
+    _send(page, "Hello")
+    expect(_answers(page)).to_have_count(2)
+    expect(_button(page, "Again")).to_be_visible()
+    edited.focus()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hi")
+    expect(_button(other, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    expect(edited).to_have_value("Repeat: other")
+    page.get_by_role("region", name="Turn").first.get_by_role("button", name="Send").click()
+    expect(_answers(page)).to_have_count(1)
+    expect(_answers(page)).to_contain_text("other")
+    expect(_kept(page)).to_have_count(2)
+    other.reload()
+    other.get_by_role("button", name="Conversations", exact=True).click()
+    _kept(other).last.get_by_role("button", name=PARIS, exact=True).click()
+    expect(other.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello", "Hi"])
+    other.close()
+
+
 def test_a_conversation_that_is_open_goes_on_when_it_is_chosen(page: Page) -> None:
     answer = Late(page, "chat/completions")
     _send(page, PARIS)
@@ -259,6 +309,48 @@ def test_a_conversation_that_goes_on_in_another_tab_goes_on_here(page: Page) -> 
     page.reload()
     expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
     expect(page.locator('[name="system"]')).to_have_value("Be short.")
+
+
+def test_what_two_tabs_do_with_one_conversation_is_kept_as_two(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    _send(page, "Hello")
+    answer.wait_until_asked()
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(_model(other)).to_have_value("demo")
+    _send(other, "Hi")
+    expect(_button(other, "Again")).to_be_visible()
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("Another tab has changed this conversation")
+    _button(other, "Conversations").click()
+    expect(_kept(other)).to_have_count(2)
+    expect(other.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello", "Hi"])
+    other.close()
+    page.reload()
+    expect(page.get_by_role("article", name="Prompt")).to_have_text([PARIS, "Hello"])
+    expect(_answers(page).last.locator(".markdown").last).not_to_be_empty()
+
+
+def test_a_name_that_is_given_in_another_tab_outlives_the_answer_here(page: Page) -> None:
+    answer = Late(page, "chat/completions")
+    _send(page, PARIS)
+    answer.wait_until_asked()
+    other = page.context.new_page()
+    other.goto(page.url)
+    _button(other, "Conversations").click()
+    _button(other, f"Rename {PARIS}").click()
+    other.get_by_label("Name", exact=True).fill("Capitals")
+    other.keyboard.press("Enter")
+    expect(_button(other, "Capitals")).to_be_visible()
+    other.close()
+    answer.answer()
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    expect(_kept(page)).to_have_count(1)
+    expect(_kept(page)).to_contain_text("Capitals")
 
 
 def test_a_conversation_that_is_deleted_before_it_is_answered_stays_deleted(page: Page) -> None:
@@ -303,6 +395,73 @@ def test_a_name_whose_field_goes_without_a_word_leaves_the_list_alone(page: Page
     expect(page.locator("#kept")).to_be_hidden()
     _send(page, "Hello")
     expect(_kept(page).get_by_role("button", name=PARIS, exact=True)).to_be_visible()
+
+
+def test_a_conversation_that_has_gone_without_a_word_is_not_opened(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    _button(page, "New conversation").click()
+    page.evaluate("localStorage.clear()")
+    _kept(page).get_by_role("button", name=PARIS, exact=True).click()
+    expect(_kept(page)).to_have_count(0)
+    _send(page, "Hello")
+    expect(_kept(page)).to_have_count(1)
+
+
+def test_thoughts_that_are_closed_while_they_come_stay_closed(page: Page) -> None:
+    _said_by_the_test(page)
+    _send(page, "Hi")
+    page.wait_for_function("says.length === 1")
+    page.evaluate("says[0]({ delta: { reasoning_content: 'One.' } })")
+    thoughts = _answers(page).locator("details")
+    expect(thoughts.get_by_text("One.")).to_be_visible()
+    thoughts.get_by_text("Thoughts").click()
+    page.evaluate("says[0]({ delta: { reasoning_content: ' Two.' } })")
+    expect(thoughts).to_contain_text("Two.")
+    expect(thoughts.get_by_text("Two.")).to_be_hidden()
+
+
+def test_results_are_sent_once_all_panes_have_answered(page: Page) -> None:
+    _button(page, "Compare").click()
+    _said_by_the_test(page)
+    _send(page, "Hi")
+    page.wait_for_function("says.length === 2")
+    page.evaluate(
+        """() => {
+          const named = { name: "weather", arguments: "{}" };
+          const delta = { tool_calls: [{ index: 0, id: "a", function: named }] };
+          says[0]({ delta, finish_reason: "tool_calls" });
+          says[0]();
+          named.arguments = '{"city';
+          says[1]({ delta });
+        }"""
+    )
+    _button(page, "Send results").click()
+    expect(page.get_by_role("alert")).to_contain_text("once all have answered")
+    expect(page.get_by_role("region", name="Turn", exact=True)).to_have_count(1)
+    page.evaluate(
+        """() => {
+          const delta = { tool_calls: [{ index: 0, function: { arguments: '": 1}' } }] };
+          says[1]({ delta, finish_reason: "tool_calls" });
+          says[1]();
+        }"""
+    )
+    _button(page, "Send results").first.click()
+    page.wait_for_function("says.length === 4")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_the_focus_stays_with_an_answer_that_is_asked_again_and_stopped(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    answer = Late(page, "chat/completions")
+    _button(page, "Again").focus()
+    page.keyboard.press("Enter")
+    answer.wait_until_asked()
+    expect(_answers(page).get_by_role("button", name="Stop", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(_button(page, "Again")).to_be_focused()
 
 
 def test_buttons_stay_when_it_is_told_that_the_engine_is_free(page: Page) -> None:

@@ -238,6 +238,15 @@ def test_a_port_with_a_listener_is_not_taken() -> None:
             claims.take(port)
 
 
+def test_a_free_port_is_none_that_browsers_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused_first(ports: range, k: int) -> list[int]:
+        return sorted(ports, key=lambda port: port != 10_080)[:k]
+
+    monkeypatch.setattr("random.sample", refused_first)
+    with PortClaims() as claims:
+        assert claims.take_free() != 10_080
+
+
 def test_a_server_that_keeps_dying_waits_longer_and_longer() -> None:
     backoff = Backoff()
     delays = []

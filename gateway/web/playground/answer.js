@@ -1,6 +1,6 @@
 // One answer as it is seen: its text while it comes, what is known of it, and what can be done.
 
-import { copyText, el, icon } from "../dom.js";
+import { $, copyText, el, icon } from "../dom.js";
 import { Markdown, codeBlock } from "../markdown.js";
 import { Tokens } from "./logprobs.js";
 
@@ -14,7 +14,8 @@ const FINISHES = {
 };
 
 export class AnswerView {
-  // `does`: {stop, again, sendResults}; what is null cannot be done here.
+  // `does`: {stop, again, sendResults, written, drawn}; what is null cannot be done here. `written()`
+  // is called at every change of a call's result.
   constructor(answer, does) {
     Object.assign(this, { answer, does });
     this.thoughts = new Markdown(el("div"));
@@ -48,11 +49,10 @@ export class AnswerView {
     const begun = performance.now();
     this.node.setAttribute("aria-busy", String(Boolean(answer.running)));
     this.node.classList.toggle("running", Boolean(answer.running));
+    // They open as they begin; whoever closes them has them stay closed.
+    if (this.thinking.hidden && answer.thoughts) this.thinking.open = answer.running && !answer.text;
     this.thinking.hidden = !answer.thoughts;
-    if (answer.thoughts) {
-      this.thinking.open ||= answer.running && !answer.text && !this.wasClosed;
-      this.thoughts.update(answer.thoughts);
-    }
+    this.thoughts.update(answer.thoughts);
     this.text.update(answer.text);
     if (this.tokens) this.tokens.update(answer.logprobs);
     if (this.wasRunning !== Boolean(answer.running)) this.settle();
@@ -70,7 +70,18 @@ export class AnswerView {
     this.calls.replaceChildren(...answer.calls.map((call) => this.call(call)), ...this.results());
     this.notes.replaceChildren(...notesOf(answer));
     this.facts.replaceChildren(...factsOf(answer));
+    const { hasFocus } = this;
     this.actions.replaceChildren(...this.buttons());
+    if (hasFocus) this.focus();
+  }
+
+  // Of who uses the keyboard: one of its buttons, which give way to others as it begins and ends.
+  get hasFocus() {
+    return Boolean($(":focus-visible", this.actions));
+  }
+
+  focus() {
+    this.actions.lastElementChild?.focus();
   }
 
   call(call) {
@@ -80,8 +91,12 @@ export class AnswerView {
     } catch {
       // Half of it, or none: as it stands.
     }
+    const write = () => {
+      call.result = result.value;
+      this.does.written();
+    };
     const result = el("textarea", { class: "input code", rows: 2, "aria-label": `Result of ${call.name}`,
-      placeholder: "Its result", value: call.result ?? "", oninput: () => (call.result = result.value) });
+      placeholder: "Its result", value: call.result ?? "", oninput: write });
     const given = call.result ? el("p", { class: "given" }, el("span", { class: "hint" }, "Result "), call.result) : null;
     return el("div", { class: "call" }, codeBlock(shown, `calls ${call.name}`),
       this.does.sendResults && !this.answer.running ? result : given);

@@ -3,7 +3,7 @@
 import { askJson, inWords } from "../api.js";
 import { $, announce, drawIcons, el } from "../dom.js";
 import { useKeys } from "../key.js";
-import { bodyFor, newAnswer, newConversation, openCalls, settle } from "./conversation.js";
+import { bodyFor, newAnswer, newConversation, openCalls, randomId, settle } from "./conversation.js";
 import { showCode } from "./code.js";
 import { Composer } from "./composer.js";
 import { ParametersForm } from "./form.js";
@@ -38,7 +38,9 @@ class Playground {
     this.list = new ConversationList($("#conversations"), {
       open: (id) => {
         // The kept form of what is open may lack the answer that comes.
-        if (id !== this.conversation.id) this.open(shelf.load(id));
+        const kept = id === this.conversation.id ? null : shelf.load(id);
+        if (kept) this.open(kept);
+        else this.drawList(); // it may have gone without a word, as browsers clear what they keep
       },
       rename: (id, title) => this.rename(id, title),
       remove: (id) => this.remove(id),
@@ -95,22 +97,33 @@ class Playground {
 
   keep(conversation = this.conversation) {
     if (!conversation.turns.length) return; // nobody has said anything
+    const { changed } = conversation;
+    const kept = shelf.load(conversation.id);
+    // Another tab has kept it meanwhile: neither is kept over the other.
+    if (kept && kept.changed !== changed) {
+      conversation.id = randomId();
+      this.composer.tell("Another tab has changed this conversation: what was here is kept beside it.");
+    }
     conversation.changed = Date.now();
     if (!shelf.save(conversation)) {
+      conversation.changed = changed;
       this.composer.tell("This browser keeps no more conversations: delete some, or this one is lost with the page.");
     }
     this.drawList();
   }
 
-  // What is open goes on from there; else the next change here would be kept over it.
+  // What is open goes on from there, unless something is under way here: `keep` tells them apart.
   changedElsewhere(id) {
-    const kept = id === this.conversation.id && !this.runs.size && shelf.load(id);
-    if (kept) this.open(kept);
-    else this.drawList();
+    const { conversation } = this;
+    const kept = id === conversation.id ? shelf.load(id) : null;
+    if (kept?.changed === conversation.changed) conversation.title = kept.title; // it was but renamed
+    else if (kept && !this.runs.size && !$("#turns .editing")) return this.open(kept);
+    this.drawList();
   }
 
   rename(id, title) {
-    const kept = id === this.conversation.id ? this.conversation : shelf.load(id);
+    if (id === this.conversation.id) this.conversation.title = title;
+    const kept = shelf.load(id);
     if (kept) shelf.save(Object.assign(kept, { title })); // else another tab has deleted it meanwhile
     this.drawList();
   }
@@ -134,14 +147,19 @@ class Playground {
     this.keep();
   }
 
+  // Turns that were there get new answers alone: one of their prompts may be being edited.
   draw() {
     const { turns, panes } = this.conversation;
     $("#welcome").hidden = turns.length > 0;
-    this.views = turns.map((turn, number) => new TurnView(turn, panes, {
+    const stay = this.views.filter((view, number) => view.turn === turns[number]);
+    for (const view of this.views) if (!stay.includes(view)) view.node.remove();
+    for (const view of stay) view.draw();
+    const come = [...turns.entries()].slice(stay.length).map(([number, turn]) => new TurnView(turn, panes, {
       edited: (prompt) => this.edit(number, prompt),
       forPane: (pane) => this.doable(number, pane),
     }));
-    $("#turns").replaceChildren(...this.views.map((view) => view.node));
+    $("#turns").append(...come.map((view) => view.node));
+    this.views = [...stay, ...come];
   }
 
   // What the buttons of an answer do; only the last turn can be asked again or gone on from.
@@ -152,6 +170,7 @@ class Playground {
       stop: () => this.runs.get(answer)?.stop(),
       again: isLast ? () => this.again(number, pane) : null,
       sendResults: isLast ? () => this.sendResults() : null,
+      written: () => this.keep(),
       drawn: () => this.follow(),
     };
   }
@@ -191,6 +210,11 @@ class Playground {
 
   // Panes whose models have called nothing have nothing to go on with.
   sendResults() {
+    if (this.runs.size) {
+      this.composer.tell("Send the results once all have answered.");
+      return;
+    }
+    this.composer.tell("");
     const parameters = this.checked();
     if (!parameters) return;
     const last = this.conversation.turns.length - 1;

@@ -16,8 +16,10 @@ export class TurnView {
   }
 
   draw() {
+    const [focused] = [...this.views].find(([, view]) => view.hasFocus) ?? [];
     this.views.clear();
     this.answers.replaceChildren(...this.panes.map((pane) => this.column(pane)));
+    this.views.get(focused)?.focus();
   }
 
   column(pane) {
