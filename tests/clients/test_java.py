@@ -12,6 +12,7 @@ import pytest
 from tests.support.local_stack import Stack
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK, which is not installed")
 def test_java_net_http(stack: Stack) -> None:
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import looking_at
@@ -12,6 +13,8 @@ from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.operated_gateway import ADMIN
 from tests.support.operators_page import OperatorsPage
+
+pytestmark = pytest.mark.slow
 
 KEY = "sk-the-key-of-acme"
 

@@ -17,6 +17,8 @@ from tests.support.browser import cpu_of, looking_at
 from tests.support.local_stack import Stack
 from tests.support.operators_page import WIDE, OperatorsPage
 
+pytestmark = pytest.mark.slow
+
 ADAPTERS, REPLICAS, REQUESTS = 1000, 20, 200
 FRAMES = 60
 FRAME_MS = 1000 / 60

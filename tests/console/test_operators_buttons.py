@@ -12,6 +12,8 @@ from tests.support.browser import Late, looking_at
 from tests.support.operated_gateway import ADMIN, DEMO_ADAPTERS, Operated
 from tests.support.operators_page import OperatorsPage, operating
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\"><script>document.title='hacked'</script>"
 
 

@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, expect
 from tests.support.operated_gateway import ADMIN, TIGHT, Operated
 from tests.support.operators_page import OperatorsPage, operating
 
+pytestmark = pytest.mark.slow
+
 MOST_CLICKS = 3
 _TIME = re.compile(r"^[\d.,]+ m?s$")
 

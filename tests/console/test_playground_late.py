@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.support.browser import PATIENCE_MS, Late, looking_at
 from tests.support.local_stack import Stack
 
+pytestmark = pytest.mark.slow
+
 expect.set_options(timeout=PATIENCE_MS)
 
 PARIS = "What is the capital of France?"

@@ -132,6 +132,7 @@ def test_patches_have_their_targets(folder: Path) -> None:
         assert all((folder / name).exists() for name in made.get("files", []))
 
 
+@pytest.mark.slow
 @on_each_overlay
 def test_kustomize_builds_it(folder: Path) -> None:
     built = rendered(folder)

@@ -52,6 +52,7 @@ def test_the_three_modes_get_the_same_requests_and_do_the_same_work(measured: Pa
     assert "token ids" in runs[-1]["what"]
 
 
+@pytest.mark.slow
 def test_times_are_in_order(measured: Path) -> None:
     for run in _runs(measured):
         for sample in run["samples"]:

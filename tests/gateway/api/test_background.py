@@ -127,6 +127,7 @@ async def test_the_events_of_many_hours_have_room() -> None:
     assert len(kept) < MAX_MEMBERS * 3 / 4
 
 
+@pytest.mark.slow
 async def test_an_answer_is_not_lost_for_its_events(tmp_path: Path) -> None:
     """They take several times what the tenant may have."""
     save_tokenizer(tmp_path)

@@ -197,6 +197,7 @@ def test_every_operation_on_other_models_succeeds_as_documented(
         _succeeds(client, "POST", "/v1/rerank", {"json": rerank}, {})
 
 
+@pytest.mark.slow
 def test_every_operation_on_what_is_kept_succeeds_as_documented(admin: httpx.Client) -> None:
     said = [{"role": "user", "content": "Hi"}]
     asked = {"model": "demo", "input": said, "max_output_tokens": 4}
@@ -230,6 +231,7 @@ def test_every_operation_on_what_is_kept_succeeds_as_documented(admin: httpx.Cli
     assert succeeded == OF_WHAT_IS_KEPT
 
 
+@pytest.mark.slow
 def test_every_operation_on_keys_succeeds_as_documented(stack: Stack, tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"))
     key = new_key()
