@@ -36,6 +36,7 @@ from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
 from gateway.api.responses.background import Background
+from gateway.api.responses.keeping import Unkept
 from gateway.api.responses.looks import Looks
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
@@ -100,6 +101,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     api.state.looks = Looks()
+    api.state.unkept = Unkept()
     api.state.admin_port = None  # the server says which, once it listens there
     api.state.worker = worker
     api.state.openapi = _document

@@ -51,10 +51,8 @@ from gateway.service import Service
 
 log = logging.getLogger("gateway.requests")
 
-# Of one tenant in one process, where `concurrent_requests` does not say fewer; and bytes of what
-# these were asked, which stay here until they end.
+# Of one tenant in one process, where `concurrent_requests` does not say fewer.
 _MOST_RUNNING = 256
-_MOST_ASKED = 64 * 1024 * 1024
 _MOST_FOLLOWERS = 64
 _ENDING_S = 2.0
 _CHUNKS_AT_ONCE = 4
@@ -120,8 +118,7 @@ class Background:
 
     def check_room(self, tenant: str) -> None:
         """For one more. Raises Overloaded."""
-        asked = [len(run.keeping.own) for run in self._runs.values() if run.tenant == tenant]
-        if len(asked) >= _MOST_RUNNING or sum(asked) >= _MOST_ASKED:
+        if sum([run.tenant == tenant for run in self._runs.values()]) >= _MOST_RUNNING:
             raise Overloaded("Too many responses of this key are made in the background.")
 
     async def begin(self, request: RequestContext, ready: Prepared, keeping: Keeping) -> str:

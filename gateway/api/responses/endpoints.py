@@ -51,6 +51,7 @@ async def create(request: Request) -> Response:
         nonlocal keeping
         ask = asked_by(request, tenant, intake)
         chat, before, keeping = await settled(service, ask, chat)
+        request.app.state.unkept.add(keeping)
         if keeping.background:
             request.app.state.background.check_room(ask.tenant)
         return await truncated(service, intake, tenant, chat, keeping.turns.prompt_of, before)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakSet
 
 import orjson
 
@@ -33,13 +35,15 @@ from gateway.api.responses.stored import (
 )
 from gateway.conversations.record import Record
 from gateway.conversations.store import Conversations
-from gateway.errors import ConversationsOff, InvalidRequest, UnsupportedParameter
+from gateway.errors import ConversationsOff, InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.service import Service
 
+# Bytes of one tenant's `Keeping.own` in a process: eight of the largest bodies.
+_MOST_UNKEPT = 64 * 1024 * 1024
 _NEED_A_STORE = ("previous_response_id", "conversation", "background")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Keeping:
     """Of one request.
 
@@ -97,6 +101,26 @@ class Keeping:
         if conversation is not None and told["status"] in ("completed", "incomplete"):
             records += item_records(conversation, own + told["output"], self.last)
         return records
+
+
+class Unkept:
+    """New items of requests, which stay here until their answers are kept. One for each process.
+
+    A few hundred bytes that refer to kept items have megabytes of them here for as long as the
+    request waits and is answered, and a tenant may have a thousand requests waiting.
+    """
+
+    def __init__(self) -> None:
+        self._large: defaultdict[str, WeakSet[Keeping]] = defaultdict(WeakSet)
+
+    def add(self, keeping: Keeping) -> None:
+        """Counts it for as long as somebody has it. Raises Overloaded where there are too many."""
+        if len(keeping.own) <= LARGE_BODY:
+            return
+        large = self._large[keeping.tenant]
+        if sum([len(each.own) for each in large]) >= _MOST_UNKEPT:
+            raise Overloaded("Too many large requests of this key wait for their answers to be kept.")
+        large.add(keeping)
 
 
 class Keeper:
