@@ -38,6 +38,7 @@ from gateway.api.responses import endpoints as responses
 from gateway.api.responses.background import Background
 from gateway.api.responses.keeping import Unkept
 from gateway.api.responses.looks import Looks
+from gateway.api.responses.unfinished import Unfinished
 from gateway.config.settings import Settings
 from gateway.http.errors import TooManyConnections
 from gateway.http.exchange import NO_ROOM
@@ -89,6 +90,7 @@ def create_api(settings: Settings, worker: Worker | None = None) -> FastAPI:
             running_service(settings, prompts, workers) as api.state.service,
             Background(api.state.service) as api.state.background,
         ):
+            api.state.unfinished = Unfinished(api.state.service, api.state.background.runs)
             api.state.console = Console(api.state.service, worker)
             yield
 

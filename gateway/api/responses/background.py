@@ -1,13 +1,12 @@
-"""Responses that are made in the background: by a task of this worker, told of by any."""
+"""Responses that are made in the background, by tasks of this worker."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,28 +18,21 @@ from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.keeping import Keeping
 from gateway.api.responses.progress import (
     BEAT_S,
-    DOUBT_S,
     LOOK_S,
     Events,
     Status,
-    after,
     beat_id,
     beat_record,
-    cancelled,
-    is_fresh,
-    lost,
-    read_beat,
+    delete_events,
 )
-from gateway.api.responses.stored import FINISHED, is_response_id, turns_id
+from gateway.api.responses.stored import FINISHED
 from gateway.api.serving import Prepared
-from gateway.api.sse import OPENAI, EventBody, told
+from gateway.api.sse import told
 from gateway.conversations.record import Record
 from gateway.errors import (
     ClientDisconnected,
     ConversationTooLarge,
     GatewayError,
-    InvalidRequest,
-    NotFound,
     Overloaded,
     ShuttingDown,
 )
@@ -53,10 +45,7 @@ log = logging.getLogger("gateway.requests")
 
 # Of one tenant in one process, where `concurrent_requests` does not say fewer.
 _MOST_RUNNING = 256
-_MOST_FOLLOWERS = 64
 _ENDING_S = 2.0
-_CHUNKS_AT_ONCE = 4
-_DELETED_AT_ONCE = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -89,8 +78,8 @@ class Background:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._kept = service.conversations
-        self._runs: dict[str, Run] = {}
-        self._followers: Counter[str] = Counter()
+        self.runs: dict[str, Run] = {}
+        """Those that are being made here, by id."""
         self._draining: float | None = None
 
     async def __aenter__(self) -> Background:
@@ -108,7 +97,7 @@ class Background:
         grace = settings.drain_seconds + settings.shutdown_grace
         if self._draining is not None:
             grace -= time.monotonic() - self._draining
-        if tasks := [run.task for run in self._runs.values() if run.task is not None]:
+        if tasks := [run.task for run in self.runs.values() if run.task is not None]:
             await asyncio.wait(tasks, timeout=max(grace, 0.0))
             for task in tasks:
                 task.cancel()
@@ -118,7 +107,7 @@ class Background:
 
     def check_room(self, tenant: str) -> None:
         """For one more. Raises Overloaded."""
-        if sum([run.tenant == tenant for run in self._runs.values()]) >= _MOST_RUNNING:
+        if sum([run.tenant == tenant for run in self.runs.values()]) >= _MOST_RUNNING:
             raise Overloaded("Too many responses of this key are made in the background.")
 
     async def begin(self, request: RequestContext, ready: Prepared, keeping: Keeping) -> str:
@@ -162,7 +151,7 @@ class Background:
                 try:
                     # Others may have begun since it was looked at.
                     self.check_room(run.tenant)
-                    self._runs[run.id] = run
+                    self.runs[run.id] = run
                     run.events.write(answer.queued())
                     await self._put(run, answer.response("queued"), "queued")
                     kept.set_result(None)
@@ -182,7 +171,7 @@ class Background:
             if not run.cancelled:
                 await self._fail(run, answer, error)
         finally:
-            self._runs.pop(run.id, None)
+            self.runs.pop(run.id, None)
             run.events.tell()
             if kept.done() and kept.exception() is None:
                 status = context.late_status or 200
@@ -198,7 +187,7 @@ class Background:
         try:
             [beat] = await self._kept.get(run.tenant, [beat_id(run.id)])
             if beat is None:
-                await self._delete_events(run.tenant, run.id)
+                await delete_events(self._kept, run.tenant, run.id)
         except GatewayError as error:
             log.error("events of %s may be left of it: %s", run.id, error.message)
 
@@ -226,7 +215,7 @@ class Background:
             if self._service.replicas.draining and self._draining is None:
                 self._draining = time.monotonic()
             runs = defaultdict[str, list[Run]](list)
-            for run in self._runs.values():
+            for run in self.runs.values():
                 if run.beaten or run.status == "in_progress":  # its record is there
                     runs[run.tenant].append(run)
             await asyncio.gather(*[self._look_after(name, own) for name, own in runs.items()])
@@ -263,146 +252,6 @@ class Background:
         for run, beat in zip(runs, beats, strict=True):
             if beat is None or beat.version > FINISHED:
                 run.cancel()
-
-    async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
-        """A response's record and, while it is not finished, how it stands.
-
-        One whose maker has died has failed from then on. Raises NotFound.
-        """
-        doubted: Record | None = None
-        while True:
-            [record] = await self._kept.get(tenant, [response_id])
-            if record is None or not is_response_id(response_id):
-                raise NotFound(f"Response with id '{response_id}' not found.")
-            if record.version >= FINISHED:
-                return record, None
-            if (run := self._runs.get(response_id)) is not None:
-                return record, run.status
-            # Of what was never in the background there is none, and to miss one may take time.
-            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
-            if beat is not None and beat.version >= FINISHED:
-                if beat != doubted:  # it has ended between
-                    doubted = beat
-                    continue
-            elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
-                return record, read_beat(beat).status
-            doubtful = beat or record
-            if doubtful == doubted:
-                events = await self._events(tenant, response_id)
-                await self._end(tenant, record, partial(lost, events=events))
-            else:
-                doubted = doubtful
-                await asyncio.sleep(DOUBT_S)
-
-    async def cancel(self, tenant: str, record: Record) -> None:
-        """Ends an unfinished response: what is told of it at once, what is done for it soon."""
-        await self._end(tenant, record, cancelled)
-        self._stop(tenant, record.id)
-
-    async def _end(
-        self, tenant: str, record: Record, how: Callable[[Record], Sequence[Record]]
-    ) -> None:
-        turns = self._service.prompts.turns
-        await self._kept.put(
-            tenant, await turns.run(tenant, len(record.data), partial(how, record))
-        )
-
-    async def delete(self, tenant: str, record: Record) -> None:
-        """With its events; one that is still made is not made any further."""
-        self._stop(tenant, record.id)
-        await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
-        await self._delete_events(tenant, record.id)
-
-    async def _delete_events(self, tenant: str, response_id: str) -> None:
-        while chunks := await self._kept.members(
-            tenant, response_id, after=0, limit=_DELETED_AT_ONCE
-        ):
-            await self._kept.delete(tenant, [chunk.id for chunk in chunks])
-
-    def _stop(self, tenant: str, response_id: str) -> None:
-        run = self._runs.get(response_id)
-        if run is not None and run.tenant == tenant:
-            run.cancel()
-
-    async def _events(self, tenant: str, response_id: str) -> int:
-        """How many are kept."""
-        place = 0
-        while chunks := await self._kept.members(
-            tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
-        ):
-            place = chunks[-1].order
-        return place
-
-    async def replay(
-        self,
-        tenant: str,
-        response_id: str,
-        place: int,
-        look: AbstractAsyncContextManager[object],
-        body: EventBody,
-    ) -> None:
-        """Writes the events behind the first `place`, those that are still to come as they come.
-
-        Raises NotFound, InvalidRequest where none are kept, and Overloaded.
-        """
-        if self._followers[tenant] >= _MOST_FOLLOWERS:
-            raise Overloaded("Too many streams of this key follow responses in the background.")
-        self._followers[tenant] += 1
-        try:
-            await self._follow(tenant, response_id, place, look, body)
-        finally:
-            self._followers[tenant] -= 1
-
-    async def _follow(
-        self,
-        tenant: str,
-        response_id: str,
-        place: int,
-        look: AbstractAsyncContextManager[object],
-        body: EventBody,
-    ) -> None:
-        async with look:
-            if not await self._kept.members(tenant, response_id, after=0, limit=1):
-                raise InvalidRequest(
-                    "stream: the events of a response are kept where it was made with "
-                    "`background` and `stream`.",
-                    param="stream",
-                )
-        body.expect()
-        loop, patience_s = asyncio.get_running_loop(), self._service.settings.keep_alive
-        written = loop.time()
-        finished = False
-        while True:
-            async with look:
-                chunks = await self._kept.members(
-                    tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
-                )
-            for chunk in chunks:
-                body.write(after(chunk, place))
-                await body.drain()
-                place = chunk.order
-            if chunks:
-                written = loop.time()
-                continue
-            if finished:
-                return
-            # The body is patient from its first events on, which may be long before the next ones.
-            if loop.time() - written >= patience_s:
-                body.write(OPENAI.patience)
-                await body.drain()
-                written = loop.time()
-            if (run := self._runs.get(response_id)) is not None:
-                await run.events.news()
-                continue
-            # Once it is, its last events are there too, and are read once more. The response itself
-            # may be megabytes.
-            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
-            finished = beat is not None and beat.version >= FINISHED
-            if not finished:
-                if beat is None or not is_fresh(beat):
-                    async with look:
-                        await self.find(tenant, response_id)
-                await asyncio.sleep(LOOK_S)
 
 
 async def _keep_events(_: str, runs: Sequence[Run]) -> None:

@@ -119,7 +119,7 @@ class Unkept:
             return
         large = self._large[keeping.tenant]
         if sum([len(each.own) for each in large]) >= _MOST_UNKEPT:
-            raise Overloaded("Too many large requests of this key wait for their answers to be kept.")
+            raise Overloaded("Too many large requests of this key wait to be kept.")
         large.add(keeping)
 
 

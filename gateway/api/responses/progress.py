@@ -16,6 +16,7 @@ import orjson
 
 from gateway.api.responses.stored import FINISHED, decode, encode, microseconds
 from gateway.conversations.record import Record
+from gateway.conversations.store import Conversations
 
 LOOK_S = 0.25
 """How often who makes a response looks whether it is to end, and whether to keep its new events."""
@@ -29,6 +30,7 @@ DOUBT_S = 4.0
 LOST, CANCELLED = FINISHED + 1, FINISHED + 2
 
 _CHUNK = 64 * 1024
+_DELETED_AT_ONCE = 64
 # Smaller chunks are as far apart as a part of the time that the response has taken: of one that
 # takes a day these are 7,000, where a group has room for 10,000 records.
 _PART = 1 / 1000
@@ -191,3 +193,9 @@ class Events:
                 await self._news.wait()
         except TimeoutError:
             pass
+
+
+async def delete_events(kept: Conversations, tenant: str, response_id: str) -> None:
+    """All that are kept of a response. Raises what `Conversations.delete` raises."""
+    while chunks := await kept.members(tenant, response_id, after=0, limit=_DELETED_AT_ONCE):
+        await kept.delete(tenant, [chunk.id for chunk in chunks])

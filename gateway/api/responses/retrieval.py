@@ -15,7 +15,6 @@ from gateway.api.failures import Failure, envelope
 from gateway.api.messages import Strict
 from gateway.api.request_log import service_of
 from gateway.api.responses.answer_schemas import ResponseObject, streamed
-from gateway.api.responses.background import Background
 from gateway.api.responses.lists import (
     INCLUDE,
     PAGE,
@@ -29,6 +28,7 @@ from gateway.api.responses.lists import (
 from gateway.api.responses.looks import Asking, Looks, asking
 from gateway.api.responses.progress import Status
 from gateway.api.responses.stored import Kept, decode
+from gateway.api.responses.unfinished import Unfinished
 from gateway.api.routing import Name, Router, needs, refusals
 from gateway.api.sse import OPENAI, EventStream
 from gateway.conversations.record import Record
@@ -77,14 +77,14 @@ async def retrieve(request: Request, response_id: Name) -> Response:
     openapi_extra=needs("api_key", optional=True),
 )
 async def cancel(request: Request, response_id: Name) -> Response:
-    background: Background = request.app.state.background
+    unfinished: Unfinished = request.app.state.unfinished
     async with asking(request) as ask, ask.look:
         record, status = await _found(request, ask, response_id)
         response = await ask.intake.work(lambda: decode(record).response)
         if not response["background"]:
             raise InvalidRequest("Only a response that was made in the background can be ended.")
         if status is not None:
-            await background.cancel(ask.tenant, record)
+            await unfinished.cancel(ask.tenant, record)
             response["status"] = "cancelled"
         return _json(orjson.dumps(response))
 
@@ -97,10 +97,10 @@ async def cancel(request: Request, response_id: Name) -> Response:
     openapi_extra=needs("api_key", optional=True),
 )
 async def delete(request: Request, response_id: Name) -> Response:
-    background: Background = request.app.state.background
+    unfinished: Unfinished = request.app.state.unfinished
     async with asking(request) as ask, ask.look:
         record, _ = await _found(request, ask, response_id)
-        await background.delete(ask.tenant, record)
+        await unfinished.delete(ask.tenant, record)
         return _json(orjson.dumps(ResponseDeleted(id=response_id).model_dump()))
 
 
@@ -131,9 +131,9 @@ def followed(
     request: Request, tenant: str, response_id: str, place: int, headers: Mapping[str, str]
 ) -> Response:
     """The events behind the first `place`, and those that are still to come."""
-    background: Background = request.app.state.background
+    unfinished: Unfinished = request.app.state.unfinished
     looks: Looks = request.app.state.looks
-    write = partial(background.replay, tenant, response_id, place, looks.of(tenant))
+    write = partial(unfinished.replay, tenant, response_id, place, looks.of(tenant))
     patience_s = service_of(request.scope).settings.keep_alive
     return EventStream(write, headers, patience_s, nullcontext(), _WIRE)
 
@@ -150,9 +150,9 @@ _WIRE = OPENAI._replace(done=b"", failure=_failed)
 
 
 async def _found(request: Request, ask: Asking, response_id: str) -> tuple[Record, Status | None]:
-    """As `Background.find`."""
-    background: Background = request.app.state.background
-    record, status = await background.find(ask.tenant, response_id)
+    """As `Unfinished.find`."""
+    unfinished: Unfinished = request.app.state.unfinished
+    record, status = await unfinished.find(ask.tenant, response_id)
     await ask.intake.make_room(len(record.data))
     return record, status
 

@@ -1,0 +1,176 @@
+"""Responses that are being made, by whichever worker: found, ended and followed at any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from gateway.api.responses.background import Run
+from gateway.api.responses.progress import (
+    DOUBT_S,
+    LOOK_S,
+    Status,
+    after,
+    beat_id,
+    cancelled,
+    delete_events,
+    is_fresh,
+    lost,
+    read_beat,
+)
+from gateway.api.responses.stored import FINISHED, is_response_id, turns_id
+from gateway.api.sse import OPENAI, EventBody
+from gateway.conversations.record import Record
+from gateway.errors import InvalidRequest, NotFound, Overloaded
+from gateway.service import Service
+
+# Of one tenant in one process.
+_MOST_FOLLOWERS = 64
+_CHUNKS_AT_ONCE = 4
+
+
+class Unfinished:
+    """As seen from one process. `runs` are the responses that are made in it."""
+
+    def __init__(self, service: Service, runs: Mapping[str, Run]) -> None:
+        self._service = service
+        self._kept = service.conversations
+        self._runs = runs
+        self._followers: Counter[str] = Counter()
+
+    async def find(self, tenant: str, response_id: str) -> tuple[Record, Status | None]:
+        """A response's record and, while it is not finished, how it stands.
+
+        One whose maker has died has failed from then on. Raises NotFound.
+        """
+        doubted: Record | None = None
+        while True:
+            [record] = await self._kept.get(tenant, [response_id])
+            if record is None or not is_response_id(response_id):
+                raise NotFound(f"Response with id '{response_id}' not found.")
+            if record.version >= FINISHED:
+                return record, None
+            if (run := self._runs.get(response_id)) is not None:
+                return record, run.status
+            # Of what was never in the background there is none, and to miss one may take time.
+            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            if beat is not None and beat.version >= FINISHED:
+                if beat != doubted:  # it has ended between
+                    doubted = beat
+                    continue
+            elif beat is not None and (is_fresh(beat) or doubted not in (None, beat)):
+                return record, read_beat(beat).status
+            doubtful = beat or record
+            if doubtful == doubted:
+                events = await self._events(tenant, response_id)
+                await self._end(tenant, record, partial(lost, events=events))
+            else:
+                doubted = doubtful
+                await asyncio.sleep(DOUBT_S)
+
+    async def cancel(self, tenant: str, record: Record) -> None:
+        """Ends an unfinished response: what is told of it at once, what is done for it soon."""
+        await self._end(tenant, record, cancelled)
+        self._stop(tenant, record.id)
+
+    async def _end(
+        self, tenant: str, record: Record, how: Callable[[Record], Sequence[Record]]
+    ) -> None:
+        turns = self._service.prompts.turns
+        await self._kept.put(
+            tenant, await turns.run(tenant, len(record.data), partial(how, record))
+        )
+
+    async def delete(self, tenant: str, record: Record) -> None:
+        """With its events; one that is still made is not made any further."""
+        self._stop(tenant, record.id)
+        await self._kept.delete(tenant, [record.id, beat_id(record.id), turns_id(record.id)])
+        await delete_events(self._kept, tenant, record.id)
+
+    def _stop(self, tenant: str, response_id: str) -> None:
+        run = self._runs.get(response_id)
+        if run is not None and run.tenant == tenant:
+            run.cancel()
+
+    async def _events(self, tenant: str, response_id: str) -> int:
+        """How many are kept."""
+        place = 0
+        while chunks := await self._kept.members(
+            tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+        ):
+            place = chunks[-1].order
+        return place
+
+    async def replay(
+        self,
+        tenant: str,
+        response_id: str,
+        place: int,
+        look: AbstractAsyncContextManager[object],
+        body: EventBody,
+    ) -> None:
+        """Writes the events behind the first `place`, those that are still to come as they come.
+
+        Raises NotFound, InvalidRequest where none are kept, and Overloaded.
+        """
+        if self._followers[tenant] >= _MOST_FOLLOWERS:
+            raise Overloaded("Too many streams of this key follow responses in the background.")
+        self._followers[tenant] += 1
+        try:
+            await self._follow(tenant, response_id, place, look, body)
+        finally:
+            self._followers[tenant] -= 1
+
+    async def _follow(
+        self,
+        tenant: str,
+        response_id: str,
+        place: int,
+        look: AbstractAsyncContextManager[object],
+        body: EventBody,
+    ) -> None:
+        async with look:
+            if not await self._kept.members(tenant, response_id, after=0, limit=1):
+                raise InvalidRequest(
+                    "stream: the events of a response are kept where it was made with "
+                    "`background` and `stream`.",
+                    param="stream",
+                )
+        body.expect()
+        loop, patience_s = asyncio.get_running_loop(), self._service.settings.keep_alive
+        written = loop.time()
+        finished = False
+        while True:
+            async with look:
+                chunks = await self._kept.members(
+                    tenant, response_id, after=place, limit=_CHUNKS_AT_ONCE
+                )
+            for chunk in chunks:
+                body.write(after(chunk, place))
+                await body.drain()
+                place = chunk.order
+            if chunks:
+                written = loop.time()
+                continue
+            if finished:
+                return
+            # The body is patient from its first events on, which may be long before the next ones.
+            if loop.time() - written >= patience_s:
+                body.write(OPENAI.patience)
+                await body.drain()
+                written = loop.time()
+            if (run := self._runs.get(response_id)) is not None:
+                await run.events.news()
+                continue
+            # Once it is, its last events are there too, and are read once more. The response itself
+            # may be megabytes.
+            [beat] = await self._kept.get(tenant, [beat_id(response_id)])
+            finished = beat is not None and beat.version >= FINISHED
+            if not finished:
+                if beat is None or not is_fresh(beat):
+                    async with look:
+                        await self.find(tenant, response_id)
+                await asyncio.sleep(LOOK_S)
