@@ -80,8 +80,11 @@ export function announce(text) {
 const copied = new WeakSet(); // buttons that say so now
 
 export async function copyText(text, button) {
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else copyTheOldWay(text); // a page from plain HTTP has no other
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    copyTheOldWay(text); // a page from plain HTTP has no other, and browsers may refuse it elsewhere
+  }
   announce("Copied.");
   if (copied.has(button)) return;
   copied.add(button);
