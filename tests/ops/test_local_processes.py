@@ -18,16 +18,18 @@ ENV = dict(os.environ)
 def test_children_are_what_it_started_itself(tmp_path: Path) -> None:
     """As Triton starts a process for a model, and the model what it likes."""
     own = "sh -c 'sleep 600 & echo $! > theirs.new; mv theirs.new theirs; wait' &"
-    script = f"cd {tmp_path}; sleep 600 & echo $! > other; {own} echo $! > own; wait"
+    script = f"cd {tmp_path}; sleep 600 & echo $! > other; {own} echo $! > new; mv new own; wait"
     child = Child("a (server)", ["sh", "-c", script], ENV, tmp_path / "log")
     child.start()
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "theirs").exists():
+        while not all((tmp_path / name).exists() for name in ("own", "theirs")):
             assert time.monotonic() < deadline, child.last_lines()
             time.sleep(0.01)
         own_pid = int((tmp_path / "own").read_text())
-        assert child.children("sh") == {own_pid}
+        while child.children("sh") != {own_pid}:  # one that has just begun is called as its parent
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         for name in ("theirs", "other"):
             os.kill(int((tmp_path / name).read_text()), signal.SIGKILL)
         while child.exit_status() is None:
