@@ -6,9 +6,9 @@ INSTALLED := $(VENV)/.installed
 # Tests start hundreds of Python processes: without cached bytecode each takes three times as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Four worker processes on two cores: most tests wait for other processes. One that dies ends the
+# Five worker processes on two cores: most tests wait for other processes. One that dies ends the
 # run: xdist waits for ever for what it had been given. After five minutes a test shows where it is.
-PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+PYTEST := $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 	-o faulthandler_timeout=300
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="shorter windows, rougher figures")
     parser.add_argument("--seconds", type=float, help=f"length of a window; default {SECONDS:g}")
+    parser.add_argument("--rounds", type=int, help="windows of each kind for each of `peers`")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "bench", metavar="DIR")
     parser.add_argument("--write-readme", action="store_true", help="put results into README.md")
     options = parser.parse_args(arguments)
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
                 clients=clients,
                 seconds=seconds,
                 quick=options.quick,
+                rounds=options.rounds,
             )
             for name in options.only or PARTS:
                 started = time.monotonic()

@@ -65,7 +65,7 @@ def peers(bench: Bench) -> list[dict[str, Any]]:
                 turns.peers.append(other)
         if len(turns.peers) == 1:
             raise Unmeasured("no peer can be had; the notes say why")
-        for n in range(_QUICK_ROUNDS if bench.quick else _ROUNDS):
+        for n in range(bench.rounds or (_QUICK_ROUNDS if bench.quick else _ROUNDS)):
             turns.round()
             bench.say(f"peers: round {n + 1}")
         # Last: what is not stopped goes on.

@@ -72,7 +72,7 @@ class Server:
 class Bench:
     """What the parts share: a folder, ports, cores, load clients, and how long to look.
 
-    `seconds` is the length of one window of measurement.
+    `seconds` is the length of one window of measurement; `rounds`, how many of each `peers` takes.
     """
 
     folder: Path
@@ -81,6 +81,7 @@ class Bench:
     clients: Clients
     seconds: float
     quick: bool
+    rounds: int | None = None
     notes: list[str] = field(default_factory=list)
 
     def say(self, line: str) -> None:
