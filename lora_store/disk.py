@@ -21,6 +21,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -54,7 +55,8 @@ class Disk:
     def _remove_leftovers(self) -> None:
         """Unfinished writes of processes that were killed."""
         limit = time.time() - _LEFTOVER_S
-        for path in self._root.rglob(".*.tmp"):
+        # Of versions and records alone: what else lies in the folder has others who look after it.
+        for path in chain(self._versions.glob("*/.*.tmp"), self._names.glob(".*.tmp")):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < limit:
                     path.unlink()
@@ -98,9 +100,11 @@ class Disk:
         """Keep a version. An intact copy that is there already is left alone."""
         with contextlib.suppress(CorruptBlob, OSError):
             if self.get(converted.digest) is not None:
-                # Its age counts from now on: it is wanted again.
+                # Its age counts from now on: it is wanted again. If it has just been deleted, as
+                # nobody wanted it, it is written again.
                 path = self._path(converted.digest)
-                os.utime(path)
+                with self.locked():
+                    os.utime(path)
                 self._read[converted.digest] = _identity(path.stat())
                 return
         self.receive(converted.digest, encode(converted))
@@ -111,9 +115,16 @@ class Disk:
         path.parent.mkdir(exist_ok=True)
         write_durably(path, chunks)
 
-    def delete(self, digest: str) -> None:
-        self._path(digest).unlink(missing_ok=True)
-        self._read.pop(digest, None)
+    def delete(self, digest: str, *, older_than_s: float = 0.0) -> bool:
+        """Whether it was there, and was last put so long ago."""
+        path = self._path(digest)
+        # Whoever puts it meanwhile makes it young, or comes after, and finds that it is gone.
+        with self.locked(), contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime <= time.time() - older_than_s:
+                path.unlink()
+                self._read.pop(digest, None)
+                return True
+        return False
 
     def digests(self, older_than_s: float = 0.0) -> set[str]:
         """Every version here that was last put at least so long ago."""
@@ -128,7 +139,7 @@ class Disk:
     # Records.
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Exclude other processes and threads from changing records."""
+        """Exclude other processes and threads from changing records and deleting versions."""
         return locked(self._root / "lock")
 
     def records(self) -> dict[str, Record]:

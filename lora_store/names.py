@@ -23,12 +23,14 @@ _SWAP_TRIES = 50
 class Synced:
     """All records after joining; `position` is that of Redis before, None without Redis.
 
-    `unwritten`: why this disk has no current copy of these.
+    `unwritten`: why this disk has no current copy of these. `unreadable`: those whose copies in
+    Redis say what this release does not understand.
     """
 
     records: dict[str, Record]
     position: Position | None
     unwritten: dict[str, OSError]
+    unreadable: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
     with disk.locked():
         local = disk.records()
         position, stored = redis.records() if redis is not None else (None, {})
+        unreadable = frozenset(name for name, found in stored.items() if found.record is None)
         records: dict[str, Record] = {}
         unwritten: dict[str, OSError] = {}
         for name in sorted(local.keys() | stored.keys() | known.keys()):
@@ -62,11 +65,10 @@ def sync(disk: Disk, redis: RedisTier | None, known: Mapping[str, Record]) -> Sy
             records[name] = record
             if record != local.get(name) and (error := _write(disk, record)) is not None:
                 unwritten[name] = error
-            unreadable = found is not None and shared is None
-            if redis is not None and record != shared and not unreadable:
+            if redis is not None and record != shared and name not in unreadable:
                 # Lost against a faster change: its notice starts the next round.
                 redis.swap(found, record)
-    return Synced(records, position, unwritten)
+    return Synced(records, position, unwritten, unreadable)
 
 
 def change(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -141,9 +142,13 @@ class RedisTier:
             if ttl:
                 self._client.expire(key, ttl)
 
-    def delete(self, digest: str) -> None:
+    def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
+        """Unless it was put since."""
+        limit = time.time() - older_than_s
         with translated():
             description = self._description(digest)
+            if description is not None and description.put_at > limit:
+                return
             self._client.delete(self._version(digest))
             for number in description.chunks if description is not None else ():
                 self._client.unlink(self._chunk(digest, number))

@@ -31,6 +31,7 @@ from adapters.errors import ChangeUnknown, StoreError
 from adapters.record import Record, is_digest, merge
 from adapters.registry import Change
 from lora_store import names
+from lora_store.collector import Collector
 from lora_store.disk import Disk
 from lora_store.link import Link
 from lora_store.memory import Memory
@@ -70,7 +71,9 @@ class TieredStore:
         self._disk = disk
         self._redis = redis
         self._link = Link(redis, self.stats)
-        self._versions = Versions(disk, self._link, Memory(memory_bytes), self.stats)
+        memory = Memory(memory_bytes)
+        self._versions = Versions(disk, self._link, memory, self.stats)
+        self._collector = Collector(disk, self._link, memory)
         self._poll_s = poll_s
         self._records: dict[str, Record] = {}
         self._seen_redis: Position | None = None
@@ -80,6 +83,8 @@ class TieredStore:
         self._upkeep_due = asyncio.Event()
         self._unwritten: Mapping[str, OSError] = {}
         self._redis_started_over = False
+        # Whether `_records` are all that disk and Redis name, as far as is known.
+        self._knows_all = False
         self._wanted: asyncio.Queue[str] = asyncio.Queue(_MAX_WANTED)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -162,6 +167,7 @@ class TieredStore:
         reconnected = self.stats.redis_up and not was_up
         if not reconnected and position == self._seen_redis and folder == self._seen_disk:
             return
+        self._knows_all = False
         async with self._writing:
             synced = await self._link.with_or_without(
                 lambda redis: names.sync(self._disk, redis, self._records)
@@ -175,6 +181,7 @@ class TieredStore:
         settled = time.time_ns() - folder[2] > _SETTLED_NS
         self._seen_disk = folder if settled and not self._unwritten else None
         self._take(synced.records)
+        self._knows_all = not synced.unreadable
         self._upkeep_due.set()
 
     def _take(self, records: Mapping[str, Record]) -> None:
@@ -228,8 +235,9 @@ class TieredStore:
             self._upkeep_due.clear()
             try:
                 complete = await self._copy_versions()
-                if time.monotonic() - collected >= _COLLECT_S:
-                    await self._versions.collect(self._in_use(), _GRACE_S)
+                # A record that a newer release wrote names versions, too.
+                if self._knows_all and time.monotonic() - collected >= _COLLECT_S:
+                    await self._collector.collect(self._in_use, _GRACE_S)
                     collected = time.monotonic()
             except StoreError as error:
                 complete = False

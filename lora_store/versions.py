@@ -99,21 +99,6 @@ class Versions:
         if await self._link.run(partial(self._disk.has, digest)):
             await self._send(digest)
 
-    async def collect(self, in_use: set[str], grace_s: float) -> None:
-        """Delete versions that no record names and that nobody put for `grace_s` seconds.
-
-        Does nothing while a record is in quarantine: its versions may still be in use.
-        """
-        if await self._link.run(self._disk.has_bad_records):
-            return
-        for digest in await self._link.run(partial(self._disk.digests, grace_s)) - in_use:
-            self._memory.drop(digest)
-            await self._link.run(partial(self._disk.delete, digest))
-        if self._link.redis is not None:
-            shared = await self._link.call(lambda redis: redis.digests(grace_s))
-            for digest in shared - in_use:
-                await self._link.call(partial(RedisTier.delete, digest=digest))
-
     async def close(self) -> None:
         flights = list(self._flights.values())
         for flight in flights:

@@ -37,8 +37,10 @@ def test_put_get_delete(tmp_path: Path) -> None:
     assert _same(Disk(tmp_path).get(content(1).digest), content(1))
     assert disk.digests() == {content(1).digest}
     assert disk.digests(older_than_s=60) == set()
-    disk.delete(content(1).digest)
+    assert not disk.delete(content(1).digest, older_than_s=60)
+    assert disk.delete(content(1).digest)
     assert disk.get(content(1).digest) is None
+    assert not disk.delete(content(1).digest)
 
 
 def test_a_deleted_version_can_still_be_sent_by_who_holds_it(tmp_path: Path) -> None:
@@ -169,8 +171,13 @@ def test_a_killed_writer_leaves_no_version_and_its_leftover_goes(tmp_path: Path)
     assert disk.digests() == set()
     (leftover,) = root.rglob("*.tmp")
     os.utime(leftover, (1, 1))
+    # What else lies there is another's: keepers make folders of such names.
+    other = root / "demo" / "peft" / ".x.y.tmp"
+    other.mkdir(parents=True)
+    os.utime(other, (1, 1))
     Disk(root)
     assert not leftover.exists()
+    assert other.exists()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import redis
 
 from adapters.errors import StoreUnavailable, UnknownAdapter, VersionUnavailable
 from adapters.record import Record
+from lora_store.disk import Disk
 from lora_store.memory import Memory
 from lora_store.redis import RedisTier
 from lora_store.redis_values import dump
@@ -31,6 +32,11 @@ from tests.support.adapter_store import (
 from tests.support.full_disk import full_disk
 from tests.support.lora_files import content
 from tests.support.redis_server import RedisServer
+
+
+def _is_waited_for(lock: Path) -> bool:
+    waiting = (line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(f":{lock.stat().st_ino} " in line for line in waiting)
 
 
 async def test_without_redis_all_is_on_disk(tmp_path: Path) -> None:
@@ -302,18 +308,51 @@ async def test_collect_deletes_only_what_no_record_names(
         for number in (1, 2, 3):
             await one.add(f"a{number}", number)
         await one.registry.remove("a1")
-        tiers = one.store._versions
+        collect = one.store._collector.collect
         in_use = {content(2).digest, content(3).digest}
-        await tiers.collect(in_use, 60.0)
+        await collect(lambda: in_use, 60.0)
         assert len(copies(tmp_path)) == 3
         (tmp_path / "quarantine" / "zh.json").write_text("junk")
-        await tiers.collect(in_use, -1.0)
+        await collect(lambda: in_use, -1.0)
         assert len(copies(tmp_path)) == 3
         (tmp_path / "quarantine" / "zh.json").unlink()
-        await tiers.collect(in_use, -1.0)
+        await collect(lambda: in_use, -1.0)
         assert copies(tmp_path) == in_use
         assert tier.digests(-1.0) == in_use
         assert await one.holds(2)
+
+
+async def test_what_has_just_lost_its_name_stays_for_who_waits_for_it(tmp_path: Path) -> None:
+    async with gateway(tmp_path, None) as one:
+        await one.add("zh", 1)
+        os.utime(version_file(tmp_path, content(1).digest), (1, 1))  # it is not new
+        await one.registry.remove("zh")
+        await one.store._collector.collect(set, 60.0)
+        assert await one.holds(1)
+        await one.store._collector.collect(set, -1.0)
+        assert copies(tmp_path) == set()
+
+
+async def test_what_is_added_again_while_the_unnamed_go_stays(tmp_path: Path) -> None:
+    async with gateway(tmp_path, None) as one:
+        numbers = range(1, 41)
+        for number in numbers:
+            await one.store.put(content(number))
+        found = iter([set[str](), *({content(n).digest for n in numbers} for _ in numbers)])
+        await one.store._collector.collect(lambda: next(found), -1.0)
+        assert len(copies(tmp_path)) == len(numbers)
+
+
+async def test_a_put_that_meets_the_deletion_keeps_the_version(tmp_path: Path) -> None:
+    disk, digest = Disk(tmp_path), content(1).digest
+    await asyncio.to_thread(disk.put, content(1))
+    os.utime(version_file(tmp_path, digest), (1, 1))
+    with disk.locked():  # as whoever is about to delete it
+        put = asyncio.create_task(asyncio.to_thread(disk.put, content(1)))
+        await becomes(lambda: put.done() or _is_waited_for(tmp_path / "lock"))
+        version_file(tmp_path, digest).unlink()
+    await put
+    assert copies(tmp_path) == {digest}
 
 
 async def test_a_change_that_raises_writes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from adapters.errors import StoreError
 from adapters.record_json import as_json
 from adapters.registry import Registry
+from lora_store import tiered
 from lora_store.codec import CorruptBlob, encode
 from lora_store.disk import Disk
 from lora_store.redis import RedisTier
@@ -82,6 +84,31 @@ async def test_a_digest_that_is_a_path_is_neither_read_nor_written(
             await becomes(lambda: store.stats.refused_values == 2)
     assert json.loads(at_shared_redis.hget(NAMES, "zh"))["served"] == OUTSIDE, "left alone"
     assert not list((root / "quarantine").iterdir())
+
+
+async def test_nothing_goes_while_a_record_may_name_what_nobody_here_can_read(
+    shared_redis: RedisServer,
+    at_shared_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a newer release, which knew more, was replaced by this one."""
+    monkeypatch.setattr(tiered, "_COLLECT_S", 0.0)
+    monkeypatch.setattr(tiered, "_GRACE_S", -1.0)
+    at_shared_redis.hset(NAMES, mapping={"zh": _hostile(dtype="fp7"), "@revision": 1})
+    with contextlib.closing(RedisTier(shared_redis.settings())) as tier:
+        tier.put(content(1))
+        async with TieredStore(
+            Disk(tmp_path), RedisTier(shared_redis.settings()), memory_bytes=0, poll_s=0.02
+        ) as store:
+            for _ in range(5):  # each is followed by an upkeep
+                done = store.stats.syncs
+                at_shared_redis.hincrby(NAMES, "@revision", 1)
+                await becomes(lambda done=done: store.stats.syncs > done)
+            assert tier.has([content(1).digest])
+            at_shared_redis.hdel(NAMES, "zh")
+            at_shared_redis.hincrby(NAMES, "@revision", 1)
+            await becomes(lambda: not tier.has([content(1).digest]))
 
 
 ANY: st.SearchStrategy[Any] = st.recursive(
