@@ -52,9 +52,10 @@ def _said_by_the_test(page: Page) -> None:
     page.evaluate(
         """() => {
           window.says = [];
-          window.fetch = async () => {
+          window.fetch = async (_, { signal }) => {
             let body;
             const stream = new ReadableStream({ start: (to) => (body = to) });
+            signal?.addEventListener("abort", () => body.error(signal.reason));
             const event = (choice) => `data: ${JSON.stringify({ choices: [choice] })}\n\n`;
             says.push((choice) =>
               choice ? body.enqueue(new TextEncoder().encode(event(choice))) : body.close());
@@ -381,6 +382,33 @@ def test_a_name_is_written_while_an_answer_ends(page: Page) -> None:
     page.keyboard.type("itals")
     page.keyboard.press("Enter")
     expect(_button(page, "Capitals")).to_be_focused()
+
+
+def test_who_gives_no_name_has_given_none(page: Page) -> None:
+    _send(page, PARIS)
+    expect(_button(page, "Again")).to_be_visible()
+    _button(page, "Conversations").click()
+    for key in ("Escape", "Enter"):
+        _button(page, f"Rename {PARIS}").click()
+        page.get_by_label("Name", exact=True).press(key)
+        expect(_button(page, PARIS)).to_be_focused()
+    # So the list goes on calling it by what it begins with.
+    _edit(page, "Hello")
+    expect(_button(page, "Rename Hello")).to_be_visible()
+
+
+def test_a_model_that_is_removed_has_its_answer_stopped(page: Page) -> None:
+    _button(page, "Compare").click()
+    _said_by_the_test(page)
+    _send(page, PARIS)
+    expect(_answers(page)).to_have_count(2)
+    page.evaluate("says.forEach((say) => say({ delta: { content: 'So' } }))")
+    expect(_answers(page).filter(has_text="So")).to_have_count(2)
+    _button(page, "Remove model 2").click()
+    page.evaluate("void (says[0]({ delta: {}, finish_reason: 'stop' }), says[0]())")
+    # Nothing runs any more.
+    expect(_button(page, "Again")).to_be_visible()
+    expect(_button(page, "Send")).to_be_visible()
 
 
 def test_a_name_whose_field_goes_without_a_word_leaves_the_list_alone(page: Page) -> None:

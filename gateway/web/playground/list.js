@@ -32,13 +32,14 @@ export class ConversationList {
       if (isOver) return;
       isOver = true;
       this.naming = null;
-      this.does.rename(id, name.trim() || title);
+      const named = name.trim();
+      this.does.rename(id, named === title ? "" : named);
     };
     input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
       event.preventDefault(); // else it would press what has the focus next
       event.stopPropagation();
-      end(event.key === "Enter" ? input.value : title);
+      end(event.key === "Enter" ? input.value : "");
     });
     input.addEventListener("blur", () => end(input.value));
     this.naming = input;

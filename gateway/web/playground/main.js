@@ -29,6 +29,9 @@ class Playground {
         this.keep();
         this.draw();
       },
+      goes: (pane) => {
+        for (const { answers } of this.conversation.turns) this.runs.get(answers[pane.id])?.stop();
+      },
     });
     this.form = new ParametersForm($("#fields"), (system, parameters) => {
       Object.assign(this.conversation, { system, parameters });
@@ -121,7 +124,9 @@ class Playground {
     this.drawList();
   }
 
+  // Without a title it stays as it is called: by what it begins with, unless somebody has named it.
   rename(id, title) {
+    if (!title) return this.drawList();
     if (id === this.conversation.id) this.conversation.title = title;
     const kept = shelf.load(id);
     if (kept) shelf.save(Object.assign(kept, { title })); // else another tab has deleted it meanwhile

@@ -5,9 +5,10 @@ import { MOST_PANES, randomId } from "./conversation.js";
 import { Picker } from "./picker.js";
 
 export class Panes {
-  // `changed()` is called when a pane has come, gone, or has another model.
-  constructor({ list, add, models, changed }) {
-    Object.assign(this, { list, add, models, changed });
+  // `changed()` is called when a pane has come, gone, or has another model; `goes(pane)`, before one
+  // goes with its answers.
+  constructor({ list, add, models, changed, goes }) {
+    Object.assign(this, { list, add, models, changed, goes });
     add.addEventListener("click", () => this.another());
   }
 
@@ -63,6 +64,7 @@ export class Panes {
 
   remove(pane) {
     const { panes, turns } = this.conversation;
+    this.goes(pane);
     panes.splice(panes.indexOf(pane), 1);
     for (const turn of turns) delete turn.answers[pane.id];
     this.draw();
