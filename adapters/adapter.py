@@ -42,6 +42,9 @@ MODULE_IDS: Mapping[str, int] = {
     "shared_expert_gate": 21,
 }
 MODULE_NAMES: Mapping[int, str] = {number: name for name, number in MODULE_IDS.items()}
+LAID_OUT_BY_TP = frozenset({"attn_qkv", "mlp_gate_up", "moe_h_to_4h", "moe_4h_to_h", "moe_gate"})
+"""Modules whose rows are right for engines of one `tp_size` alone: fused ones are put side by side
+for its ranks, and experts are split by none (`adapters.plan`)."""
 
 _CONFIG_ROW = struct.Struct("<3i")
 
@@ -114,7 +117,8 @@ class Converted:
 
     `config` is int32 little-endian [1, rows, 3] (module id, layer, rank); `weights` is
     [1, rows, width] in `dtype`, little-endian. Both are the exact bytes that go onto the wire.
-    `digest` is `content_digest` of the rest, in hex.
+    `digest` is `content_digest` of these, in hex. `tp_size` is the engine's that they were laid out
+    for, where that matters and is known: whoever keeps the tensors by their digest keeps it apart.
     """
 
     dtype: Dtype
@@ -123,6 +127,7 @@ class Converted:
     config: bytes
     weights: bytes | bytearray | memoryview
     digest: str
+    tp_size: int | None = None
 
     @property
     def task_id(self) -> int:
@@ -179,10 +184,17 @@ def make_converted(
     rows: list[tuple[int, int, int]],
     width: int,
     weights: bytes | bytearray | memoryview,
+    tp_size: int | None = None,
 ) -> Converted:
     """`Converted` with its digest computed."""
     config = pack_config(rows)
     digest = content_digest(dtype, len(rows), width, config, weights)
     return Converted(
-        dtype=dtype, rows=len(rows), width=width, config=config, weights=weights, digest=digest
+        dtype=dtype,
+        rows=len(rows),
+        width=width,
+        config=config,
+        weights=weights,
+        digest=digest,
+        tp_size=tp_size,
     )

@@ -12,7 +12,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from adapters.adapter import MODULE_IDS, Adapter, Converted, Dtype, TensorInfo, make_converted
+from adapters.adapter import (
+    LAID_OUT_BY_TP,
+    MODULE_IDS,
+    Adapter,
+    Converted,
+    Dtype,
+    TensorInfo,
+    make_converted,
+)
 from adapters.base_model import BaseModel
 from adapters.errors import CorruptFile, MissingFile, NotFinite
 from adapters.peft import WEIGHTS, file_identity
@@ -35,18 +43,20 @@ def convert(adapter: Adapter, base: BaseModel) -> Converted:
         with adapter.weights_file.open("rb") as file:
             if file_identity(os.fstat(file.fileno())) != adapter.identity:
                 raise CorruptFile(WEIGHTS, "file", "changed while it was read", "the same file")
-            return pack(rows, base.dtype, lambda name: _load(file, name, adapter.tensors[name]))
+            return pack(rows, base, lambda name: _load(file, name, adapter.tensors[name]))
     except OSError as error:
         raise MissingFile(WEIGHTS, "file", error.strerror, "a readable file") from error
 
 
 def pack(
-    rows: Sequence[Row], dtype: Dtype, load: Callable[[str], Floats], file: str = WEIGHTS
+    rows: Sequence[Row], base: BaseModel, load: Callable[[str], Floats], file: str = WEIGHTS
 ) -> Converted:
-    """Write the rows into one buffer. `load` gives a tensor by name, float32 and 2-D.
+    """Write the rows, laid out for `base`, into one buffer. `load` gives a tensor by name, float32
+    and 2-D.
 
     Raises `NotFinite`, which names `file`.
     """
+    dtype = base.dtype
     width = max(row.length for row in rows)
     storage = np.dtype("<f2") if dtype == "float16" else np.dtype("<u2")
     buffer = np.zeros((len(rows), width), storage)
@@ -65,7 +75,8 @@ def pack(
                 position = end
     config = [(MODULE_IDS[row.module], row.layer, row.rank) for row in rows]
     weights = buffer.reshape(-1).view(np.uint8).data.toreadonly()
-    return make_converted(dtype, config, width, weights)
+    by_tp = any(row.module in LAID_OUT_BY_TP for row in rows)
+    return make_converted(dtype, config, width, weights, base.tp_size if by_tp else None)
 
 
 def to_float32(raw: npt.NDArray[Any], bfloat16: bool) -> Floats:

@@ -70,6 +70,11 @@ class EngineConfig:
         return self.dtype if self.lora_plugin == "auto" else self.lora_plugin
 
     @property
+    def lora_tp_size(self) -> int | None:
+        """The ranks that `lora_weights` must be laid out for; None where `lora_dtype` is."""
+        return None if self.lora_dtype is None else self.tp_size or 1
+
+    @property
     def can_reuse_kv_cache(self) -> bool | None:
         """Whether KV cache reuse and chunked context work: both read the cache in blocks."""
         if self.paged_kv_cache is False or self.use_paged_context_fmha is False:

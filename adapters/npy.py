@@ -61,7 +61,8 @@ def read(
     """The adapter in `folder`, in the base model's data type (float32 files are rounded).
 
     Rows come out in the order of `adapters.plan`; B must hold the scaling already, as the
-    converter leaves it. Arguments and errors as in `adapters.peft.read`.
+    converter leaves it, and fused layers be laid out for the base model's `tp_size`, which nothing
+    in the files tells. Arguments and errors as in `adapters.peft.read`.
     """
     name = CONFIG if (folder / CONFIG).exists() else OLD_CONFIG
     config = _config(_open(folder, name, within, max_bytes), name)
@@ -84,7 +85,7 @@ def read(
         bfloat16 = weights.dtype == _BFLOAT16
         return to_float32(values.view("<u2") if bfloat16 else values, bfloat16).reshape(1, -1)
 
-    return pack(complete(rows, base), base.dtype, load, WEIGHTS)
+    return pack(complete(rows, base), base, load, WEIGHTS)
 
 
 def write(converted: Converted, folder: Path) -> None:

@@ -1,8 +1,9 @@
 """A converted adapter back in PEFT form, for engines that read adapters from their own disk.
 
-The files are a function of the converted tensors, so one digest names both forms, what was checked
-is what an engine reads, and versions from before there was this form have it too. The scale is in B
-already, rounded once; so the configuration says a scale of 1.
+The files are a function of the converted tensors and the `tp_size` for which these lie as they do,
+so one digest names both forms, what was checked is what an engine reads, and versions from before
+there was this form have it too. The scale is in B already, rounded once; so the configuration says
+a scale of 1.
 
 TensorRT-LLM's LLM API (`lora_manager.py`) reads `r`, `lora_alpha` and `use_rslora` alone, takes the
 scale of each module from its own rank, and knows neither `rank_pattern` nor `alpha_pattern`. So all
@@ -58,7 +59,7 @@ class PeftFiles:
 
 
 def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
-    """The files for what was converted for `base`.
+    """The files for what was converted for `base`, or for an engine of it with another `tp_size`.
 
     Linear layers alone, fused ones too: raises `UnsupportedModule` for experts and for what no
     linear layer of this architecture is, `ShapeMismatch` for tensors of another base model, and
@@ -91,7 +92,11 @@ def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], froz
     rows = _rows(converted, base)
     layout = family(base)
     # What was not converted has no part in how fused layers were taken apart.
-    engine = replace(base, lora_target_modules=tuple({module for module, _ in rows}))
+    engine = replace(
+        base,
+        lora_target_modules=tuple({module for module, _ in rows}),
+        tp_size=converted.tp_size or base.tp_size,
+    )
     pairs: dict[str, Pair] = {}
     projections: dict[str, Projection] = {}
     for layer in sorted({layer for _, layer in rows}):

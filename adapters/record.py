@@ -13,6 +13,7 @@ places agree once they have seen each other, in whatever order:
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from dataclasses import dataclass, replace
@@ -78,7 +79,8 @@ class Version:
     hash, `DECLARED` or `SETTINGS`; None in what is from before, or an older gateway wrote.
     `task_id` is what engines know it by, 1 to 2**63 - 1. `weights` is the content digest of the
     tensors, by which stores keep them; `digest` is the same, but of the `chat_template` as well
-    where there is one.
+    where there is one. `tp_size` is as in `Converted`, None as well where a gateway wrote it that
+    did not know of it.
     """
 
     digest: str
@@ -92,6 +94,7 @@ class Version:
     task_id: int
     chat_template: ChatTemplate | None = None
     added_by: str | None = None
+    tp_size: int | None = None
 
     @classmethod
     def of(
@@ -117,6 +120,7 @@ class Version:
             task_id=task_id,
             chat_template=chat_template,
             added_by=added_by,
+            tp_size=converted.tp_size,
         )
 
     @property
@@ -199,9 +203,9 @@ def merge(one: Record, other: Record) -> Record:
     return replace(latest, versions=tuple(sorted(known.values(), key=_age)), declared=declared)
 
 
-def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str]:
+def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:
     # A gateway that knows no templates writes versions without: the copies that have one win. So do
-    # those that say who added them.
+    # those that say who added them, and for which tp_size.
     bare, unsigned = version.chat_template is None, version.added_by is None
     first = version.created, version.digest, version.base, version.source, version.task_id
-    return *first, bare, unsigned, version.added_by or ""
+    return *first, bare, unsigned, version.added_by or "", version.tp_size or math.inf

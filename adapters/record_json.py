@@ -43,6 +43,7 @@ def _version_as_json(version: Version) -> dict[str, Any]:
         "source": version.source,
         "task_id": str(version.task_id),
         **({} if version.added_by is None else {"added_by": version.added_by}),
+        **({} if version.tp_size is None else {"tp_size": version.tp_size}),
     } | _template_as_json(version)
 
 
@@ -119,6 +120,9 @@ def _version(value: object) -> Version:
         task_id=_task_id(fields["task_id"]) if "task_id" in fields else task_id(digest),
         chat_template=template,
         added_by=_text("added_by", fields["added_by"]) if "added_by" in fields else None,
+        tp_size=_whole("tp_size", fields["tp_size"], 1, _MAX_COUNT)
+        if "tp_size" in fields
+        else None,
     )
 
 

@@ -77,8 +77,9 @@ class Lora:
     """The adapter version of a request.
 
     `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
-    tensors, `nbytes` of `dtype`, which only a cold one needs: within `turn`, which lasts until they
-    are sent. Engines that read adapters from their own disk need `folders` instead.
+    tensors, `nbytes` of `dtype` for engines of `tp_size` (None: of any), which only a cold one
+    needs: within `turn`, which lasts until they are sent. Engines that read adapters from their own
+    disk need `folders` instead.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Lora:
     turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     folders: Folders | None = None
     dtype: Dtype | None = None
+    tp_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adapters.adapter import Converted
 from adapters.base_model import BaseModel
@@ -36,13 +36,15 @@ _LOOK_S = 10.0
 class Wanted:
     """`nbytes` is about what the folder will take; what it did take is remembered.
 
-    `rank` is the largest of any of its `modules`, which have TensorRT-LLM's names.
+    `rank` is the largest of any of its `modules`, which have TensorRT-LLM's names. `tp_size` is
+    that of the engine that its tensors were laid out for, where that is known.
     """
 
     digest: str
     nbytes: int
     rank: int = 0
     modules: frozenset[str] = frozenset()
+    tp_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,11 @@ def wanted_of(records: Iterable[Record]) -> list[Wanted]:
     found: dict[str, Wanted] = {}
     for version in (*served, *older):
         modules = frozenset(rows.module for rows in version.modules)
-        wanted = Wanted(version.weights, version.nbytes, version.rank, modules)
-        found.setdefault(version.weights, wanted)
+        known = found.get(version.weights)
+        if known is None or known.tp_size is None:
+            found[version.weights] = Wanted(
+                *(version.weights, version.nbytes, version.rank, modules, version.tp_size)
+            )
     return list(found.values())
 
 
@@ -292,7 +297,8 @@ class Keeper:
         from adapters.peft_files import peft_files  # noqa: PLC0415
 
         try:
-            files = peft_files(fetch(each.digest), base)
+            converted = replace(fetch(each.digest), tp_size=each.tp_size)
+            files = peft_files(converted, base)
             self._sizes[each.digest] = files.nbytes
             if (why := self._limits.why_not_modules(files.modules)) is not None:
                 self._refuse_one(each, why)

@@ -188,6 +188,7 @@ class Adapters:
             partial(self.store.get, version.weights),
             folders=None if self._disks is None else self.placement.of(version.weights),
             dtype=version.dtype,
+            tp_size=version.tp_size,
         ), version
 
     def _why_not(
@@ -212,6 +213,11 @@ class Adapters:
             return EngineError(
                 f"The adapter holds {version.dtype} weights and the engine takes {wanted}; add "
                 "the adapter again."
+            )
+        if not served.takes_weights(version.dtype, version.tp_size):
+            return EngineError(
+                f"The adapter is laid out for tp_size {version.tp_size} and the engine has tp_size "
+                f"{served.lora_tp_size}; add the adapter again."
             )
         return None
 
@@ -323,25 +329,40 @@ class Adapters:
         return record
 
     def warnings(self) -> list[str]:
-        """What an operator should know about the engine's LoRA cache and this set of adapters."""
+        """What an operator should know about the engine and this set of adapters."""
+        told = []
+        served = [(record.name, record.version.tp_size) for record in self.records]
+        made = ", ".join(f"{name} ({tp_size})" for name, tp_size in served if tp_size)
+        if made and any(each.lora_dtype and not each.lora_tp_size for each in self._engines()):
+            told.append(
+                "the engine's config.json is out of sight, and with another tp_size than these "
+                f"adapters are laid out for it gives wrong answers: {made}"
+            )
         fit = self.cache_fit()
         if fit is None or fit.host_holds_all:
-            return []
+            return told
         return [
+            *told,
             f"the engine's host cache holds about {fit.host_adapters} of {len(self.records)} "
             "adapters; the others are sent again when they are used. "
-            f"lora_cache_host_memory_bytes:{fit.bytes_needed} holds all"
+            f"lora_cache_host_memory_bytes:{fit.bytes_needed} holds all",
         ]
+
+    def _engines(self) -> list[ModelCapabilities]:
+        """Those that are sent adapters; of one that reads them from its disk little is known."""
+        try:
+            return [each for each in self._capabilities() if not each.reads_adapters]
+        except GatewayError:
+            return []
 
     def cache_fit(self) -> sizes.CacheFit | None:
         """How the served versions fit the engine's caches; None while that is unknown."""
         served = [record.version.modules for record in self.records]
+        # The cache of one that reads them from its disk is the LLM API's, by count.
+        if not (sent := self._engines()):
+            return None
+        settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
         try:
-            # The cache of one that reads them from its disk is the LLM API's, by count.
-            sent = [each for each in self._capabilities() if not each.reads_adapters]
-            if not sent:
-                return None
-            settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
             return sizes.cache_fit(self._conversion.base_model(), served, settings)
         except (GatewayError, AdapterError):
             return None  # without the engine's config.json its cache pages are unknown

@@ -69,12 +69,12 @@ class AdapterWait:
     def _can_be_sent(self, batch: Batch) -> bool:
         """Whether the pool has a kind, away perhaps, that takes adapters with requests."""
         first = batch.generations[0]
-        dtype = None if first.params.lora is None else first.params.lora.dtype
+        lora = first.params.lora
         return any(
             kind.capabilities.lora_dtype is not None
             and not kind.capabilities.reads_adapters
             and (not first.forms or kind in first.forms)
-            and dtype in (None, kind.capabilities.lora_dtype)
+            and (lora is None or kind.capabilities.takes_weights(lora.dtype, lora.tp_size))
             for kind in self._replicas.kinds
         )
 

@@ -77,6 +77,9 @@ def differences(kinds: Sequence[Kind]) -> list[str]:
         alone = [what for what, can in _CAN if can(own) and not all(can(other) for other in others)]
         if own.max_seq_len > least:
             alone.append(f"more than {least} tokens of prompt and answer")
+        ranks = own.lora_tp_size
+        if ranks and all(other.lora_tp_size not in (None, ranks) for other in others):
+            alone.append(f"adapters laid out for tp_size {ranks}")
         told = ", ".join(alone) or "nothing"
         lines.append(f"{own.mode} mode on {own.model!r} serves what not all do: {told}")
     return lines

@@ -102,7 +102,7 @@ class Replica:
             return True
         capabilities = self.engine.capabilities
         if not capabilities.reads_adapters:
-            return lora.dtype is None or lora.dtype == capabilities.lora_dtype
+            return capabilities.takes_weights(lora.dtype, lora.tp_size)
         return lora.folders is not None and lora.folders.at(self.endpoint) is not None
 
     @property

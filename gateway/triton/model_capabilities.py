@@ -106,6 +106,7 @@ class ModelCapabilities:
     `max_batch_size` sequences are generated at once, if that is known. `max_seq_len` and
     `max_input_len` are in tokens. `engine_dir` is the folder as Triton sees it.
     `lora_dtype` is the declared type of `lora_weights`, None where the model takes none;
+    `lora_tp_size` is the engine's tp_size, None where its config.json is out of sight;
     `lora_host_bytes` is the size of its cache. `guides` is the backend of guided decoding, None
     where it is not set up. `vocab_size` is that of the logits; `generation_logits` and
     `context_logits` say whether they can be had, `logit_bytes` how large each of those of a prompt
@@ -137,6 +138,7 @@ class ModelCapabilities:
     fingerprint: str
     vocab_size: int
     llmapi: LlmapiModel | None = None
+    lora_tp_size: int | None = None
     parts: dict[Hashable, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of requests to it, serialized: kept by `tensors`, which says what a key is."""
 
@@ -150,6 +152,13 @@ class ModelCapabilities:
     def reads_adapters(self) -> bool:
         """Whether the engine reads adapters from its own disk, by the path that a request names."""
         return self.llmapi is not None and self.inputs.keys() >= _ADAPTER_BY_PATH
+
+    def takes_weights(self, dtype: Dtype | None, tp_size: int | None) -> bool:
+        """Whether the engine takes weights of this type, laid out for so many ranks; what is not
+        known, of them or of the engine, is no reason against it."""
+        return dtype in (None, self.lora_dtype) and (
+            tp_size is None or self.lora_tp_size in (None, tp_size)
+        )
 
     @property
     def streams_llmapi(self) -> bool:
@@ -242,6 +251,7 @@ def _read(
     host_bytes = parameter(core, "lora_cache_host_memory_bytes")
     restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
     beams = _beam_width(core, engine)
+    dtype = None if text is not None and text.loses_lora else lora_dtype(inputs)
     return ModelCapabilities(
         model=model,
         inputs=inputs,
@@ -256,7 +266,8 @@ def _read(
         max_seq_len=limit,
         max_input_len=engine.max_input_len,
         engine_dir=engine_dir,
-        lora_dtype=None if text is not None and text.loses_lora else lora_dtype(inputs),
+        lora_dtype=dtype,
+        lora_tp_size=None if dtype is None else engine.lora_tp_size,
         guides=_guides(inputs, core if known else None),
         max_beam_width=beams if "beam_width" in inputs else 1,
         context_logits="context_logits" in inputs and engine.gather_context_logits is True,

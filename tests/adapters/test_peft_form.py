@@ -71,6 +71,17 @@ def test_what_is_written_is_what_peft_computes(
         np.testing.assert_allclose(found[path], delta.astype(np.float32), atol=2e-3, rtol=5e-3)
 
 
+def test_what_was_laid_out_for_ranks_is_written_for_a_base_that_knows_of_none(
+    tmp_path: Path,
+) -> None:
+    """As once the engines are gone, and the base is what the tokenizer's folder says."""
+    base, plain = _case("phi3-all-r4")
+    _, split = _case("phi3-all-r4", tp_size=2)
+    assert split.digest != plain.digest
+    written = [peft_files(converted, base) for converted in (plain, split)]
+    assert len({b"".join(files.weights()) for files in written}) == 1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_our_own_reader_gets_the_same_tensors_of_it(tmp_path: Path, dtype: str) -> None:
     base = replace(BASE, dtype=dtype)  # type: ignore[arg-type]

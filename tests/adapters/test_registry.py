@@ -236,6 +236,7 @@ def _version(
     task_id: int,
     template: ChatTemplate | None,
     added_by: str | None = None,
+    tp_size: int | None = None,
 ) -> Version:
     return replace(
         _OLD,
@@ -246,6 +247,7 @@ def _version(
         task_id=task_id,
         chat_template=template,
         added_by=added_by,
+        tp_size=tp_size,
     )
 
 
@@ -257,6 +259,7 @@ _VERSIONS = st.builds(
     st.sampled_from([1, 2**63 - 1]),
     st.sampled_from([None, ChatTemplate("{{ a }}"), ChatTemplate("{{ a }}", "</s>")]),
     st.sampled_from([None, "configuration", "sha256:01234567"]),
+    st.sampled_from([None, 1, 2]),
 )
 
 
@@ -301,6 +304,23 @@ def test_merge_loses_nothing_but_what_was_removed(a: Record, b: Record) -> None:
 @given(_records())
 def test_records_survive_json(record: Record) -> None:
     assert from_json(json.loads(json.dumps(as_json(record)))) == record
+
+
+def test_the_copy_that_says_its_tp_size_wins() -> None:
+    """A gateway that does not know of it writes a version without."""
+    value: dict[str, Any] = {"name": "zh", "life": 1, "updated": 1.0, "served": _OLD.digest}
+    signed, bare = (
+        Record(**value, revision=revision, versions=(replace(_OLD, tp_size=tp_size),))
+        for revision, tp_size in ((1, 2), (2, None))
+    )
+    assert merge(signed, bare).version.tp_size == 2
+    written = as_json(bare)["versions"][0]
+    assert "tp_size" not in written
+    for tp_size in (0, "2", None, True):
+        changed = as_json(signed)
+        changed["versions"][0]["tp_size"] = tp_size
+        with pytest.raises(ValueError, match="tp_size"):
+            from_json(changed)
 
 
 def test_versions_from_before_ids_were_drawn_keep_theirs() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapters.adapter import Converted
+from adapters.base_model import read_base_model
 from adapters.convert import convert
 from adapters.errors import StoreError
 from adapters.peft import read
@@ -338,6 +340,24 @@ def _record(name: str, updated: float, *contents: int | Converted) -> Record:
         served=versions[-1].digest if versions else "",
         versions=versions,
     )
+
+
+def test_fused_layers_are_taken_apart_as_they_were_laid_out(tmp_path: Path) -> None:
+    """The base tells the tp_size of no engine any more; other names may stand for the content
+    that do not say it."""
+    data = Path(__file__).parents[1] / "data" / "lora"
+    base = read_base_model(data / "base-phi3", (), dtype="float16")
+    one, two = (
+        convert(read(data / "phi3-all-r4"), replace(base, tp_size=tp_size)) for tp_size in (1, 2)
+    )
+    records = [_record("old", 2.0, replace(two, tp_size=None)), _record("new", 1.0, two)]
+    keeper = World(tmp_path).keeper
+    # A store keeps the tensors alone.
+    while keeper.act(wanted_of(records), lambda _: replace(two, tp_size=None), base, None):
+        pass
+    files = peft_files(one, base)
+    written = tmp_path / two.digest / "adapter_model.safetensors"
+    assert written.read_bytes() == b"".join(files.weights())
 
 
 def test_the_served_come_first_and_the_latest_of_them_before_the_others() -> None:
