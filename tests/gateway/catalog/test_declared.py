@@ -215,13 +215,30 @@ async def test_what_came_by_a_declaration_alone_goes_with_it(
         shutil.rmtree(folder / "mixed")
         await becomes(lambda: "a" not in _versions(service))
         assert _versions(service) == {"b": 1, "mine": 1, "mixed": 2}
-        # An empty folder is a volume that is not there, and no wish.
+        # A folder without any is a volume that is not there, or new, and no wish.
+        (folder / "lost+found").mkdir()
         (folder / "b").rename(tmp_path / "b")
         _declare(config, adapters_folder=str(folder), prune_adapters=True, limits={})
-        await becomes(lambda: f"{folder} is empty" in caplog.text)
+        await becomes(lambda: f"{folder} has no folder" in caplog.text)
         assert "b" in _versions(service)
         (tmp_path / "b").rename(folder / "c")
         await becomes(lambda: _versions(service) == {"c": 1, "mine": 1, "mixed": 2})
+
+
+async def test_a_folder_that_is_being_replaced_is_not_pruned(tmp_path: Path) -> None:
+    """A folder with files in it cannot be renamed over another: for a moment there is none."""
+    folder, new = tmp_path / "adapters", _adapter(tmp_path / "new", 2)
+    _adapter(folder / "zh", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder), prune_adapters=True)
+    async with _gateway(tmp_path / "g", config) as (_, service):
+        await becomes(lambda: _versions(service) == {"zh": 1})
+        (folder / "zh").rename(tmp_path / "old")
+        # It was put there after the other had gone: who tells of it has looked between the two.
+        _adapter(folder / "ja", 3)
+        await becomes(lambda: "ja" in {each.name for each in service.declared.told()})
+        new.rename(folder / "zh")
+        await becomes(lambda: _versions(service) == {"ja": 1, "zh": 2})
+        assert service.adapters.record("zh").life == 1
 
 
 async def test_gateways_on_one_redis_add_it_once(tmp_path: Path, redis_server: RedisServer) -> None:
