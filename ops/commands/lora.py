@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands.add_parser(name, parents=[where], help=text).add_argument("name")
     rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
     rollback.add_argument("name")
-    rollback.add_argument("version", nargs="?", help="default: the one before the served version")
+    rollback.add_argument("version", nargs="?", help="default: the one that was served before")
     lora_agent.add_arguments(
         commands.add_parser("agent", help="keep adapters on the disk of a Triton that reads them")
     )
