@@ -32,13 +32,11 @@ from adapters.errors import (
     UnsupportedModule,
 )
 from adapters.modules import module_sizes
+from adapters.npy_files import CONFIG, OLD_CONFIG, WEIGHTS
 from adapters.peft import MAX_ADAPTER_BYTES, checked_path
 from adapters.plan import Piece, Row, check_runtime, complete
 from adapters.safetensors import MAX_DIMENSIONS, MAX_SIZE
 
-WEIGHTS = "model.lora_weights.npy"
-CONFIG = "model.lora_config.npy"
-OLD_CONFIG = "model.lora_keys.npy"
 # numpy has no bfloat16; the converter's files hold it as 2-byte void.
 _BFLOAT16 = np.dtype("V2")
 _DTYPES = (np.dtype("<f2"), np.dtype("<f4"), _BFLOAT16, np.dtype("<i4"))

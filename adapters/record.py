@@ -7,7 +7,8 @@ places agree once they have seen each other, in whatever order:
 - A removal is final in its `life`; adding the name again starts the next life, which wins. An old
   copy can therefore never bring a removed adapter back.
 - Within a life versions are only ever added, so the union of both copies loses nothing.
-- The version served is the one of the later change (`revision`, then `updated`).
+- The version served is the one of the later change (`revision`, then `updated`), and so is what was
+  served before it.
 - So is the content that was declared last, by the `revision` with which it was.
 """
 
@@ -146,7 +147,9 @@ class Record:
 
     `served` is the digest of the version that the bare name stands for, "" when removed.
     `revision` counts the changes of the name, over all its lives. `declared` is None as well where
-    gateways that do not know of it have written all copies.
+    gateways that do not know of it have written all copies. `before` has digests of what was served
+    before, each once and the last one last; None where a gateway that does not know of it made the
+    last change, and when removed.
     """
 
     name: str
@@ -156,6 +159,7 @@ class Record:
     served: str
     versions: tuple[Version, ...]
     declared: Declared | None = None
+    before: tuple[str, ...] | None = None
 
     @property
     def removed(self) -> bool:
@@ -165,6 +169,29 @@ class Record:
     def version(self) -> Version:
         """The version now served. Raises `UnknownVersion` when the record is removed."""
         return self.find(self.served)
+
+    @property
+    def earlier(self) -> tuple[str, ...]:
+        """What a rollback goes back to, the last one first to be served again.
+
+        Where it is not known what was served before, it is what was added before.
+        """
+        if self.before is not None:
+            return self.before
+        return tuple(v.digest for v in self.versions[: self.versions.index(self.version)])
+
+    def serving(self, digest: str, now: float) -> Record:
+        """After a change of this name that serves this version of it."""
+        before = tuple(each for each in (*self.earlier, self.served) if each != digest)
+        revision = self.revision + 1
+        return replace(self, revision=revision, updated=now, served=digest, before=before)
+
+    def back_at(self, digest: str, now: float) -> Record:
+        """The same, but what was served after this version is not gone back to any more."""
+        changed, earlier = self.serving(digest, now), self.earlier
+        if digest not in earlier:
+            return changed
+        return replace(changed, before=earlier[: earlier.index(digest)])
 
     def find(self, digest: str) -> Version:
         """The version whose digest starts so. Raises `UnknownVersion`."""
@@ -190,7 +217,7 @@ def merge(one: Record, other: Record) -> Record:
     """The record that knows what both know; see the rule at the top of this file."""
     if one.life != other.life:
         return one if one.life > other.life else other
-    latest = max(one, other, key=lambda record: (record.revision, record.updated, record.served))
+    latest = max(one, other, key=_change)
     if one.removed and other.removed:
         return latest
     if one.removed or other.removed:
@@ -201,6 +228,12 @@ def merge(one: Record, other: Record) -> Record:
         known[version.digest] = min(kept, version, key=_age)
     declared = max(filter(None, (one.declared, other.declared)), default=None)
     return replace(latest, versions=tuple(sorted(known.values(), key=_age)), declared=declared)
+
+
+def _change(record: Record) -> tuple[int, float, str, bool, tuple[str, ...]]:
+    # Of two copies of one change that which knows what was served before wins.
+    before = record.before
+    return record.revision, record.updated, record.served, before is not None, before or ()
 
 
 def _age(version: Version) -> tuple[float, str, str, str, int, bool, bool, str, float]:

@@ -23,6 +23,7 @@ def as_json(record: Record) -> dict[str, Any]:
         "updated": record.updated,
         "served": record.served,
         "versions": [_version_as_json(version) for version in record.versions],
+        **({} if record.before is None else {"before": list(record.before)}),
     } | _declared_as_json(record.declared)
 
 
@@ -78,7 +79,15 @@ def from_json(value: object) -> Record:
         served=served,
         versions=versions,
         declared=_declared(fields["declared"]) if versions and "declared" in fields else None,
+        before=_before(fields["before"], {*digests} - {served}) if "before" in fields else None,
     )
+
+
+def _before(value: object, others: set[str]) -> tuple[str, ...]:
+    digests = tuple(_text("before", digest) for digest in _list("before", value))
+    if len(set(digests)) != len(digests) or not others.issuperset(digests):
+        raise ValueError("before: not other versions than the served one, each once")
+    return digests
 
 
 def _declared(value: object) -> Declared:

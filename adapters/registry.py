@@ -21,6 +21,7 @@ from adapters.errors import BaseMismatch, InvalidName, UnknownAdapter, UnknownVe
 from adapters.record import Declared, Record, Version, check_name, draw_task_id, split_selector
 
 Change = Callable[[Record | None], Record]
+_LATER_S = 0.001
 
 
 class Store(Protocol):
@@ -126,6 +127,7 @@ class Registry:
                     served=version.digest,
                     versions=(version,),
                     declared=Declared(revision + 1, version.digest) if declared else None,
+                    before=(),
                 )
             _check_base(name, base, record)
             known = any(old.digest == version.digest for old in record.versions)
@@ -133,29 +135,29 @@ class Registry:
                 return _declare(name, base, version.digest, now, record)
             if record.served == version.digest:
                 return record
-            versions = record.versions if known else (*record.versions, version)
-            revision = record.revision + 1
-            return replace(
-                record,
-                revision=revision,
-                updated=now,
-                served=version.digest,
-                versions=versions,
-                declared=Declared(revision, version.digest) if declared else record.declared,
-            )
+            if not known:
+                # Versions are in the order of their times, whosever clock is behind.
+                created = max(now, record.versions[-1].created + _LATER_S)
+                added = replace(version, created=created)
+                record = replace(record, versions=(*record.versions, added))
+            changed = record.serving(version.digest, now)
+            if declared:
+                changed = replace(changed, declared=Declared(changed.revision, version.digest))
+            return changed
 
         return await self._change(name, add)
 
     async def rollback(self, name: str, digest: str | None = None) -> Record:
-        """Serve an older version: the given one, or the one before the version now served."""
+        """Serve an older version: the given one, or the one that was served before this one.
+
+        What was served after that is not gone back to, until it is served again.
+        """
         now = self._clock()
 
         def rollback(record: Record | None) -> Record:
             known = _live(name, record)
-            target = _before(known) if digest is None else known.find(digest)
-            if target.digest == known.served:
-                return known
-            return replace(known, revision=known.revision + 1, updated=now, served=target.digest)
+            target = _before(known) if digest is None else known.find(digest).digest
+            return known if target == known.served else known.back_at(target, now)
 
         return await self._change(name, rollback)
 
@@ -166,9 +168,8 @@ class Registry:
         def remove(record: Record | None) -> Record:
             known = _live(name, record)
             revision = known.revision + 1
-            return replace(
-                known, revision=revision, updated=now, served="", versions=(), declared=None
-            )
+            gone = replace(known, served="", versions=(), declared=None, before=None)
+            return replace(gone, revision=revision, updated=now)
 
         return await self._change(name, remove)
 
@@ -201,13 +202,13 @@ def _declare(name: str, base: str, digest: str, now: float, record: Record | Non
     known = _live(name, record)
     known.find(digest)
     _check_base(name, base, known)
-    last, revision = known.declared, known.revision + 1
+    last = known.declared
     if last is not None and last.digest == digest:
         return known
     # Who changed what is served before anybody kept what was declared is not known.
     served = known.served if last is None else digest
-    declared = Declared(revision, digest)
-    return replace(known, revision=revision, updated=now, served=served, declared=declared)
+    changed = known.serving(served, now)
+    return replace(changed, declared=Declared(changed.revision, digest))
 
 
 def _check_base(name: str, base: str, record: Record | None) -> None:
@@ -216,9 +217,8 @@ def _check_base(name: str, base: str, record: Record | None) -> None:
         raise BaseMismatch(name, "base", base, record.version.base, why)
 
 
-def _before(record: Record) -> Version:
-    position = record.versions.index(record.version)
-    if position == 0:
+def _before(record: Record) -> str:
+    if not record.earlier:
         known = ", ".join(version.short_digest for version in record.versions)
         raise UnknownVersion(record.name, "version", f"before {record.served[:12]}", known)
-    return record.versions[position - 1]
+    return record.earlier[-1]

@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from adapters import chat_template, peft, tokenizer_config
+from adapters import chat_template, npy_files, peft, tokenizer_config
 from adapters.errors import store_errors
 from gateway.api.body import media_type, refuse_encoding
 from gateway.api.routing import Schema
@@ -86,10 +86,7 @@ def save_files(form: FormData, folder: Path) -> None:
     Raises InvalidRequest for one that is no adapter's, and StoreError where there is no room for
     it. Blocks; for a thread.
     """
-    # It loads numpy, which the files' conversion needs, and serving does not.
-    from adapters import npy  # noqa: PLC0415
-
-    files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS}
+    files = {peft.CONFIG, peft.WEIGHTS, peft.PICKLE, *npy_files.ALL}
     files |= {tokenizer_config.FILE, chat_template.FILE}
     for _, part in form.multi_items():
         if not isinstance(part, UploadFile):

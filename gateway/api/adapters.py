@@ -190,7 +190,7 @@ async def list_all(service: Admin) -> Adapters:
 
 
 class Rollback(BaseModel):
-    """`version`: 12 to 64 hex digits of a digest; without it, the version before the served one."""
+    """`version`: 12 to 64 hex digits of a digest; without it, the one that was served before."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     version: str | None = None

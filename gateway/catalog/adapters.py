@@ -33,7 +33,7 @@ from gateway.catalog.shortfall import Shortfalls, shortfalls
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
-from gateway.sources.fetch import FILES, Sources, Stamp, stamp_of
+from gateway.sources.fetch import Sources, stamp_of
 from gateway.sources.source import parse_prefix
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -385,14 +385,7 @@ class Adapters:
 async def _unchanged(folder: Path) -> AsyncIterator[None]:
     """Raises `SourceUnavailable` at the end if the adapter's files have changed meanwhile: some of
     what was read may be of one release, and some of the next."""
-    before = await asyncio.to_thread(_state, folder)
+    before = await asyncio.to_thread(stamp_of, folder)
     yield
-    if await asyncio.to_thread(_state, folder) != before:
+    if await asyncio.to_thread(stamp_of, folder) != before:
         raise SourceUnavailable("adapter", "files", "changed while they were read", "the same")
-
-
-def _state(folder: Path) -> Stamp:
-    # It loads numpy, which the conversion needs, and serving does not.
-    from adapters import npy  # noqa: PLC0415
-
-    return stamp_of(folder, (*FILES, npy.CONFIG, npy.OLD_CONFIG, npy.WEIGHTS))

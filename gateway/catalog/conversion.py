@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from adapters import peft
+from adapters import npy_files, peft
 from adapters.adapter import Converted
 from adapters.base_model import BaseModel, read_base_model, short_name
 from adapters.errors import UnsupportedEngine
@@ -71,7 +71,7 @@ def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: 
     # numpy is needed for conversion alone; serving does without.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
-    if (folder / npy.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
+    if (folder / npy_files.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
         converted = npy.read(folder, base, within=within, max_bytes=limit)
     else:
         converted = convert.convert(peft.read(folder, within=within, max_bytes=limit), base)

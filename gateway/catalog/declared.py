@@ -12,11 +12,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from adapters.errors import AdapterError, InvalidName, StoreError
 from adapters.record import DECLARED, check_name
@@ -83,6 +83,8 @@ class Declared:
         self._reloads = 0
         self._states: dict[str, _State] = {}
         self._work: set[asyncio.Task[None]] = set()
+        self._seen: object = None
+        """What the last look found declared, and for which reload; None where it failed."""
         self._pruned: object = None
         self._lock = FolderLock(folder / ".lock")
         self._written = ""
@@ -139,6 +141,7 @@ class Declared:
     async def _look(self) -> None:
         """Raises OSError, and StoreError of a removal."""
         declared = self._configuration
+        before, self._seen = self._seen, None
         if not self._declares:
             self._states.clear()
             self._let_go()
@@ -169,8 +172,10 @@ class Declared:
         await asyncio.to_thread(self._write)
         if unread is not None:
             raise unread
-        if declared.prune_adapters:
-            await self._prune(reloads, wanted.keys())
+        self._seen = reloads, frozenset(wanted)
+        if declared.prune_adapters and self._seen == before != self._pruned:
+            await self._prune(wanted.keys())
+            self._pruned = self._seen
 
     def _begin(self, names: Iterable[str], reloads: int) -> None:
         for name in names:
@@ -238,21 +243,18 @@ class Declared:
             log.info("declared adapter %r: %s is version %s", name, state.source, digest[:12])
         state.stamp, state.digest = found.stamp, digest
 
-    async def _prune(self, reloads: int, wanted: Any) -> None:
+    async def _prune(self, wanted: Collection[str]) -> None:
         """Removes what came by a declaration alone and is declared no more.
 
         Only when what is declared has changed, so that a gateway with an older list does not remove
-        what others have just added.
+        what others have just added. And only when two looks in a row have found the same: while a
+        folder is replaced by another there is none of its name for a moment.
         """
-        now = reloads, frozenset(wanted)
-        if now == self._pruned:
-            return
         for record in self._adapters.records:
             ours = all(version.added_by == DECLARED for version in record.versions)
             if ours and record.name not in wanted:
                 await self._adapters.remove(record.name)
                 log.warning("adapter %r was removed: it is declared no more", record.name)
-        self._pruned = now
 
     def _take(self) -> bool:
         """Whether this process does the work, from now on."""
@@ -281,11 +283,10 @@ class Declared:
 def _subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
     """Each subfolder that is named as an adapter can be. Raises OSError.
 
-    An empty folder is more likely a volume that is not there than a wish to have no adapters.
+    A folder without any is more likely a volume that is not there, or is new and has but its
+    ``lost+found``, than a wish to have no adapters.
     """
     found = sorted(path for path in folder.iterdir() if os.path.isdir(path))
-    if not found:
-        raise OSError(f"{folder} is empty")
     if len(found) > _MOST_FOLDERS:
         raise OSError(f"{folder} has {len(found)} folders; at most {_MOST_FOLDERS} are adapters")
     names = []
@@ -294,4 +295,6 @@ def _subfolders(folder: Path) -> Iterator[tuple[str, Source]]:
             names.append((check_name(path.name), Source("file", "", path.absolute().parts[1:])))
         except InvalidName as error:
             log.debug("%s is no adapter: %s", path, error)
+    if not names:
+        raise OSError(f"{folder} has no folder that is named as an adapter can be")
     return iter(names)

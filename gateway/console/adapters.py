@@ -66,6 +66,8 @@ class AdapterFacts:
                 "served": record.version.digest[:SHORT_DIGEST],
                 "versions": versions,
             }
+            if record.earlier:
+                facts["before"] = record.earlier[-1][:SHORT_DIGEST]
             made = self._made[record.name] = record, facts
         return made[1]
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from adapters import chat_template, peft, tokenizer_config
+from adapters import chat_template, npy_files, peft, tokenizer_config
 from adapters.errors import (
     AdapterError,
     CorruptFile,
@@ -266,8 +266,8 @@ def _told(source: Source, found: Iterable[Found | None]) -> Stamp:
     return () if untold else (str(source), *known)
 
 
-def stamp_of(folder: Path, names: Iterable[str] = FILES) -> Stamp:
-    """What changes when one of the files is replaced or written to. Blocks."""
+def stamp_of(folder: Path) -> Stamp:
+    """What changes when a file of an adapter, of any form, is replaced or written to. Blocks."""
 
     def status(name: str) -> object:
         try:
@@ -275,7 +275,7 @@ def stamp_of(folder: Path, names: Iterable[str] = FILES) -> Stamp:
         except OSError:
             return None
 
-    return (str(folder), *map(status, names))
+    return (str(folder), *map(status, (*FILES, *npy_files.ALL)))
 
 
 def _too_large(name: str, found: str, most: int) -> TooLarge:

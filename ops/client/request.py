@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters import convert, npy, peft
+from adapters import convert, npy, npy_files, peft
 from adapters.adapter import Converted, task_id
 from adapters.base_model import read_base_model
 from adapters.errors import AdapterError
@@ -228,7 +228,7 @@ def _read_lora(path: Path, tokenizer_dir: Path | None, model: DirectModel) -> Co
         raise OptionError("--lora-path: name the base model's folder with --tokenizer-dir.")
     dtype = model.lora_dtype
     try:
-        if (path / npy.WEIGHTS).exists():
+        if (path / npy_files.WEIGHTS).exists():
             return npy.read(path, read_base_model(folder, (), dtype=dtype))
         adapter = peft.read(path)
         # Whoever names both folders says that they belong together.

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from adapters import npy_files
 from ops.commands import admin_api, lora_agent
 from ops.commands.admin_api import AdminApi
 
@@ -15,7 +16,6 @@ _PEFT_FILES = (
     *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
     *("tokenizer_config.json", "chat_template.jinja"),
 )
-_NPY_FILES = ("model.lora_config.npy", "model.lora_keys.npy", "model.lora_weights.npy")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         commands.add_parser(name, parents=[where], help=text).add_argument("name")
     rollback = commands.add_parser("rollback", parents=[where], help="serve an older version")
     rollback.add_argument("name")
-    rollback.add_argument("version", nargs="?", help="default: the one before the served version")
+    rollback.add_argument("version", nargs="?", help="default: the one that was served before")
     lora_agent.add_arguments(
         commands.add_parser("agent", help="keep adapters on the disk of a Triton that reads them")
     )
@@ -66,7 +66,7 @@ def run(parsed: argparse.Namespace) -> int:
         return lora_agent.run(parsed)
     call = AdminApi("gateway lora", "/v1/adapters", parsed)
     if parsed.lora_command in {"add", "import-npy"}:
-        names = _PEFT_FILES if parsed.lora_command == "add" else _NPY_FILES
+        names = _PEFT_FILES if parsed.lora_command == "add" else npy_files.ALL
         if parsed.lora_command == "add" and "://" in parsed.source:
             wanted = {"name": parsed.name, "base": parsed.base, "source": parsed.source}
             _print(call("POST", "", json=wanted))

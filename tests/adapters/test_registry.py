@@ -98,6 +98,85 @@ async def test_rollback_to_the_one_before_or_to_a_named_one() -> None:
     assert registry.snapshot.resolve("zh").digest == third
 
 
+async def test_a_clock_that_is_behind_changes_no_order() -> None:
+    store = DictStore()
+    ahead, behind = Registry(store, clock=lambda: 1000.0), Registry(store, clock=lambda: 999.0)
+    for registry, number in ((ahead, 1), (ahead, 2), (behind, 3)):
+        await registry.load()
+        record = await registry.add("zh", "demo", _content(number), "test")
+    digests = [_content(number).digest for number in (1, 2, 3)]
+    assert [version.digest for version in record.versions] == digests
+    assert merge(record, record).versions == record.versions
+    assert (await ahead.rollback("zh")).served == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "then"),
+    [
+        ((1, 2, 3, 2), (3, 1)),
+        ((1, 2, 1, 2, 1), (2,)),
+        ((1, 2, None, 3), (1,)),
+        ((1, 2, 3, None, None, 3), (1,)),
+        ((1, 2, 3, 2, None, 4), (3, 1)),
+    ],
+)
+async def test_rollback_goes_to_what_was_served_before(
+    steps: tuple[int | None, ...], then: tuple[int, ...]
+) -> None:
+    """Steps are contents that are added, and None for a rollback."""
+    registry, _ = await _registry()
+    for step in steps:
+        if step is None:
+            await registry.rollback("zh")
+        else:
+            await registry.add("zh", "demo", _content(step), "test")
+    for number in then:
+        assert (await registry.rollback("zh")).served == _content(number).digest
+    with pytest.raises(errors.UnknownVersion):
+        await registry.rollback("zh")
+
+
+async def test_a_version_that_is_named_goes_back_as_well_or_on() -> None:
+    registry, _ = await _registry()
+    digests = [_content(number).digest for number in (1, 2, 3, 4)]
+    for number in (1, 2, 3, 4):
+        await registry.add("zh", "demo", _content(number), "test")
+    await registry.rollback("zh", digests[1])
+    assert (await registry.rollback("zh")).served == digests[0]
+    await registry.rollback("zh", digests[3])
+    assert (await registry.rollback("zh")).served == digests[0]
+
+
+async def test_what_was_served_before_outlives_no_gateway_that_does_not_know_of_it() -> None:
+    """It reads such a record and writes it without; then what was added before stands for it."""
+    registry, store = await _registry()
+    for number in (1, 2, 3, 2):
+        record = await registry.add("zh", "demo", _content(number), "test")
+    told = as_json(record)
+    del told["before"]
+    copy = from_json(told)
+    # A copy of the same change loses nothing.
+    assert merge(record, copy) == merge(copy, record) == record
+    store.known["zh"] = merge(record, replace(copy, revision=5, served=_content(3).digest))
+    await registry.load()
+    await registry.add("zh", "demo", _content(4), "test")
+    for number in (3, 2, 1):
+        assert (await registry.rollback("zh")).served == _content(number).digest
+
+
+@pytest.mark.parametrize("before", [None, "", ["a" * 64], [1], "twice", "served"])
+async def test_a_record_cannot_have_served_what_it_has_not(before: Any) -> None:
+    registry, _ = await _registry()
+    for number in (1, 2):
+        record = await registry.add("zh", "demo", _content(number), "test")
+    first, second = (version.digest for version in record.versions)
+    told = as_json(record)
+    assert told["before"] == [first]
+    told["before"] = {"twice": [first, first], "served": [second]}.get(str(before), before)
+    with pytest.raises(ValueError, match="before"):
+        from_json(told)
+
+
 async def test_remove_and_add_again_starts_a_new_life() -> None:
     registry, store = await _registry()
     await registry.add("zh", "demo", _content(1), "test")
@@ -268,6 +347,8 @@ def _records(draw: st.DrawFn) -> Record:
     versions = draw(st.lists(_VERSIONS, max_size=3, unique_by=lambda version: version.digest))
     ordered = tuple(sorted(versions, key=lambda v: (v.created, v.digest, v.source, v.task_id)))
     served = draw(st.sampled_from([v.digest for v in versions])) if versions else ""
+    others = [v.digest for v in versions if v.digest != served]
+    before = st.lists(st.sampled_from(others), unique=True) if others else st.just([])
     declared = st.builds(Declared, st.integers(1, 3), st.sampled_from(["a" * 64, "b" * 64]))
     return Record(
         name="zh",
@@ -277,6 +358,7 @@ def _records(draw: st.DrawFn) -> Record:
         served=served,
         versions=ordered,
         declared=draw(st.none() | declared) if versions else None,
+        before=draw(st.none() | before.map(tuple)) if versions else None,
     )
 
 

@@ -17,7 +17,8 @@ export const versionsOf = (adapter) =>
 export function askRollback(name, preset) {
   const adapter = adapterOf(name);
   const others = versionsOf(adapter).filter(([digest]) => digest !== adapter.served);
-  const chosen = preset ?? before(adapter, others);
+  // The version that was served before; else the newest other one.
+  const chosen = preset ?? adapter.before ?? others[0]?.[0];
   const choices = others.map(([digest, version]) => {
     const input = el("input", { type: "radio", name: "version", value: digest, checked: digest === chosen });
     const note = `added ${moment(version.created)}, ${bytes(version.bytes)}`;
@@ -37,12 +38,6 @@ export function askRollback(name, preset) {
     },
     done: (answer) => `${name} is now served as ${answer.served}.`,
   });
-}
-
-// The version that was added before the served one; else the newest other one.
-function before(adapter, others) {
-  const served = adapter.versions[adapter.served]?.created ?? Infinity;
-  return (others.find(([, version]) => (version.created ?? 0) <= served) ?? others[0])?.[0];
 }
 
 export function askVerify(name) {

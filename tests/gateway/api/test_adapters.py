@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import httpx
 
 from adapters.registry import Registry
 from gateway.config.tenants import new_key
@@ -52,3 +55,36 @@ async def test_a_removal_on_a_full_disk_is_refused_or_holds_everywhere(
             await becomes(lambda: not other.adapters.records)
             assert metric_of(service, "gateway_adapter_store_unwritten") == 1
         assert single.adapters.records
+
+
+async def test_a_rollback_goes_to_what_was_served_before_and_the_console_says_where(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    engine = FakeTriton(tokens=[1], fault=None, step=0)
+    shared = {"admin_key": ADMIN, "redis_url": redis_server.url}
+    async with (
+        serving(engine) as endpoint,
+        running(_folder(tmp_path / "a"), endpoint, **shared) as (_, service, _),
+        running(_folder(tmp_path / "b"), endpoint, **shared) as (client, other, _),
+    ):
+        for number in (1, 2, 3, 2):
+            await Registry(service.adapters.store).add("zh", "m", content(number), "test")
+        await becomes(lambda: [record.revision for record in other.adapters.records] == [4])
+        for number in (3, 1):
+            before = content(number).digest[:12]
+            await _is_told(client, before)
+            answer = await client.post("/v1/adapters/zh/rollback", headers=AUTHORIZED)
+            assert answer.json()["served"] == before
+        await _is_told(client, None)
+        refused = await client.post("/v1/adapters/zh/rollback", headers=AUTHORIZED)
+        assert refused.status_code == 404
+
+
+async def _is_told(client: httpx.AsyncClient, before: str | None) -> None:
+    """Waits until the console says that this version was served before."""
+    async with asyncio.timeout(60):
+        while True:
+            state = (await client.get("/v1/admin/state", headers=AUTHORIZED)).json()
+            if state["adapters"]["zh"].get("before") == before:
+                return
+            await asyncio.sleep(0.05)

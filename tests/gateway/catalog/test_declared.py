@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from adapters import npy
 from gateway.config.file import ConfigurationError, load
 from gateway.config.tenants import key_hash, new_key
 from tests.support.adapter_store import becomes
@@ -23,7 +24,7 @@ from tests.support.disk_engine import DiskEngine, save_model
 from tests.support.fake_triton import serving
 from tests.support.file_servers import FileServer
 from tests.support.in_process import metric_of, running
-from tests.support.lora_files import qv_tensors, write_peft
+from tests.support.lora_files import linear_content, qv_tensors, write_peft
 from tests.support.redis_server import RedisServer
 
 ADMIN = new_key()
@@ -215,13 +216,52 @@ async def test_what_came_by_a_declaration_alone_goes_with_it(
         shutil.rmtree(folder / "mixed")
         await becomes(lambda: "a" not in _versions(service))
         assert _versions(service) == {"b": 1, "mine": 1, "mixed": 2}
-        # An empty folder is a volume that is not there, and no wish.
+        # A folder without any is a volume that is not there, or new, and no wish.
+        (folder / "lost+found").mkdir()
         (folder / "b").rename(tmp_path / "b")
         _declare(config, adapters_folder=str(folder), prune_adapters=True, limits={})
-        await becomes(lambda: f"{folder} is empty" in caplog.text)
+        await becomes(lambda: f"{folder} has no folder" in caplog.text)
         assert "b" in _versions(service)
         (tmp_path / "b").rename(folder / "c")
         await becomes(lambda: _versions(service) == {"c": 1, "mine": 1, "mixed": 2})
+
+
+async def test_a_folder_that_is_being_replaced_is_not_pruned(tmp_path: Path) -> None:
+    """A folder with files in it cannot be renamed over another: for a moment there is none."""
+    folder, new = tmp_path / "adapters", _adapter(tmp_path / "new", 2)
+    _adapter(folder / "zh", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters_folder=str(folder), prune_adapters=True)
+    async with _gateway(tmp_path / "g", config) as (_, service):
+        await becomes(lambda: _versions(service) == {"zh": 1})
+        (folder / "zh").rename(tmp_path / "old")
+        # It was put there after the other had gone: who tells of it has looked between the two.
+        _adapter(folder / "ja", 3)
+        await becomes(lambda: "ja" in {each.name for each in service.declared.told()})
+        new.rename(folder / "zh")
+        await becomes(lambda: _versions(service) == {"ja": 1, "zh": 2})
+        assert service.adapters.record("zh").life == 1
+
+
+async def test_a_change_of_npy_files_is_seen(tmp_path: Path) -> None:
+    declared = [
+        {"name": "followed", "source": str(tmp_path / "followed"), "watch": True},
+        {"name": "told", "source": str(tmp_path / "told")},
+    ]
+
+    def write(name: str, number: int) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        npy.write(linear_content(number), tmp_path / name)
+
+    write("followed", 1)
+    write("told", 1)
+    config = _declare(tmp_path / "gateway.yaml", adapters=declared)
+    async with _gateway(tmp_path / "a", config) as (_, service):
+        await becomes(lambda: _versions(service) == {"followed": 1, "told": 1})
+        write("told", 2)
+        write("followed", 2)
+        await becomes(lambda: _versions(service) == {"followed": 2, "told": 1})
+        service.configuration.reload_now()
+        await becomes(lambda: _versions(service) == {"followed": 2, "told": 2})
 
 
 async def test_gateways_on_one_redis_add_it_once(tmp_path: Path, redis_server: RedisServer) -> None:
