@@ -159,6 +159,8 @@ def _message_form(
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
+        if guided and wanted.forced is None:
+            tools = None  # what matches a format is an answer, even one that looks like a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:

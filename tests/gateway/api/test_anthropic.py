@@ -141,6 +141,11 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
     assert parse(MessagesRequest, wish).hints == ("tools.strict",)
     with pytest.raises(UnsupportedParameter, match="context_management"):
         parse(MessagesRequest, body, strict=True)
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    fields = {"tools": [{"name": "f", "input_schema": {}}], "output_config": form}
+    beside = orjson.dumps({"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields)
+    with pytest.raises(UnsupportedParameter, match=r"^tools: "):
+        parse(MessagesRequest, beside, strict=True)
 
 
 def answer(**fields: Any) -> MessageAnswer:

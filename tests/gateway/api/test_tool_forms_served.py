@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, serving
@@ -58,6 +59,29 @@ async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) ->
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     pieces = [call["function"]["arguments"] for call in calls]
     assert "".join(pieces) == '{"isbn": "201", "pages": 672}'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) -> None:
+    """Not even where the form of calls is JSON of the same names."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        'Use {"name": function name, "parameters": {}}. {{ messages | length }}'
+    )
+    text = '{"name": "Ada", "parameters": {"age": 36}}'
+    engine = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    wanted = {"response_format": {"type": "json_object"}, "tools": TOOLS, "stream": stream}
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}]} | wanted
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.headers["x-ignored-parameters"] == "tools"
+    if not stream:
+        [choice] = answer.json()["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
+    assert "tool_calls" not in answer.text
 
 
 async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
