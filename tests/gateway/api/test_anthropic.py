@@ -293,6 +293,15 @@ def test_whatever_a_model_writes_as_arguments_is_answered(arguments: str) -> Non
     assert "123456789012345678901234567890" not in arguments or arguments.encode() in told
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
+    """The `json` module of Python reads these words; browsers and most clients do not."""
+    events = (CallStart(0, "f", "id"), CallArguments(0, f'{{"x": [1, {number}]}}'))
+    told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
+    [block] = orjson.loads(told)["content"]
+    assert block["input"] == {"x": [1, None]}
+
+
 def test_what_a_message_costs_grows_with_its_length_alone() -> None:
     """The text of many messages of one side, and of many deltas, is put together once."""
 
