@@ -219,6 +219,14 @@ def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
     )
 
 
+@pytest.mark.parametrize("arguments", [None, "", "null", " null "])
+def test_no_arguments_are_an_empty_object_to_templates(arguments: str | None) -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": arguments}}
+    [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    [told] = message.for_template(TemplateIds(None))["tool_calls"]
+    assert told["function"]["arguments"] == {}
+
+
 def test_arguments_are_an_object_to_templates_and_json_where_they_are_added_to_text() -> None:
     call = {"id": "c1", "function": {"name": "f", "arguments": '{"x": ["é", true]}'}}
     [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,54 @@ async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
         f"{opening}functions.find:0{opening}functions.find:1Return of functions.find:1"
     )
     assert said.json()["count"] == len(_prompt(tmp_path, engine.requests[0]))
+
+
+# How the templates of Qwen3-Coder, GLM-4.5 and MiniMax-M2 go through a call's arguments.
+BY_PARAMETERS = {
+    "qwen3_coder": "<tool_call><function=f>{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}",
+    "glm45": "<tool_call>f{% for k, v in a.items() %}<arg_key>{{ k }}={{ v }};{% endfor %}",
+    "minimax_m2": "<minimax:tool_call>{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", BY_PARAMETERS)
+async def test_a_call_that_was_cut_goes_back_by_its_parameters(tmp_path: Path, form: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.tool_calls or () %}{% set a = c.function.arguments %}"
+        f"{BY_PARAMETERS[form]}{{% endfor %}}{{% endfor %}}"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, "Yes."), fault=None, step=0)
+    written = {
+        '{"isbn": "201", "pages": 6}': "isbn=201;pages=6;",
+        '{"isbn": "201", "pages": 6': "isbn=201;pages=6;",
+        '{"isbn": "201", "pa': "isbn=201;",
+        "{'isbn': 201}": "",
+        "[1]": "",
+        "null": "",
+        "": "",
+    }
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for arguments, parameters in written.items():
+            call = {"id": "x", "function": {"name": "find", "arguments": arguments}}
+            messages = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "x", "content": "That is no JSON."},
+            ]
+            answer = await client.post(
+                "/v1/chat/completions", json={"model": "m", "messages": messages}
+            )
+            assert answer.status_code == 200, answer.text
+            prompt = _prompt(tmp_path, engine.requests[-1])
+            assert "".join(re.findall(r"\w+=\w+;", prompt)) == parameters
+        # As the whole body's, parts of such arguments have a bound.
+        call["function"] = {"name": "find", "arguments": '{"x": [' + "[]," * 250_000}
+        answer = await client.post(
+            "/v1/chat/completions", json={"model": "m", "messages": messages}
+        )
+    assert answer.status_code == 400
+    assert "objects and arrays; allowed: 200000" in answer.json()["error"]["message"]
