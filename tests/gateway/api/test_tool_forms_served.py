@@ -163,3 +163,32 @@ async def test_a_call_that_was_cut_goes_back_by_its_parameters(tmp_path: Path, f
         )
     assert answer.status_code == 400
     assert "objects and arrays; allowed: 200000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("form", ["<｜tool▁calls▁begin｜> ```json", '<tool_call> "arguments"'])
+async def test_a_message_that_ends_with_calls_is_not_continued(tmp_path: Path, form: str) -> None:
+    """Its calls would be lost; and to DeepSeek's first templates its content is none."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        f"{{# {form} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, "Yes."), fault=None, step=0)
+    call = {"id": "x", "function": {"name": "find", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    body = {"model": "m", "messages": messages, "continue_final_message": True}
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for path, more in (
+            ("/v1/chat/completions", {}),
+            ("/tokenize", {"add_generation_prompt": False}),
+        ):
+            answer = await client.post(path, json=body | more)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == "continue_final_message"
+            assert error["message"].startswith("continue_final_message: ")
