@@ -133,6 +133,8 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
     extra = dict(wanted.chat_template_kwargs or {})
     if wanted.reasoning_effort is not None:
         extra["reasoning_effort"] = wanted.reasoning_effort
+        if wanted.reasoning_effort == "none":
+            extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
     prompt = chat.render(
