@@ -386,6 +386,42 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
         assert listed.status_code == 200
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_reminder_is_the_users_where_the_template_takes_no_system_message(
+    folder: Path, refuses: bool
+) -> None:
+    template = (
+        "{% for m in messages %}"
+        f"{{% if {refuses} and m.role == 'system' and not loop.first %}}"
+        "{{ raise_exception('no') }}{% endif %}{{ m.role }}>{{ m.content }}|{% endfor %}"
+    )
+    config = {"eos_token": "!", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    reminder = {"role": "system", "content": "be kind"}
+    body = {"model": "m", "system": "one", "messages": [QUESTION, reminder, QUESTION]}
+    alone = {"model": "m", "messages": [QUESTION, reminder]}
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for asked, apart, joined in (
+            (
+                body,
+                "system>one|user>Hi|system>be kind|user>Hi|",
+                "system>one|user>Hi\nbe kind\nHi|",
+            ),
+            (alone, "user>Hi|system>be kind|", "user>Hi\nbe kind|"),
+        ):
+            told = await client.post("/v1/messages", json=asked | {"max_tokens": 9})
+            counted = await client.post("/v1/messages/count_tokens", json=asked)
+            assert told.status_code == counted.status_code == 200, told.text
+            # Of this tokenizer, a token is a character.
+            tokens = len(joined if refuses else apart)
+            assert counted.json()["input_tokens"] == tokens
+            assert told.json()["usage"]["input_tokens"] == tokens
+
+
 async def test_any_failure_of_these_paths_is_in_the_envelope(folder: Path) -> None:
     servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
     async with serving(servicer) as endpoint, running(folder, endpoint) as (client, _, _):
