@@ -9,8 +9,9 @@ import orjson
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from gateway.api.strict_json import load
+from gateway.api.strict_json import load, load_cut
 from gateway.errors import InvalidRequest
+from gateway.parsers.tools.forms import BY_PARAMETERS
 from gateway.parsers.tools.ids import TemplateIds
 
 
@@ -69,24 +70,39 @@ class ToolCall(Lenient):
     function: FunctionCall
 
     def for_template(self, ids: TemplateIds) -> dict[str, Any]:
-        """With `arguments` as an object and an id that the form's template accepts."""
+        """With `arguments` as an object and an id that the form's template accepts.
+
+        Raises InvalidRequest.
+        """
         arguments: Any = self.function.arguments or "{}"
         if isinstance(arguments, str):
             try:
-                orjson.loads(arguments)
-            except orjson.JSONDecodeError:
-                pass  # a call that was cut or malformed goes back as it is, for the model to mend
-            else:
-                try:
-                    arguments = load(arguments.encode(), "`arguments`", repeated_keys=True)
-                except InvalidRequest as error:
-                    said = f"messages: of a call, {error.message}"
-                    raise InvalidRequest(said, param="messages") from None
+                arguments = _arguments(arguments, by_parameters=ids.form in BY_PARAMETERS)
+            except InvalidRequest as error:
+                said = f"messages: of a call, {error.message}"
+                raise InvalidRequest(said, param="messages") from None
         if isinstance(arguments, dict):
             arguments = Arguments(arguments)
         call_id = ids.of_call(self.id, self.function.name)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": call_id, "type": "function", "function": function}
+
+
+def _arguments(text: str, *, by_parameters: bool) -> Any:
+    """What a call's JSON is to templates.
+
+    A call that was cut or malformed goes back as it is, for the model to mend; to a template that
+    goes through the parameters, as many of them as are whole. Raises InvalidRequest.
+    """
+    raw = text.encode()
+    try:
+        orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return load_cut(raw, "`arguments`") if by_parameters else text
+    found = load(raw, "`arguments`", repeated_keys=True)
+    if found is None or (by_parameters and not isinstance(found, dict)):
+        return {}
+    return found
 
 
 def _off(value: bool) -> bool:

@@ -18,8 +18,8 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 HARMLESS = frozenset(
     {
         # Bookkeeping, routing and caching hints of OpenAI's platform.
-        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_retention"),
-        *("safety_identifier", "service_tier", "store", "user"),
+        *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
         # They say more of what is off: `NOT_SERVED` has what would turn it on.
         *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("dynatemp_exponent", "dynatemp_high", "dynatemp_low", "smoothing_curve"),

@@ -69,14 +69,30 @@ def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
         raise InvalidRequest(
             "stream_options may only be set together with stream.", param="stream_options"
         )
-    if isinstance(request, ChatCompletionRequest) and (wish := request.strict_unenforced):
-        if strict:
-            raise UnsupportedParameter(
-                f"{wish} is not supported by this server unless tool_choice forces a call.",
-                param=wish,
-            )
-        hints.append("tools.function.strict")
+    if isinstance(request, ChatCompletionRequest):
+        if wish := request.strict_unenforced:
+            if strict:
+                raise UnsupportedParameter(
+                    f"{wish} is not supported by this server unless tool_choice forces a call.",
+                    param=wish,
+                )
+            hints.append("tools.function.strict")
+        hints += uncallable_tools(request, strict=strict)
     return Parsed(request, tuple(hints))
+
+
+def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
+    """The hint that tools are where a format rules calls out; `strict` refuses it.
+
+    Raises UnsupportedParameter.
+    """
+    if not chat.tools_beside_format:
+        return []
+    if strict:
+        raise UnsupportedParameter(
+            "tools: none can be called in an answer that must match a format.", param="tools"
+        )
+    return ["tools"]
 
 
 def _flat(data: Fields) -> Fields:

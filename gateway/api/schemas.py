@@ -122,6 +122,17 @@ class ChatCompletionRequest(GenerationRequest):
         return next((f"tools[{index}].function.strict" for index in strict), None)
 
     @property
+    def tools_beside_format(self) -> bool:
+        """Whether no tool can be called because a format holds from the answer's first token on.
+
+        At OpenAI a model may call even so; a guide that allows either takes a structural tag, too.
+        """
+        if not self.tools or self.forced is not None or self.tool_choice == "none":
+            return False
+        plain = self.response_format is None or self.response_format.type == "text"
+        return not plain or self.structured_outputs is not None
+
+    @property
     def alternatives(self) -> int | None:
         if self.logprobs:
             return self.top_logprobs or 0

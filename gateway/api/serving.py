@@ -133,6 +133,8 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
     extra = dict(wanted.chat_template_kwargs or {})
     if wanted.reasoning_effort is not None:
         extra["reasoning_effort"] = wanted.reasoning_effort
+        if wanted.reasoning_effort == "none":
+            extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
     prompt = chat.render(
@@ -159,6 +161,8 @@ def _message_form(
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
+        if guided and wanted.forced is None:
+            tools = None  # what matches a format is an answer, even one that looks like a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:

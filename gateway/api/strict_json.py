@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 
 from gateway.errors import InvalidRequest
 
@@ -45,6 +46,19 @@ def load(text: bytes, what: str = "The body", *, repeated_keys: bool = False) ->
     if keys != colons and not repeated_keys:
         raise InvalidRequest(f"{what} has the key {_repeated_key(text)!r} twice in one object.")
     return value
+
+
+def load_cut(text: bytes, what: str) -> dict[str, Any]:
+    """Of a JSON object that a model wrote, and that was cut, the members that are whole; of any
+    other text none. Raises InvalidRequest as `load`.
+    """
+    plain = _outside_strings(text, what)
+    _check_parts(plain.count(b"{") + plain.count(b"["), "objects and arrays", what)
+    try:
+        found = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def load_object(body: bytes) -> dict[str, Any]:

@@ -188,8 +188,16 @@ def _tojson(value: Any, indent: int | None = None) -> str:
 
 
 def _marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the last one's content, which is to be continued."""
+    """The messages with a mark behind the last one's content, which is to be continued.
+
+    Raises InvalidRequest where calls follow that content.
+    """
     *before, last = messages
+    if last.get("tool_calls"):
+        raise InvalidRequest(
+            "continue_final_message: the last message ends with calls, behind which no text goes.",
+            param="continue_final_message",
+        )
     return [*before, last | {"content": last["content"].rstrip() + _MARK}]
 
 

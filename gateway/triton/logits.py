@@ -19,6 +19,9 @@ Logits = npt.NDArray[np.float32]
 """Of one token, [vocabulary]."""
 
 _BLOCK = 512
+# OpenAI's for what is no more likely than that. What a guide or a bad word rules out has minus
+# infinity, which JSON has no number for.
+_LEAST = np.float32(-9999.0)
 
 
 def top_logprobs(
@@ -68,7 +71,7 @@ def _log_softmax(logits: Logits) -> Callable[[Any], Any]:
     work = logits - largest
     np.exp(work, out=work)
     log_sum = np.log(work.sum())
-    return lambda some: (some - largest) - log_sum
+    return lambda some: np.maximum((some - largest) - log_sum, _LEAST)
 
 
 def _best(logits: Logits, values: Callable[[Any], Any], count: int) -> list[tuple[int, float]]:

@@ -39,6 +39,7 @@ CALL = (
 )
 ANSWER = f"{THOUGHT}<|channel|>final<|message|>4"
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
 ASKED: Any = [{"role": "user", "content": "2+2"}]
 
 
@@ -105,6 +106,8 @@ async def test_without_tools_there_are_channels_too(gpt_oss: Path) -> None:
     ("guide", "output"),
     [
         ({"response_format": {"type": "json_object"}}, '{"a":1}'),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, '{"a":1}'),
+        ({"structured_outputs": {"json_object": True}, "tools": TOOLS}, '{"a":1}'),
         ({"tools": TOOLS, "tool_choice": "required"}, '[{"name": "f", "arguments": {"a":1}}]'),
     ],
 )
@@ -125,6 +128,46 @@ async def test_a_guided_answer_is_in_the_final_channel(
     assert [message["content"], *calls] in (['{"a":1}'], [None, '{"a":1}'])
     opened = ids_of(gpt_oss, "<|channel|>final<|message|>")
     assert answer["usage"]["prompt_tokens"] == prompt + len(opened)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 99,
+                "messages": ASKED,
+                "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+                "output_config": {"format": SCHEMA},
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": ASKED,
+                "tools": [{"type": "function", "name": "f", "parameters": {}}],
+                "text": {"format": SCHEMA | {"name": "x"}},
+            },
+        ),
+    ],
+)
+async def test_tools_beside_a_format_are_not_called_in_any_protocol(
+    gpt_oss: Path, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(gpt_oss, '{"a":1}'), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(gpt_oss, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        answer = await client.post(path, json=body | {"model": "m", "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-parameters"] == "tools"
+    if not stream:
+        found = answer.json()
+        [block] = found["content"] if "content" in found else found["output"][0]["content"]
+        assert block["text"] == '{"a":1}'
 
 
 async def test_what_was_thought_before_a_call_goes_back(gpt_oss: Path) -> None:

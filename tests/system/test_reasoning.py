@@ -67,3 +67,44 @@ async def test_a_guided_answer_is_content_whatever_the_template_opens(thinking: 
         answer = (await client.post("/v1/chat/completions", json=body)).json()
     assert answer["choices"][0]["message"]["content"] == '{"a":1}'
     assert "reasoning_content" not in answer["choices"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "written"),
+    [
+        ({}, "as it likes"),
+        ({"reasoning_effort": "low"}, "as it likes"),
+        ({"reasoning_effort": "none"}, "no"),
+        ({"reasoning": {"effort": "none"}}, "no"),
+        ({"reasoning": {"effort": "none", "enabled": True}}, "yes"),
+        ({"reasoning_effort": "none", "enable_thinking": True}, "yes"),
+        ({"input": "2+2", "reasoning": {"effort": "none"}}, "no"),
+        (
+            {
+                "input": "2+2",
+                "reasoning": {"effort": "none"},
+                "chat_template_kwargs": {"enable_thinking": True},
+            },
+            "yes",
+        ),
+    ],
+)
+async def test_no_effort_is_no_thinking(
+    thinking: Path, asked: dict[str, Any], written: str
+) -> None:
+    """Few templates know efforts; those of models that think by choice know `enable_thinking`."""
+    template = (
+        "{% if enable_thinking is not defined %}as it likes"
+        "{% else %}{{ 'yes' if enable_thinking else 'no' }}{% endif %}"
+    )
+    config = {"eos_token": "!", "chat_template": template}
+    (thinking / "tokenizer_config.json").write_text(json.dumps(config))
+    servicer = FakeTriton(tokens=ids_of(thinking, "4"), fault=None, step=0)
+    said = [{"role": "user", "content": "2+2"}]
+    path = "/v1/responses" if "input" in asked else "/v1/chat/completions"
+    own = asked if "input" in asked else asked | {"messages": said}
+    async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
+        answer = (await client.post(path, json=own | {"model": "m"})).json()
+    usage = answer["usage"]
+    # Of this tokenizer, a token is a character.
+    assert usage.get("prompt_tokens", usage.get("input_tokens")) == len(written)

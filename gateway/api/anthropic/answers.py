@@ -214,7 +214,7 @@ def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
 def _object(arguments: str) -> Any:
     """A call's arguments, as they were written; of a call that was cut, as much as is there.
 
-    The SDKs read streams so.
+    The SDKs read streams so. NaN and Infinity, which are no JSON, become null.
     """
     try:
         if isinstance(orjson.loads(arguments), dict):
@@ -223,6 +223,8 @@ def _object(arguments: str) -> Any:
         pass
     try:
         found = from_json(arguments, allow_partial=True)
-        return orjson.Fragment(to_json(found)) if isinstance(found, dict) else {}
     except ValueError:
         return {}
+    if not isinstance(found, dict):
+        return {}
+    return orjson.Fragment(to_json(found, inf_nan_mode="null"))

@@ -15,7 +15,8 @@ from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
-from gateway.api.serving import prepared, rendered, respond
+from gateway.api.serving import prepared, respond
+from gateway.api.system_messages import prompt_of
 from gateway.errors import InvalidRequest
 from gateway.generation import Batch, Options
 from gateway.pipeline.fit import check_text, longest_prompt
@@ -52,7 +53,7 @@ def _streamed() -> Schema:
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
     read = partial(parse, MessagesRequest, strict=service.settings.strict_parameters)
-    ready = await prepared(request, read, rendered, _answer, as_written=as_written)
+    ready = await prepared(request, read, prompt_of, _answer, as_written=as_written)
     return await respond(request, ready, ANTHROPIC)
 
 
@@ -72,7 +73,7 @@ async def count_tokens(request: Request) -> Response:
             try:
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
-                (prompt,), _ = await intake.work(partial(rendered, wanted, chat))
+                (prompt,), _ = await intake.work(partial(prompt_of, wanted, chat))
             except InvalidRequest as error:
                 raise as_written(error) from None
             assert not isinstance(prompt, list)  # a template writes text

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, text_of
 from gateway.api.field_types import StopStrings, Whole
 from gateway.api.messages import FunctionName, Lenient, Strict
-from gateway.api.parameters import Parsed
+from gateway.api.parameters import Parsed, uncallable_tools
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
@@ -174,6 +174,7 @@ def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[C
         hints.append("tools.strict")
     if strict and hints:
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+    hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, tuple(hints))
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed
+from gateway.api.parameters import Parsed, uncallable_tools
 from gateway.api.responses.items import Item, ItemReference, MessageItem, check_outputs
 from gateway.api.responses.requests import ResponsePrompt
 from gateway.api.schemas import ChatCompletionRequest
@@ -66,6 +66,7 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
         hints.append("tools.strict")
     if strict and hints:
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+    hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, tuple(hints))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gateway.api import serving
 from gateway.api.responses.chats import Chat
-from gateway.api.responses.prompts import prompt_of
+from gateway.api.system_messages import prompt_of
 from gateway.tokenization.chat_format import ChatFormat
 from gateway.tokenization.control_tokens import GuardedText
 from gateway.tokenization.prompts import Prompts

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.api.intake import Intake
-from gateway.api.messages import Message
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.items import (
     CallOutputItem,
@@ -16,8 +15,7 @@ from gateway.api.responses.items import (
     MessageItem,
 )
 from gateway.api.responses.requests import ResponseRequest
-from gateway.api.serving import Prompts, rendered
-from gateway.api.turns import BETWEEN
+from gateway.api.serving import Prompts
 from gateway.config.tenants import Tenant
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.pipeline.fit import check_text, longest_prompt
@@ -28,29 +26,7 @@ from gateway.tokenization.chat_format import ChatFormat
 _ROOM = 8
 
 Write = Callable[[Chat, ChatFormat], Prompts]
-"""`prompt_of`, with or without more to it."""
-
-
-def prompt_of(chat: Chat, form: ChatFormat) -> Prompts:
-    """Many templates refuse a system message that is not the first one: it is then the user's."""
-    try:
-        return rendered(chat, form)
-    except InvalidRequest:
-        if all(message.role != "system" for message in chat.messages[1:]):
-            raise
-        messages = _with_one_system_message(chat.messages)
-        return rendered(chat.model_copy(update={"messages": messages}), form)
-
-
-def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
-    found: list[tuple[Message, list[str]]] = []
-    for message in messages:
-        role = "user" if message.role == "system" and found else message.role
-        if role == "user" and found and found[-1][0].role == role:
-            found[-1][1].append(message.text)
-        else:
-            found.append((message.model_copy(update={"role": role}), [message.text]))
-    return [message.model_copy(update={"content": BETWEEN.join(texts)}) for message, texts in found]
+"""`system_messages.prompt_of`, with or without more to it."""
 
 
 async def count_of(

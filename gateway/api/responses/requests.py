@@ -98,8 +98,6 @@ class ResponsePrompt(Strict):
         chat["parallel_tool_calls"] = self.parallel_tool_calls
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
-            if self.reasoning.effort == "none":
-                chat["chat_template_kwargs"] = {"enable_thinking": False}
         if self.text is not None and self.text.format is not None:
             chat["response_format"] = self.text.format.for_chat()
         return chat
@@ -177,11 +175,9 @@ class ResponseRequest(ResponsePrompt):
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
             "ignore_eos": self.ignore_eos,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "stream": bool(self.stream),
         }
-        if self.chat_template_kwargs:
-            own = chat.get("chat_template_kwargs", {})
-            chat["chat_template_kwargs"] = own | self.chat_template_kwargs
         if self.stream:
             chat["stream_options"] = {"include_usage": True}
         if self.top_logprobs or self.includes("message.output_text.logprobs"):

@@ -149,6 +149,13 @@ PARSERS: Mapping[Form, type[ToolParser] | TaggedForm] = MappingProxyType(
     }
 )
 
+BY_PARAMETERS: frozenset[Form] = frozenset(
+    form
+    for form, parser in PARSERS.items()
+    if isinstance(parser, TaggedForm) and parser.parameters is not None
+)
+"""Forms with an element for each argument: their templates go through a call's arguments."""
+
 # What a template that teaches a form says, all of it; the first form that fits is the one. Other
 # forms have `<tool_call>`, too, and many templates `{"name": ...}`: they show functions as JSON.
 _WORDS: tuple[tuple[Form, tuple[str, ...]], ...] = (

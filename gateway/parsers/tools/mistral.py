@@ -33,7 +33,7 @@ class MistralToolParser(JsonToolParser):
             read = self._list if char == "[" else self._object
             return (yield from read((yield)))
         name = ""
-        while char.isalnum() or char in "_-.":
+        while char.isalnum() or char in "_-.:/":
             name += char
             self._hold(char)
             char = yield

@@ -60,14 +60,14 @@ class PythonicToolParser(ToolParser):
             char = yield
 
     def _call(self, char: str) -> Step:
-        name, char = yield from self._identifier(char)
+        name, char = yield from self._identifier(char, "_-.:/")
         if not name or char != "(":
             raise NotACall(char)
         self._hold(char)
         char = yield from self._space((yield))
         separator = "{"
         while char != ")":
-            keyword, char = yield from self._identifier(char)
+            keyword, char = yield from self._identifier(char, "_-.")
             char = yield from self._space(char)
             if not keyword or char != "=":
                 raise NotACall(char)
@@ -90,10 +90,10 @@ class PythonicToolParser(ToolParser):
         self._events.arguments("}")
         return (yield)
 
-    def _identifier(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """A name as OpenAI allows it, which is more than Python does."""
+    def _identifier(self, char: str, others: str) -> Generator[None, str, tuple[str, str]]:
+        """A name of letters, digits and `others`: more than Python allows, as requests do."""
         name = ""
-        while char.isalnum() or char in "_-.":
+        while char.isalnum() or char in others:
             name += char
             self._hold(char)
             char = yield

@@ -141,6 +141,11 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
     assert parse(MessagesRequest, wish).hints == ("tools.strict",)
     with pytest.raises(UnsupportedParameter, match="context_management"):
         parse(MessagesRequest, body, strict=True)
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    fields = {"tools": [{"name": "f", "input_schema": {}}], "output_config": form}
+    beside = orjson.dumps({"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields)
+    with pytest.raises(UnsupportedParameter, match=r"^tools: "):
+        parse(MessagesRequest, beside, strict=True)
 
 
 def answer(**fields: Any) -> MessageAnswer:
@@ -288,6 +293,15 @@ def test_whatever_a_model_writes_as_arguments_is_answered(arguments: str) -> Non
     assert "123456789012345678901234567890" not in arguments or arguments.encode() in told
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
+    """The `json` module of Python reads these words; browsers and most clients do not."""
+    events = (CallStart(0, "f", "id"), CallArguments(0, f'{{"x": [1, {number}]}}'))
+    told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
+    [block] = orjson.loads(told)["content"]
+    assert block["input"] == {"x": [1, None]}
+
+
 def test_what_a_message_costs_grows_with_its_length_alone() -> None:
     """The text of many messages of one side, and of many deltas, is put together once."""
 
@@ -370,6 +384,42 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
                     assert told.json()["error"]["type"] == "authentication_error"
         listed = await client.get("/v1/models", headers={"x-api-key": key})
         assert listed.status_code == 200
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_reminder_is_the_users_where_the_template_takes_no_system_message(
+    folder: Path, refuses: bool
+) -> None:
+    template = (
+        "{% for m in messages %}"
+        f"{{% if {refuses} and m.role == 'system' and not loop.first %}}"
+        "{{ raise_exception('no') }}{% endif %}{{ m.role }}>{{ m.content }}|{% endfor %}"
+    )
+    config = {"eos_token": "!", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    reminder = {"role": "system", "content": "be kind"}
+    body = {"model": "m", "system": "one", "messages": [QUESTION, reminder, QUESTION]}
+    alone = {"model": "m", "messages": [QUESTION, reminder]}
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for asked, apart, joined in (
+            (
+                body,
+                "system>one|user>Hi|system>be kind|user>Hi|",
+                "system>one|user>Hi\nbe kind\nHi|",
+            ),
+            (alone, "user>Hi|system>be kind|", "user>Hi\nbe kind|"),
+        ):
+            told = await client.post("/v1/messages", json=asked | {"max_tokens": 9})
+            counted = await client.post("/v1/messages/count_tokens", json=asked)
+            assert told.status_code == counted.status_code == 200, told.text
+            # Of this tokenizer, a token is a character.
+            tokens = len(joined if refuses else apart)
+            assert counted.json()["input_tokens"] == tokens
+            assert told.json()["usage"]["input_tokens"] == tokens
 
 
 async def test_any_failure_of_these_paths_is_in_the_envelope(folder: Path) -> None:

@@ -125,6 +125,22 @@ def test_strict_is_a_hint_where_the_model_decides_whether_it_calls(choice: dict[
     assert _chat(tools=tools[:1], strict=True, **choice).hints == ()
 
 
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
+)
+def test_tools_are_a_hint_where_a_format_rules_calls_out(form: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert _chat(tools=tools, **form).hints == ("tools",)
+    with pytest.raises(UnsupportedParameter, match=r"^tools: ") as caught:
+        _chat(tools=tools, **form, strict=True)
+    assert caught.value.param == "tools"
+    assert _chat(tools=tools, tool_choice="none", strict=True, **form).hints == ()
+    text = {"response_format": {"type": "text"}}
+    assert _chat(tools=tools, strict=True, **text).hints == ()
+    # A forced call excludes a format, and is refused for that.
+    assert _chat(tools=tools, tool_choice="required", strict=True, **form).hints == ()
+
+
 def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:
     _chat(best_of=1, add_special_tokens=False)
     _completion(add_special_tokens=True, tools=[], tool_choice="auto")

@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, parse
 from gateway.api.responses.items import decoded, encoded
-from gateway.api.responses.prompts import prompt_of
 from gateway.api.responses.requests import ResponseRequest
+from gateway.api.system_messages import prompt_of
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch

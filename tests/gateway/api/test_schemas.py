@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParameters
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParameters
 from pydantic import BaseModel
 
 from gateway.api import messages, schemas
@@ -87,6 +89,15 @@ def test_stop_strings(stop: Any, meant: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", sorted(HARMLESS))
 def test_harmless_parameters_are_accepted(name: str) -> None:
     chat(**{name: {"any": "thing"}})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(ChatParameters, ChatCompletionRequest), (TextParameters, CompletionRequest)],
+)
+def test_no_parameter_of_openais_package_is_unheard_of(theirs: type, ours: type[BaseModel]) -> None:
+    known = {*ours.model_fields, *HARMLESS, *HINTS, *NOT_SERVED, *RENAMED}
+    assert set(theirs.__annotations__) - known == set()
 
 
 @pytest.mark.parametrize("name", sorted(NOT_SERVED.keys() - ChatCompletionRequest.model_fields))
@@ -217,6 +228,14 @@ def test_malformed_arguments_go_to_the_template_as_they_are() -> None:
         message.for_template(TemplateIds(None))["tool_calls"][0]["function"]["arguments"]
         == '{"x": '
     )
+
+
+@pytest.mark.parametrize("arguments", [None, "", "null", " null "])
+def test_no_arguments_are_an_empty_object_to_templates(arguments: str | None) -> None:
+    call = {"id": "c1", "function": {"name": "f", "arguments": arguments}}
+    [message] = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    [told] = message.for_template(TemplateIds(None))["tool_calls"]
+    assert told["function"]["arguments"] == {}
 
 
 def test_arguments_are_an_object_to_templates_and_json_where_they_are_added_to_text() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.support.fake_triton import FakeTriton, serving
@@ -60,6 +62,29 @@ async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) ->
     assert "".join(pieces) == '{"isbn": "201", "pages": 672}'
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) -> None:
+    """Not even where the form of calls is JSON of the same names."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        'Use {"name": function name, "parameters": {}}. {{ messages | length }}'
+    )
+    text = '{"name": "Ada", "parameters": {"age": 36}}'
+    engine = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+    wanted = {"response_format": {"type": "json_object"}, "tools": TOOLS, "stream": stream}
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}]} | wanted
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.headers["x-ignored-parameters"] == "tools"
+    if not stream:
+        [choice] = answer.json()["choices"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
+    assert "tool_calls" not in answer.text
+
+
 async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
@@ -87,3 +112,83 @@ async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:
         f"{opening}functions.find:0{opening}functions.find:1Return of functions.find:1"
     )
     assert said.json()["count"] == len(_prompt(tmp_path, engine.requests[0]))
+
+
+# How the templates of Qwen3-Coder, GLM-4.5 and MiniMax-M2 go through a call's arguments.
+BY_PARAMETERS = {
+    "qwen3_coder": "<tool_call><function=f>{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}",
+    "glm45": "<tool_call>f{% for k, v in a.items() %}<arg_key>{{ k }}={{ v }};{% endfor %}",
+    "minimax_m2": "<minimax:tool_call>{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", BY_PARAMETERS)
+async def test_a_call_that_was_cut_goes_back_by_its_parameters(tmp_path: Path, form: str) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.tool_calls or () %}{% set a = c.function.arguments %}"
+        f"{BY_PARAMETERS[form]}{{% endfor %}}{{% endfor %}}"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, "Yes."), fault=None, step=0)
+    written = {
+        '{"isbn": "201", "pages": 6}': "isbn=201;pages=6;",
+        '{"isbn": "201", "pages": 6': "isbn=201;pages=6;",
+        '{"isbn": "201", "pa': "isbn=201;",
+        "{'isbn': 201}": "",
+        "[1]": "",
+        "null": "",
+        "": "",
+    }
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for arguments, parameters in written.items():
+            call = {"id": "x", "function": {"name": "find", "arguments": arguments}}
+            messages = [
+                {"role": "user", "content": "?"},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "x", "content": "That is no JSON."},
+            ]
+            answer = await client.post(
+                "/v1/chat/completions", json={"model": "m", "messages": messages}
+            )
+            assert answer.status_code == 200, answer.text
+            prompt = _prompt(tmp_path, engine.requests[-1])
+            assert "".join(re.findall(r"\w+=\w+;", prompt)) == parameters
+        # As the whole body's, parts of such arguments have a bound.
+        call["function"] = {"name": "find", "arguments": '{"x": [' + "[]," * 250_000}
+        answer = await client.post(
+            "/v1/chat/completions", json={"model": "m", "messages": messages}
+        )
+    assert answer.status_code == 400
+    assert "objects and arrays; allowed: 200000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("form", ["<｜tool▁calls▁begin｜> ```json", '<tool_call> "arguments"'])
+async def test_a_message_that_ends_with_calls_is_not_continued(tmp_path: Path, form: str) -> None:
+    """Its calls would be lost; and to DeepSeek's first templates its content is none."""
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        f"{{# {form} #}}{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    engine = FakeTriton(tokens=ids_of(tmp_path, "Yes."), fault=None, step=0)
+    call = {"id": "x", "function": {"name": "find", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    body = {"model": "m", "messages": messages, "continue_final_message": True}
+    async with (
+        serving(engine) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+    ):
+        for path, more in (
+            ("/v1/chat/completions", {}),
+            ("/tokenize", {"add_generation_prompt": False}),
+        ):
+            answer = await client.post(path, json=body | more)
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == "continue_final_message"
+            assert error["message"].startswith("continue_final_message: ")

@@ -75,6 +75,25 @@ def test_calls_and_what_is_around_them(form: str, text: str, events: list[Event]
     assert parsed(MAKERS[form], text) == events
 
 
+@pytest.mark.parametrize("name", ["ns:tool", "ns/tool", "fs.read", "a-b"])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("mistral", '[TOOL_CALLS]{}{"a": 1}'),
+        ("mistral", '[TOOL_CALLS]{}[CALL_ID]x1[ARGS]{"a": 1}'),
+        ("pythonic", "[{}(a=1)]"),
+        ("qwen3_coder", "<function={}><parameter=a>1</parameter></function>"),
+        ("glm45", "<tool_call>{}\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+        ("minimax_m2", '<invoke name="{}"><parameter name="a">1</parameter></invoke>'),
+        ("kimi_k2", '<|tool_call_begin|>functions.{}:0<|tool_call_argument_begin|>{"a": 1}'),
+        ("deepseek_v31", '<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
+    ],
+)
+def test_a_functions_name_may_have_all_that_requests_may(form: str, text: str, name: str) -> None:
+    written = text.replace("{}", name, 1)
+    assert parsed(MAKERS[form], written) == [CallStart(0, name), CallArguments(0, '{"a": 1}')]
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [
@@ -115,6 +134,8 @@ def test_calls_and_what_is_around_them(form: str, text: str, events: list[Event]
         ("pythonic", "[f](https://example.org)"),
         ("pythonic", "[f(x)] and [f(x==1)]"),
         ("pythonic", "[f(x == 1)]"),
+        ("pythonic", "[f(x:y=1)]"),
+        ("pythonic", "[https://example.org]"),
         ("pythonic", "[f(1)]"),
         ("pythonic", "f(x=1)"),
         ("required", "I cannot."),

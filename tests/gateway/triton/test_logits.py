@@ -76,3 +76,17 @@ def test_each_token_of_a_prompt_is_scored_by_the_logits_before_it(count: int) ->
         best = np.argsort(-row)[:count]
         assert [token_id for token_id, _ in entry.top] == best.tolist()
         assert entry.rank == np.argsort(-row).tolist().index(entry.token_id) + 1
+
+
+def test_what_cannot_be_has_a_log_probability_that_json_can_hold() -> None:
+    """A guide, or a bad word, makes logits of minus infinity; OpenAI writes -9999.0."""
+    row = np.array([-np.inf, *[0.0] * 998, -np.inf], np.float32).tobytes()
+    [best] = top_logprobs(row, "FP32", [1, 1, 1, 1000], 1, 1000, 1.0)
+    assert best[-2:] == [(0, -9999.0), (999, -9999.0)]
+    [cold] = top_logprobs(row, "FP32", [1, 1, 1, 1000], 1, 1000, 0.5)
+    assert cold[-2:] == best[-2:]
+    [entry] = token_logprobs(row, "FP32", 1000, [999], 1000)
+    assert (entry.logprob, entry.top[-1]) == (-9999.0, (999, -9999.0))
+    likely = np.array([0.0, *[-60_000.0] * 999], np.float32).tobytes()
+    [best] = top_logprobs(likely, "FP32", [1, 1, 1, 1000], 1, 2, 1.0)
+    assert best == [(0, 0.0), (1, -9999.0)]

@@ -1,0 +1,41 @@
+"""Where system messages may stand: many templates refuse one that is not the first.
+
+Chats of OpenAI's are theirs to write; in protocols whose clients remind models of something later
+on, such a message is the user's for those templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.api.messages import Message
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.serving import Prompts, rendered
+from gateway.api.turns import BETWEEN
+from gateway.errors import InvalidRequest
+from gateway.tokenization.chat_format import ChatFormat
+
+
+def prompt_of(chat: ChatCompletionRequest, form: ChatFormat) -> Prompts:
+    """As `rendered`, with system messages in their place where the template takes them there.
+
+    Raises InvalidRequest.
+    """
+    try:
+        return rendered(chat, form)
+    except InvalidRequest:
+        if all(message.role != "system" for message in chat.messages[1:]):
+            raise
+        messages = _with_one_system_message(chat.messages)
+        return rendered(chat.model_copy(update={"messages": messages}), form)
+
+
+def _with_one_system_message(messages: Sequence[Message]) -> list[Message]:
+    found: list[tuple[Message, list[str]]] = []
+    for message in messages:
+        role = "user" if message.role == "system" and found else message.role
+        if role == "user" and found and found[-1][0].role == role:
+            found[-1][1].append(message.text)
+        else:
+            found.append((message.model_copy(update={"role": role}), [message.text]))
+    return [message.model_copy(update={"content": BETWEEN.join(texts)}) for message, texts in found]
