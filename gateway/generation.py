@@ -78,7 +78,8 @@ class Lora:
 
     `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
     tensors, `nbytes` of `dtype`, which only a cold one needs: within `turn`, which lasts until they
-    are sent. Engines that read adapters from their own disk need `folders` instead.
+    are sent. Engines that read adapters from their own disk need `folders` instead. `tenant` is
+    whose request it is: tenants share the room that an engine has for adapters.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Lora:
     turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     folders: Folders | None = None
     dtype: Dtype | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

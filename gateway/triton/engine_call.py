@@ -253,7 +253,7 @@ class EngineCall:
         the client notices nothing.
         """
         residency = self._engine.residency
-        await residency.take_slot(lora.task_id)
+        await residency.take_slot(lora.task_id, lora.tenant)
         self._has_slot = True
         for pause_s in _OVERFLOW_PAUSES_S:
             carries = await residency.must_carry(lora.task_id)
@@ -269,7 +269,7 @@ class EngineCall:
                 residency.overflow()
                 self._give_back_slot()
                 await asyncio.sleep(pause_s)
-                await residency.take_slot(lora.task_id)
+                await residency.take_slot(lora.task_id, lora.tenant)
                 self._has_slot = True
             else:
                 return response
@@ -312,4 +312,4 @@ class EngineCall:
     def _give_back_slot(self) -> None:
         if self._has_slot and self._lora is not None:
             self._has_slot = False
-            self._engine.residency.give_back_slot(self._lora.task_id)
+            self._engine.residency.give_back_slot(self._lora.task_id, self._lora.tenant)

@@ -3,7 +3,8 @@
 TensorRT-LLM keeps adapters in a cache of its own: the first request of a `lora_task_id` carries
 the weights, later ones the id alone; an idle adapter may be evicted at any time; and when every
 cached adapter is in use, one more fails. So first loads of one id are serialised, an evicted
-adapter is sent again, and after an overflow requests wait for another adapter to go idle.
+adapter is sent again, and after an overflow requests wait for another adapter to go idle. What goes
+idle then is for the tenant that has the fewest in use.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.triton.events import ColdCause
 
-# A request for an adapter that is in use needs no slot, so it goes ahead of requests that wait for
-# one; after this time it no longer does, or those could wait for ever.
+# A request for an adapter that is in use needs no room, so it goes ahead of requests that wait for
+# some. After this time it no longer goes ahead of those of its own tenant, or of one that has fewer
+# adapters in use, or they could wait for ever.
 _PASS_FOR_S = 1.0
 # After an overflow fewer adapters may be in flight at once. One very large adapter may have been
 # the reason, so after this time twice as many are tried, if more are wanted. All that wait, tried
@@ -25,11 +27,12 @@ _PASS_FOR_S = 1.0
 _LIMIT_FOR_S = 30.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Turn:
     task_id: int
+    tenant: str
+    since: float
     handed_over: asyncio.Future[None]
-    since: float = field(default_factory=time.monotonic)
 
 
 class Residency:
@@ -40,6 +43,7 @@ class Residency:
         self._causes: dict[int, ColdCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
         self._active: Counter[int] = Counter()
+        self._active_of: dict[str, Counter[int]] = {}
         self._waiting: deque[_Turn] = deque()
         self.loads = 0
         """How often an adapter was brought in."""
@@ -73,13 +77,15 @@ class Residency:
         brings them now."""
         return task_id in self._resident or task_id in self._loading
 
-    async def take_slot(self, task_id: int) -> None:
+    async def take_slot(self, task_id: int, tenant: str = "") -> None:
         """A slot for a request, waiting in line if need be. Each needs one `give_back_slot`."""
-        if not self._must_wait(task_id):
-            self._active[task_id] += 1
+        if self._limit is None:
+            self._take(task_id, tenant)
             return
-        turn = _Turn(task_id, asyncio.get_running_loop().create_future())
+        handed_over = asyncio.get_running_loop().create_future()
+        turn = _Turn(task_id, tenant, time.monotonic(), handed_over)
         self._waiting.append(turn)
+        self._hand_over()
         try:
             await turn.handed_over
         except asyncio.CancelledError:
@@ -87,14 +93,17 @@ class Residency:
                 self._waiting.remove(turn)
                 self._hand_over()
             else:  # handed over in the same moment
-                self.give_back_slot(task_id)
+                self.give_back_slot(task_id, tenant)
             raise
 
-    def give_back_slot(self, task_id: int) -> None:
-        """Gives the slot back to whoever waits longest."""
-        self._active[task_id] -= 1
-        if not self._active[task_id]:
-            del self._active[task_id]
+    def give_back_slot(self, task_id: int, tenant: str = "") -> None:
+        """Gives the slot back to whoever is next."""
+        for active in (self._active, self._active_of[tenant]):
+            active[task_id] -= 1
+            if not active[task_id]:
+                del active[task_id]
+        if not self._active_of[tenant]:
+            del self._active_of[tenant]
         self._hand_over()
 
     def overflow(self) -> None:
@@ -139,30 +148,48 @@ class Residency:
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()
 
-    def _must_wait(self, task_id: int) -> bool:
-        self._relax()
-        if self._limit is None:
-            return False
-        if task_id in self._active:
-            return bool(self._waiting) and time.monotonic() - self._waiting[0].since > _PASS_FOR_S
-        return bool(self._waiting) or not self._has_room()
+    def _take(self, task_id: int, tenant: str) -> None:
+        self._active[task_id] += 1
+        self._active_of.setdefault(tenant, Counter())[task_id] += 1
 
-    def _relax(self) -> None:
-        if self._limit is not None and self._waiting and time.monotonic() >= self._limit_until:
-            self._limit *= 2
-            self._limit_until = time.monotonic() + _LIMIT_FOR_S
+    def _in_use_by(self, tenant: str) -> int:
+        """Adapters, however many requests each of them has."""
+        return len(self._active_of.get(tenant, ()))
 
     def _has_room(self) -> bool:
         return self._limit is None or len(self._active) < self._limit
 
+    def _relax(self) -> None:
+        if self._limit is not None and time.monotonic() >= self._limit_until:
+            self._limit *= 2
+            self._limit_until = time.monotonic() + _LIMIT_FOR_S
+
     def _hand_over(self) -> None:
-        self._relax()
+        """Room goes to the tenant with the fewest adapters in use, among equals to who waits
+        longest."""
+        self._let_pass()
+        while self._waiting:
+            self._relax()
+            if not self._has_room():
+                return
+            self._start(min(self._waiting, key=lambda turn: self._in_use_by(turn.tenant)))
+            self._let_pass()
+
+    def _let_pass(self) -> None:
+        """Hands over to those that need no room, but for whom nobody may pass any more."""
+        now = time.monotonic()
+        passed_long: set[str] = set()
         for turn in list(self._waiting):
-            able = turn.task_id in self._active or self._has_room()
-            if not able and time.monotonic() - turn.since > _PASS_FOR_S:
-                return  # nobody passes it any more
-            if able:
-                self._waiting.remove(turn)
-                self._active[turn.task_id] += 1
-                if not turn.handed_over.done():
-                    turn.handed_over.set_result(None)
+            if turn.task_id not in self._active:
+                if not self._has_room() and now - turn.since > _PASS_FOR_S:
+                    passed_long.add(turn.tenant)
+            elif turn.tenant not in passed_long and not any(
+                self._in_use_by(turn.tenant) > self._in_use_by(other) for other in passed_long
+            ):
+                self._start(turn)
+
+    def _start(self, turn: _Turn) -> None:
+        self._waiting.remove(turn)
+        self._take(turn.task_id, turn.tenant)
+        if not turn.handed_over.done():
+            turn.handed_over.set_result(None)

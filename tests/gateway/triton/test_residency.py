@@ -112,8 +112,82 @@ async def test_waiting_is_first_come_first_served() -> None:
     assert order == [5, 6, 7]
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30), st.integers(1, 3))
-def test_no_slot_is_lost_whoever_is_cancelled(plan: list[tuple[int, bool]], limit: int) -> None:
+async def test_one_tenants_many_adapters_are_not_before_anothers_one() -> None:
+    residency = Residency()
+    for task_id in range(4):
+        await residency.take_slot(task_id, "many")
+    residency.overflow()  # three at once, then
+    many = [asyncio.create_task(residency.take_slot(10 + n, "many")) for n in range(50)]
+    await _settle()
+    one = asyncio.create_task(residency.take_slot(100, "one"))
+    await _settle()
+    for task_id in (0, 1):
+        residency.give_back_slot(task_id, "many")
+    await _settle()
+    assert one.done()  # who has the fewest is next
+    assert not any(task.done() for task in many)
+    residency.give_back_slot(2, "many")
+    await _settle()
+    assert [task.done() for task in many] == [True] + [False] * 49
+    for task in many:
+        task.cancel()
+
+
+async def test_an_adapter_in_use_waits_for_none_of_a_tenant_with_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    residency = Residency()
+    for task_id, tenant in enumerate(("many", "many", "many", "one")):
+        await residency.take_slot(task_id, tenant)
+    residency.overflow()
+    many = asyncio.create_task(residency.take_slot(10, "many"))
+    await _settle()
+    now += 2
+    one = asyncio.create_task(residency.take_slot(3, "one"))
+    same = asyncio.create_task(residency.take_slot(2, "many"))
+    await _settle()
+    assert one.done()
+    assert not same.done()  # or that tenant's first in line might wait for ever
+    residency.give_back_slot(0, "many")
+    residency.give_back_slot(1, "many")
+    await asyncio.gather(many, same)
+
+
+async def test_adapters_of_a_tenant_with_more_go_idle_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    residency = Residency()
+    for task_id in range(3):
+        await residency.take_slot(task_id, "many")
+    residency.overflow()
+    residency.give_back_slot(2, "many")
+    one = asyncio.create_task(residency.take_slot(10, "one"))
+    await _settle()
+    await residency.take_slot(0, "many")
+    residency.give_back_slot(0, "many")
+    now += 2
+    again = asyncio.create_task(residency.take_slot(0, "many"))
+    await _settle()
+    assert not again.done()
+    residency.give_back_slot(0, "many")
+    await one
+    assert not again.done()
+    residency.give_back_slot(1, "many")
+    await again
+    assert residency.active == {0, 10}
+
+
+_REQUESTS = st.tuples(st.integers(1, 4), st.sampled_from("ab"), st.booleans())
+
+
+@given(st.lists(_REQUESTS, max_size=30), st.integers(1, 3))
+def test_no_slot_is_lost_whoever_is_cancelled(
+    plan: list[tuple[int, str, bool]], limit: int
+) -> None:
     async def scenario() -> None:
         residency = Residency()
         for task_id in range(100, 100 + limit + 1):
@@ -122,17 +196,17 @@ def test_no_slot_is_lost_whoever_is_cancelled(plan: list[tuple[int, bool]], limi
         for task_id in range(100, 100 + limit + 1):
             residency.give_back_slot(task_id)
 
-        async def use(task_id: int) -> None:
-            await residency.take_slot(task_id)
+        async def use(task_id: int, tenant: str) -> None:
+            await residency.take_slot(task_id, tenant)
             try:
                 assert len(residency.active) <= limit
                 await asyncio.sleep(0)
             finally:
-                residency.give_back_slot(task_id)
+                residency.give_back_slot(task_id, tenant)
 
         tasks = []
-        for task_id, cancel in plan:
-            tasks.append(asyncio.create_task(use(task_id)))
+        for task_id, tenant, cancel in plan:
+            tasks.append(asyncio.create_task(use(task_id, tenant)))
             await asyncio.sleep(0)
             if cancel:
                 tasks[len(tasks) // 2].cancel()

@@ -1,0 +1,62 @@
+"""More adapters than the engine's cache has room for: who gets what goes idle in it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from ops.commands.up import DEMO_MODEL
+from tests.support.adapter_store import becomes
+from tests.support.fake_triton import serving
+from tests.support.gateway_process import body, tenant, write_config
+from tests.support.generated_adapters import write_adapter
+from tests.support.in_process import running
+from tests.support.lora_triton import LoraTriton
+
+RANK = 2
+NBYTES = 36_864  # of an adapter of this rank
+
+
+async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("flood", "kf"), tenant("other", "ko"))
+    names = ["a0", "a1", "a2", "a3", "a4", "b"]
+    for seed, name in enumerate(names):
+        write_adapter(tmp_path / name, DEMO_MODEL, seed, RANK)
+    triton = LoraTriton(2 * NBYTES)
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            tokenizer_dir=DEMO_MODEL,
+            model_name="demo",
+            max_seq_len=2048,
+            config=config,
+            adapters={name: tmp_path / name for name in names},
+        ) as (client, service, _),
+    ):
+        await becomes(lambda: len(service.adapters.records) == len(names))
+        ids = [service.adapters.resolve(name)[0].task_id for name in names]
+        [replica] = service.replicas
+        residency = replica.engine.residency
+
+        def ask(key: str, model: str) -> asyncio.Task[object]:
+            headers = {"authorization": f"Bearer {key}"}
+            asked = body(model=model, max_tokens=2)
+            return asyncio.create_task(client.post("/v1/completions", json=asked, headers=headers))
+
+        asked = [ask("kf", name) for name in names[:2]]
+        await becomes(lambda: triton.running == set(ids[:2]))
+        # The first of these is told that there is no room; the others wait for some at once.
+        for count in (1, 2, 3):
+            asked.append(ask("kf", names[1 + count]))
+            await becomes(lambda count=count: residency.waiting == set(ids[2 : 2 + count]))
+        asked.append(ask("ko", "b"))
+        await becomes(lambda: residency.waiting == set(ids[2:]))
+        triton.ended[ids[0]].set()
+        await becomes(lambda: len(triton.running) == 2 and ids[0] not in triton.running)
+        assert triton.running == {ids[1], ids[-1]}
+        for task_id in ids:
+            triton.ended[task_id].set()
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers] == [200] * len(names)
