@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import EngineError, EngineUnavailable, Overloaded, ReplicaLeft
+from gateway.errors import (
+    AdapterDoesNotFit,
+    EngineError,
+    EngineUnavailable,
+    Overloaded,
+    ReplicaLeft,
+)
 from gateway.generation import Generation, Lora
 from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors
@@ -22,8 +29,14 @@ from gateway.triton.request import Request
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
+log = logging.getLogger(__name__)
+
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
+# Where nothing else is in use, the engine may still be ending what was stopped just now, or other
+# gateways' requests. So an adapter that found no room alone is tried again before it is refused.
+_TRIES_ALONE = 3
+_ALONE_PAUSE_S = 1.0
 # A client may set a deadline that no engine could meet.
 _SILENCE_S = 10.0
 _UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
@@ -253,9 +266,11 @@ class EngineCall:
         the client notices nothing.
         """
         residency = self._engine.residency
-        await residency.take_slot(lora.task_id, lora.tenant)
-        self._has_slot = True
-        for pause_s in _OVERFLOW_PAUSES_S:
+        for overflows, pause_s in enumerate(_OVERFLOW_PAUSES_S):
+            self._check_fits(lora)
+            if not self._has_slot:
+                await residency.take_slot(lora.task_id, lora.tenant)
+                self._has_slot = True
             carries = await residency.must_carry(lora.task_id)
             if carries:
                 response = await self._begin_with_weights(lora)
@@ -265,33 +280,65 @@ class EngineCall:
                 residency.evicted(lora.task_id)
                 if carries:
                     return response  # it does not know what it was just given
+                self._attempt_ended()
             elif lora_cache_full(response.error_message):
-                residency.overflow()
+                self._attempt_ended()
+                self._check_fits(lora)
+                residency.overflow(lora.task_id, lora.nbytes, overflows)
                 self._give_back_slot()
                 await asyncio.sleep(pause_s)
-                await residency.take_slot(lora.task_id, lora.tenant)
-                self._has_slot = True
             else:
                 return response
-            # That attempt has ended; nothing is running until the next one is sent.
-            self._sent = False
-            self._stream = None
         self._finished = True
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
+    def _check_fits(self, lora: Lora) -> None:
+        """Raises AdapterDoesNotFit."""
+        if self._engine.residency.refuses(lora.task_id, lora.nbytes):
+            raise AdapterDoesNotFit(lora.name, lora.nbytes)
+
+    def _attempt_ended(self) -> None:
+        """Nothing is running until the next one is sent."""
+        self._sent = False
+        self._stream = None
+
     async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        """Where there is no room although nothing else is in use, tries again before the adapter
+        is refused; meanwhile its other requests wait, and send nothing."""
         residency = self._engine.residency
-        cause = residency.cause(lora.task_id)
-        started = time.perf_counter()
         response = None
         try:
-            stream, nbytes = await self._send_weights(lora)
-            response = self._parsed(await self._read(stream))
+            self._check_fits(lora)  # that may have been found while this one waited
+            response = await self._bring(lora)
+            tries = 1
+            while lora_cache_full(response.error_message) and residency.may_be_too_large(
+                lora.nbytes
+            ):
+                if tries == _TRIES_ALONE:
+                    log.warning(
+                        "the engine's adapter cache has no room for %r (%d bytes), even alone: "
+                        "raise lora_cache_host_memory_bytes",
+                        *(lora.name, lora.nbytes),
+                    )
+                    residency.refuse(lora.task_id)
+                    break
+                self._attempt_ended()
+                await asyncio.sleep(_ALONE_PAUSE_S)
+                response = await self._bring(lora)
+                tries += 1
         finally:
             if response is None or response.error_message:
                 residency.not_loaded(lora.task_id)
             else:
-                residency.loaded(lora.task_id)
+                residency.loaded(lora.task_id, lora.nbytes)
+        return response
+
+    async def _bring(self, lora: Lora) -> pb.ModelStreamInferResponse:
+        """Sends the request with the weights and waits for the first response."""
+        cause = self._engine.residency.cause(lora.task_id)
+        started = time.perf_counter()
+        stream, nbytes = await self._send_weights(lora)
+        response = self._parsed(await self._read(stream))
         if lora_cache_full(response.error_message):
             cause = "refused"
         seconds = time.perf_counter() - started

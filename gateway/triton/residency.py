@@ -25,6 +25,9 @@ _PASS_FOR_S = 1.0
 # the reason, so after this time twice as many are tried, if more are wanted. All that wait, tried
 # at once, would bring their weights for nothing.
 _LIMIT_FOR_S = 30.0
+# What found no room although nothing else was in use is not sent again for so long. By then the
+# cache may be another, or less of it in use by other gateways.
+_REFUSED_FOR_S = 300.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,12 @@ class Residency:
         """How often the engine said of an adapter that it holds it no more."""
         self._limit: int | None = None
         self._limit_until = 0.0
+        self._lowered: dict[int, int | None] = {}
+        """By the task ids that the limit was lowered for: what it was before."""
+        self._largest = 0
+        """Bytes of the largest adapter that the engine has taken."""
+        self._refused: dict[int, float] = {}
+        """Until when a task id is refused."""
 
     @property
     def active(self) -> frozenset[int]:
@@ -106,10 +115,37 @@ class Residency:
             del self._active_of[tenant]
         self._hand_over()
 
-    def overflow(self) -> None:
-        """The engine could not make room: fewer adapters at once from now on."""
-        self._limit = max(1, len(self._active) - 1)
+    def overflow(self, task_id: int, nbytes: int, before: int = 0) -> None:
+        """The engine could not make room for an adapter of so many bytes, as `before` for the same
+        request: fewer adapters at once from now on, where there are others."""
+        if len(self._active) == 1:
+            return
+        self._lowered.setdefault(task_id, self._limit)
+        # What may need the whole cache gets there in ever larger steps, not in a hundred.
+        fewer = 2**before if nbytes > self._largest else 1
+        self._limit = max(1, len(self._active) - fewer)
         self._limit_until = time.monotonic() + _LIMIT_FOR_S
+
+    def may_be_too_large(self, nbytes: int) -> bool:
+        """Whether an adapter that has a slot and found no room may need more than the whole cache:
+        no other one is in use, as far as is known here, and none so large was ever taken."""
+        return len(self._active) == 1 and nbytes > self._largest
+
+    def refuse(self, task_id: int) -> None:
+        """It is larger than the whole cache: not to be sent for some minutes. What others have lost
+        for its sake they have again."""
+        self._refused[task_id] = time.monotonic() + _REFUSED_FOR_S
+        if task_id in self._lowered:
+            before = self._lowered.pop(task_id)
+            if self._limit is not None:
+                self._limit = None if before is None else max(before, self._limit)
+            self._hand_over()
+
+    def refuses(self, task_id: int, nbytes: int) -> bool:
+        """Whether it is not to be sent. Where one as large was taken since, there was no room for
+        another reason."""
+        until = self._refused.get(task_id, 0.0)
+        return time.monotonic() < until and nbytes > self._largest
 
     async def must_carry(self, task_id: int) -> bool:
         """Whether the request has to bring the weights.
@@ -129,8 +165,10 @@ class Residency:
         """Why the weights of an adapter that is not resident have to be sent."""
         return self._causes.get(task_id, "first_use")
 
-    def loaded(self, task_id: int) -> None:
+    def loaded(self, task_id: int, nbytes: int = 0) -> None:
         self._resident.add(task_id)
+        self._largest = max(self._largest, nbytes)
+        self._lowered.pop(task_id, None)
         self.loads += 1
         self._loading.pop(task_id).set()
 
@@ -147,6 +185,9 @@ class Residency:
         """The engine process is a new one and holds nothing."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()
+        self._largest = 0
+        self._lowered.clear()
+        self._refused.clear()
 
     def _take(self, task_id: int, tenant: str) -> None:
         self._active[task_id] += 1

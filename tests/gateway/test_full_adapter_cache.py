@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from ops.commands.up import DEMO_MODEL
 from tests.support.adapter_store import becomes
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import serving
 from tests.support.gateway_process import body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
@@ -15,6 +17,11 @@ from tests.support.lora_triton import LoraTriton
 
 RANK = 2
 NBYTES = 36_864  # of an adapter of this rank
+SETTINGS: dict[str, Any] = {
+    "tokenizer_dir": DEMO_MODEL,
+    "model_name": "demo",
+    "max_seq_len": 2048,
+}
 
 
 async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
@@ -28,9 +35,7 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
         running(
             tmp_path,
             endpoint,
-            tokenizer_dir=DEMO_MODEL,
-            model_name="demo",
-            max_seq_len=2048,
+            **SETTINGS,
             config=config,
             adapters={name: tmp_path / name for name in names},
         ) as (client, service, _),
@@ -60,3 +65,71 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
             triton.ended[task_id].set()
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers] == [200] * len(names)
+
+
+async def test_an_adapter_larger_than_the_cache_is_named(tmp_path: Path) -> None:
+    clock = EventClock()
+    triton = LoraTriton(NBYTES - 1)
+    write_adapter(tmp_path / "big", DEMO_MODEL, 0, RANK)
+    async with (
+        serving(triton) as endpoint,
+        running(tmp_path, endpoint, **SETTINGS, adapters={"big": tmp_path / "big"}) as (
+            client,
+            service,
+            _,
+        ),
+    ):
+        await becomes(lambda: len(service.adapters.records) == 1)
+        asked = asyncio.create_task(client.post("/v1/completions", json=body(model="big")))
+        for times in (1, 2):
+            await becomes(lambda times=times: len(triton.brought) == times)
+            clock.leap(1)
+        refused = await asked
+        assert refused.status_code == 500
+        error = refused.json()["error"]
+        assert error["code"] == "adapter_does_not_fit"
+        assert "`big`" in error["message"]
+        assert "lora_cache_host_memory_bytes" in error["message"]
+        asked = {"model": "big", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+        refused = await client.post("/v1/messages", json=asked)
+        assert refused.status_code == 500
+        assert "`big`" in refused.json()["error"]["message"]
+        assert len(triton.brought) == 3
+
+
+async def test_where_one_cache_is_too_small_another_replica_is_asked(tmp_path: Path) -> None:
+    clock = EventClock()
+    small, large = LoraTriton(NBYTES - 1), LoraTriton(2 * NBYTES)
+    names = ["one", "two"]
+    for seed, name in enumerate(names):
+        write_adapter(tmp_path / name, DEMO_MODEL, seed, RANK)
+    async with (
+        serving(small) as first,
+        serving(large) as second,
+        running(
+            tmp_path,
+            f"{first},{second}",
+            **SETTINGS,
+            adapters={name: tmp_path / name for name in names},
+        ) as (client, service, _),
+    ):
+        await becomes(lambda: len(service.adapters.records) == 2)
+        await becomes(lambda: all(replica.engine.ready for replica in service.replicas))
+        # The second is for the small one, at the latest: the large one is busy with the first.
+        asked = [
+            asyncio.create_task(client.post("/v1/completions", json=body(model=name, max_tokens=2)))
+            for name in names
+        ]
+        await becomes(lambda: small.brought)
+        for name in names:
+            large.ended[service.adapters.resolve(name)[0].task_id].set()
+        while not all(task.done() for task in asked):
+            tried = len(small.brought)
+            clock.leap(1)
+            await becomes(
+                lambda tried=tried: len(small.brought) > tried or all(task.done() for task in asked)
+            )
+        answers = await asyncio.gather(*asked)
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert len(small.brought) >= 3
+        assert len(large.brought) == 2

@@ -63,7 +63,7 @@ async def test_later_twice_as_many_are_tried_and_not_all_that_wait(
     residency = Residency()
     for task_id in range(4):
         await residency.take_slot(task_id)
-    residency.overflow()  # three at once, then
+    residency.overflow(0, 1)  # three at once, then
     waiting = [asyncio.create_task(residency.take_slot(10 + number)) for number in range(20)]
     await _settle()
     for most in (6, 12):
@@ -79,7 +79,7 @@ async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
     residency = Residency()
     for task_id in (1, 2, 3):
         await residency.take_slot(task_id)
-    residency.overflow()  # two at once, then
+    residency.overflow(3, 1)  # two at once, then
     residency.give_back_slot(3)
     await residency.take_slot(2)  # an adapter in use needs no slot
     waiting = asyncio.create_task(residency.take_slot(3))
@@ -95,8 +95,10 @@ async def test_after_an_overflow_a_new_adapter_waits_for_an_idle_one() -> None:
 
 async def test_waiting_is_first_come_first_served() -> None:
     residency = Residency()
-    await residency.take_slot(1)
-    residency.overflow()
+    for task_id in (1, 2):
+        await residency.take_slot(task_id)
+    residency.overflow(2, 1)  # one at once, then
+    residency.give_back_slot(2)
     order: list[int] = []
 
     async def use(task_id: int) -> None:
@@ -116,7 +118,7 @@ async def test_one_tenants_many_adapters_are_not_before_anothers_one() -> None:
     residency = Residency()
     for task_id in range(4):
         await residency.take_slot(task_id, "many")
-    residency.overflow()  # three at once, then
+    residency.overflow(0, 1)  # three at once, then
     many = [asyncio.create_task(residency.take_slot(10 + n, "many")) for n in range(50)]
     await _settle()
     one = asyncio.create_task(residency.take_slot(100, "one"))
@@ -141,7 +143,7 @@ async def test_an_adapter_in_use_waits_for_none_of_a_tenant_with_more(
     residency = Residency()
     for task_id, tenant in enumerate(("many", "many", "many", "one")):
         await residency.take_slot(task_id, tenant)
-    residency.overflow()
+    residency.overflow(3, 1)
     many = asyncio.create_task(residency.take_slot(10, "many"))
     await _settle()
     now += 2
@@ -163,7 +165,7 @@ async def test_adapters_of_a_tenant_with_more_go_idle_for_another(
     residency = Residency()
     for task_id in range(3):
         await residency.take_slot(task_id, "many")
-    residency.overflow()
+    residency.overflow(2, 1)
     residency.give_back_slot(2, "many")
     one = asyncio.create_task(residency.take_slot(10, "one"))
     await _settle()
@@ -181,6 +183,68 @@ async def test_adapters_of_a_tenant_with_more_go_idle_for_another(
     assert residency.active == {0, 10}
 
 
+async def test_what_is_too_large_for_the_cache_takes_nothing_from_others() -> None:
+    residency = Residency()
+    for task_id in range(6):
+        await residency.take_slot(task_id)
+    big = 100
+    for before, at_once in enumerate((6, 4, 1)):  # ever larger steps, until it is alone
+        await residency.take_slot(big)
+        assert not residency.may_be_too_large(9)
+        residency.overflow(big, 9, before)
+        residency.give_back_slot(big)
+        while len(residency.active) > at_once - 1:
+            residency.give_back_slot(max(residency.active))
+    others = [asyncio.create_task(residency.take_slot(task_id)) for task_id in (1, 2, 3, 4, 5)]
+    await residency.take_slot(big)
+    assert residency.may_be_too_large(9)
+    residency.overflow(big, 9, 3)
+    residency.refuse(big)
+    await asyncio.gather(*others)  # as many as before it came
+    assert residency.refuses(big, 9)
+    assert not residency.refuses(1, 1)
+
+
+@pytest.mark.parametrize("how", ["time", "restart", "one as large"])
+async def test_what_was_refused_is_tried_again(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    residency = Residency()
+    await residency.take_slot(7)
+    residency.refuse(7)
+    assert residency.refuses(7, 9)
+    if how == "time":
+        now += 301
+    elif how == "restart":
+        residency.restarted()
+    else:
+        assert await residency.must_carry(8)
+        residency.loaded(8, 9)
+    assert not residency.refuses(7, 9)
+
+
+async def test_what_is_no_larger_than_others_lowers_by_one_and_alone_not_at_all() -> None:
+    """Other gateways may have the rest of the cache in use."""
+    residency = Residency()
+    for task_id in range(6):
+        await residency.take_slot(task_id)
+    assert await residency.must_carry(0)
+    residency.loaded(0, 9)
+    residency.overflow(5, 9, before=3)
+    residency.give_back_slot(5)
+    waits = asyncio.create_task(residency.take_slot(5))
+    await _settle()
+    assert not waits.done()
+    residency.give_back_slot(4)
+    await waits
+    for task_id in (1, 2, 3, 5):
+        residency.give_back_slot(task_id)
+    assert not residency.may_be_too_large(9)
+    residency.overflow(0, 9)
+    for task_id in (1, 2, 3, 4):
+        await residency.take_slot(task_id)
+
+
 _REQUESTS = st.tuples(st.integers(1, 4), st.sampled_from("ab"), st.booleans())
 
 
@@ -192,7 +256,7 @@ def test_no_slot_is_lost_whoever_is_cancelled(
         residency = Residency()
         for task_id in range(100, 100 + limit + 1):
             await residency.take_slot(task_id)
-        residency.overflow()
+        residency.overflow(100, 1)
         for task_id in range(100, 100 + limit + 1):
             residency.give_back_slot(task_id)
 
