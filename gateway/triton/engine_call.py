@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
@@ -271,14 +272,14 @@ class EngineCall:
             if not self._has_slot:
                 await residency.take_slot(lora.task_id, lora.tenant)
                 self._has_slot = True
-            carries = await residency.must_carry(lora.task_id)
-            if carries:
-                response = await self._begin_with_weights(lora)
+            turn = await residency.must_carry(lora.task_id, lora.tenant, lora.turn)
+            if turn is not None:
+                response = await self._begin_with_weights(lora, turn)
             else:
                 response = await self._begin()
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
-                if carries:
+                if turn is not None:
                     return response  # it does not know what it was just given
                 self._attempt_ended()
             elif lora_cache_full(response.error_message):
@@ -302,14 +303,15 @@ class EngineCall:
         self._sent = False
         self._stream = None
 
-    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
+    async def _begin_with_weights(
+        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+    ) -> pb.ModelStreamInferResponse:
         """Where there is no room although nothing else is in use, tries again before the adapter
         is refused; meanwhile its other requests wait, and send nothing."""
         residency = self._engine.residency
         response = None
         try:
-            self._check_fits(lora)  # that may have been found while this one waited
-            response = await self._bring(lora)
+            response = await self._bring(lora, turn)
             tries = 1
             while lora_cache_full(response.error_message) and residency.may_be_too_large(
                 lora.nbytes
@@ -324,7 +326,7 @@ class EngineCall:
                     break
                 self._attempt_ended()
                 await asyncio.sleep(_ALONE_PAUSE_S)
-                response = await self._bring(lora)
+                response = await self._bring(lora, lora.turn())
                 tries += 1
         finally:
             if response is None or response.error_message:
@@ -333,11 +335,13 @@ class EngineCall:
                 residency.loaded(lora.task_id, lora.nbytes)
         return response
 
-    async def _bring(self, lora: Lora) -> pb.ModelStreamInferResponse:
+    async def _bring(
+        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+    ) -> pb.ModelStreamInferResponse:
         """Sends the request with the weights and waits for the first response."""
         cause = self._engine.residency.cause(lora.task_id)
         started = time.perf_counter()
-        stream, nbytes = await self._send_weights(lora)
+        stream, nbytes = await self._send_weights(lora, turn)
         response = self._parsed(await self._read(stream))
         if lora_cache_full(response.error_message):
             cause = "refused"
@@ -345,12 +349,15 @@ class EngineCall:
         self._engine.on_cold_send(ColdSend(lora.name, cause, nbytes, seconds))
         return response
 
-    async def _send_weights(self, lora: Lora) -> tuple[ResponseStream[bytes], int]:
+    async def _send_weights(
+        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+    ) -> tuple[ResponseStream[bytes], int]:
         """The stream and the bytes of the weights, which are here in turn until they are sent.
 
         The engine may take long to its first token, and each of many adapters be a hundred MB.
         """
-        async with lora.turn():
+        async with turn:
+            self._check_fits(lora)  # that it does not may have been found while this one waited
             weights = await lora.weights()
             stream = await self._send(tensors.with_weights(self._request, weights))
             await stream.sent()

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass, field
 
 from gateway.triton.events import ColdCause
 
@@ -38,6 +39,15 @@ class _Turn:
     handed_over: asyncio.Future[None]
 
 
+@dataclass(slots=True, eq=False)
+class _InLine:
+    """A request that is in line for its turn to bring an adapter."""
+
+    until_brought: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends its waiting when another one begins to bring it."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class Residency:
     """The adapter cache of one replica as seen from here. Belongs to one event loop."""
 
@@ -45,6 +55,8 @@ class Residency:
         self._resident: set[int] = set()
         self._causes: dict[int, ColdCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
+        self._in_line: dict[int, dict[str, _InLine]] = {}
+        """By task id and tenant."""
         self._active: Counter[int] = Counter()
         self._active_of: dict[str, Counter[int]] = {}
         self._waiting: deque[_Turn] = deque()
@@ -78,13 +90,13 @@ class Residency:
 
     @property
     def loading(self) -> Collection[int]:
-        """Task ids that are being brought."""
-        return self._loading.keys()
+        """Task ids that are being brought, or in line for it."""
+        return self._loading.keys() | self._in_line.keys()
 
     def has(self, task_id: int) -> bool:
         """Whether a request for it need not bring the weights, as far as is known; or another one
-        brings them now."""
-        return task_id in self._resident or task_id in self._loading
+        brings them now, or is in line for it."""
+        return task_id in self._resident or task_id in self._loading or task_id in self._in_line
 
     async def take_slot(self, task_id: int, tenant: str = "") -> None:
         """A slot for a request, waiting in line if need be. Each needs one `give_back_slot`."""
@@ -147,19 +159,56 @@ class Residency:
         until = self._refused.get(task_id, 0.0)
         return time.monotonic() < until and nbytes > self._largest
 
-    async def must_carry(self, task_id: int) -> bool:
-        """Whether the request has to bring the weights.
+    async def must_carry(
+        self,
+        task_id: int,
+        tenant: str = "",
+        turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> AsyncExitStack | None:
+        """The turn of a request that has to bring the weights, to be left when they are sent; None
+        where it need not bring them.
 
-        Waits while another request brings them. After True exactly one of `loaded` and
-        `not_loaded` must follow.
+        Waits while another one brings them. Whichever has its turn first does, and of each tenant
+        one is in line for it: nobody waits for a tenant that brings much else. After a turn exactly
+        one of `loaded` and `not_loaded` must follow.
         """
         while task_id not in self._resident:
-            loading = self._loading.get(task_id)
-            if loading is None:
-                self._loading[task_id] = asyncio.Event()
-                return True
-            await loading.wait()
-        return False
+            in_line = self._in_line.get(task_id, {})
+            if task_id in self._loading:
+                await self._loading[task_id].wait()
+            elif tenant in in_line:
+                await in_line[tenant].left.wait()
+            else:
+                taken = AsyncExitStack()
+                if not await self._comes_first(task_id, tenant, taken.enter_async_context(turn())):
+                    continue
+                if task_id not in self._resident and task_id not in self._loading:
+                    self._loading[task_id] = asyncio.Event()
+                    for other in self._in_line.pop(task_id, {}).values():
+                        other.until_brought.reschedule(0)
+                    return taken
+                await taken.aclose()  # another one had its turn in the same moment
+        return None
+
+    async def _comes_first(self, task_id: int, tenant: str, turn: Awaitable[object]) -> bool:
+        """Whether the turn came before another request began to bring the weights."""
+        place = _InLine()
+        self._in_line.setdefault(task_id, {})[tenant] = place
+        try:
+            async with place.until_brought:
+                await turn
+        except TimeoutError:
+            if not place.until_brought.expired():
+                raise
+            return False
+        finally:
+            place.left.set()
+            in_line = self._in_line.get(task_id, {})
+            if in_line.get(tenant) is place:
+                del in_line[tenant]
+                if not in_line:
+                    del self._in_line[task_id]
+        return True
 
     def cause(self, task_id: int) -> ColdCause:
         """Why the weights of an adapter that is not resident have to be sent."""
