@@ -270,7 +270,7 @@ class EngineCall:
         for overflows, pause_s in enumerate(_OVERFLOW_PAUSES_S):
             self._check_fits(lora)
             if not self._has_slot:
-                await residency.take_slot(lora.task_id, lora.tenant)
+                await residency.room.take(lora.task_id, lora.tenant)
                 self._has_slot = True
             turn = await residency.must_carry(lora.task_id, lora.tenant, lora.turn)
             if turn is not None:
@@ -285,7 +285,7 @@ class EngineCall:
             elif lora_cache_full(response.error_message):
                 self._attempt_ended()
                 self._check_fits(lora)
-                residency.overflow(lora.task_id, lora.nbytes, overflows)
+                residency.room.overflow(lora.task_id, lora.nbytes, overflows)
                 self._give_back_slot()
                 await asyncio.sleep(pause_s)
             else:
@@ -295,7 +295,7 @@ class EngineCall:
 
     def _check_fits(self, lora: Lora) -> None:
         """Raises AdapterDoesNotFit."""
-        if self._engine.residency.refuses(lora.task_id, lora.nbytes):
+        if self._engine.residency.room.refuses(lora.task_id, lora.nbytes):
             raise AdapterDoesNotFit(lora.name, lora.nbytes)
 
     def _attempt_ended(self) -> None:
@@ -313,7 +313,7 @@ class EngineCall:
         try:
             response = await self._bring(lora, turn)
             tries = 1
-            while lora_cache_full(response.error_message) and residency.may_be_too_large(
+            while lora_cache_full(response.error_message) and residency.room.may_be_too_large(
                 lora.nbytes
             ):
                 if tries == _TRIES_ALONE:
@@ -322,7 +322,7 @@ class EngineCall:
                         "raise lora_cache_host_memory_bytes",
                         *(lora.name, lora.nbytes),
                     )
-                    residency.refuse(lora.task_id)
+                    residency.room.refuse(lora.task_id)
                     break
                 self._attempt_ended()
                 await asyncio.sleep(_ALONE_PAUSE_S)
@@ -366,4 +366,4 @@ class EngineCall:
     def _give_back_slot(self) -> None:
         if self._has_slot and self._lora is not None:
             self._has_slot = False
-            self._engine.residency.give_back_slot(self._lora.task_id, self._lora.tenant)
+            self._engine.residency.room.give_back(self._lora.task_id, self._lora.tenant)

@@ -43,7 +43,7 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
         await becomes(lambda: len(service.adapters.records) == len(names))
         ids = [service.adapters.resolve(name)[0].task_id for name in names]
         [replica] = service.replicas
-        residency = replica.engine.residency
+        room = replica.engine.residency.room
 
         def ask(key: str, model: str) -> asyncio.Task[object]:
             headers = {"authorization": f"Bearer {key}"}
@@ -55,9 +55,9 @@ async def test_it_is_the_tenant_with_the_fewest_in_use(tmp_path: Path) -> None:
         # The first of these is told that there is no room; the others wait for some at once.
         for count in (1, 2, 3):
             asked.append(ask("kf", names[1 + count]))
-            await becomes(lambda count=count: residency.waiting == set(ids[2 : 2 + count]))
+            await becomes(lambda count=count: room.waiting == set(ids[2 : 2 + count]))
         asked.append(ask("ko", "b"))
-        await becomes(lambda: residency.waiting == set(ids[2:]))
+        await becomes(lambda: room.waiting == set(ids[2:]))
         triton.ended[ids[0]].set()
         await becomes(lambda: len(triton.running) == 2 and ids[0] not in triton.running)
         assert triton.running == {ids[1], ids[-1]}

@@ -67,7 +67,7 @@ async def test_it_is_refused_and_others_have_what_they_had() -> None:
         await becomes(lambda: triton.running == {1, 2})
         big = [_ask(engine, BIG) for _ in range(3)]
         for task_id in (1, 2):
-            await becomes(lambda: BIG in engine.residency.waiting)
+            await becomes(lambda: BIG in engine.residency.room.waiting)
             triton.ended[task_id].set()
             await others[task_id]
             triton.ended[task_id].clear()
@@ -86,7 +86,7 @@ async def test_it_is_refused_and_others_have_what_they_had() -> None:
         with pytest.raises(AdapterDoesNotFit):
             await again
         assert len(triton.brought) == sent
-        assert not engine.residency.active
+        assert not engine.residency.room.active
         others = {task_id: _ask(engine, task_id) for task_id in (1, 2, 3)}
         await becomes(lambda: triton.running == {1, 2, 3})
         for task_id, other in others.items():
