@@ -173,6 +173,20 @@ class BadModelOutput(EngineError):
     """A model that answers once gave what is no answer: its shape is wrong, or its numbers."""
 
 
+class AdapterDoesNotFit(EngineError):
+    """The adapter is larger than the whole adapter cache of this replica. Another's may be larger.
+
+    `name` is the client's, `nbytes` those of its weights, `most` those of the cache.
+    """
+
+    def __init__(self, name: str, nbytes: int, most: int) -> None:
+        super().__init__(
+            f"The adapter `{name}` has {nbytes} bytes and the inference server's adapter cache "
+            f"{most}. The cache must be larger (lora_cache_host_memory_bytes of its model), or the "
+            "adapter smaller, such as of a lower rank."
+        )
+
+
 class EngineBroken(EngineError):
     """Not this request failed but what it was given to: the next ones will fail there too."""
 

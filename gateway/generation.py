@@ -79,7 +79,8 @@ class Lora:
     `name` labels metrics; `task_id` is what the engine knows the version by. `weights` reads its
     tensors, `nbytes` of `dtype` for engines of `tp_size` (None: of any), which only a cold one
     needs: within `turn`, which lasts until they are sent. Engines that read adapters from their own
-    disk need `folders` instead.
+    disk need `folders` instead. `tenant` is whose request it is: tenants share the room that an
+    engine has for adapters.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Lora:
     folders: Folders | None = None
     dtype: Dtype | None = None
     tp_size: int | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

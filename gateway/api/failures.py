@@ -74,6 +74,7 @@ TABLE: Mapping[type[Exception], Row] = {
     errors.InternalError: Row(500, _SERVER),
     errors.EngineError: Row(500, _SERVER),
     errors.EngineBroken: Row(500, _SERVER),
+    errors.AdapterDoesNotFit: Row(500, _SERVER, "adapter_does_not_fit"),
     # No 503, which asks to be tried again: whoever ended it had a reason.
     errors.EndedByAdmin: Row(500, _SERVER, "ended_by_operator"),
     errors.BadModelOutput: Row(502, _SERVER, "bad_model_output"),

@@ -210,7 +210,8 @@ async def _prepare(
     )
     lora = route.lora
     if lora is not None:
-        lora = replace(lora, turn=partial(_cold_send, service, caller, lora.nbytes))
+        turn = partial(_cold_send, service, caller, lora.nbytes)
+        lora = replace(lora, turn=turn, tenant=caller.tenant)
 
     def made() -> tuple[Sequence[Prompt], Options]:
         given, message = prompts(wanted, chat)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from gateway.errors import (
+    AdapterDoesNotFit,
     AnswerLost,
     EngineBroken,
     EngineError,
@@ -84,13 +85,14 @@ async def attempt(
             elif begun and isinstance(error, Overloaded):
                 # Many came at once to where this goes on. What has begun waits until its deadline.
                 await asyncio.sleep(_FULL_PAUSE_S)
-            elif isinstance(error, (EngineUnavailable, Overloaded)) or (
+            elif isinstance(error, (EngineUnavailable, Overloaded, AdapterDoesNotFit)) or (
                 begun and isinstance(error, EngineBroken)
             ):
                 tried.append(lease.replica)
                 failed += 1
                 # Who found it full is told so at once where there is no other: that is load.
-                wait_until = 0.0 if isinstance(error, Overloaded) else batch.deadline
+                full = isinstance(error, (Overloaded, AdapterDoesNotFit))
+                wait_until = 0.0 if full else batch.deadline
                 if failed == _ATTEMPTS or not await replicas.until_other(
                     tried, generation, wait_until, came
                 ):

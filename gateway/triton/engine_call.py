@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import EngineError, EngineUnavailable, Overloaded, ReplicaLeft
+from gateway.errors import (
+    AdapterDoesNotFit,
+    EngineError,
+    EngineUnavailable,
+    Overloaded,
+    ReplicaLeft,
+)
 from gateway.generation import Generation, Lora
 from gateway.stops import Stopping, StopReason
 from gateway.triton import tensors
@@ -253,39 +260,48 @@ class EngineCall:
         the client notices nothing.
         """
         residency = self._engine.residency
-        await residency.take_slot(lora.task_id)
-        self._has_slot = True
+        # Else it would be tried again and again, and others would make room for it.
+        most = self._capabilities.most_lora_bytes
+        if most is not None and lora.nbytes > most:
+            raise AdapterDoesNotFit(lora.name, lora.nbytes, most)
         for pause_s in _OVERFLOW_PAUSES_S:
-            carries = await residency.must_carry(lora.task_id)
-            if carries:
-                response = await self._begin_with_weights(lora)
+            if not self._has_slot:
+                await residency.room.take(lora.task_id, lora.tenant)
+                self._has_slot = True
+            turn = await residency.must_carry(lora.task_id, lora.tenant, lora.turn)
+            if turn is not None:
+                response = await self._begin_with_weights(lora, turn)
             else:
                 response = await self._begin()
             if lora_missing(response.error_message):
                 residency.evicted(lora.task_id)
-                if carries:
+                if turn is not None:
                     return response  # it does not know what it was just given
+                self._attempt_ended()
             elif lora_cache_full(response.error_message):
-                residency.overflow()
+                self._attempt_ended()
+                residency.room.overflow()
                 self._give_back_slot()
                 await asyncio.sleep(pause_s)
-                await residency.take_slot(lora.task_id)
-                self._has_slot = True
             else:
                 return response
-            # That attempt has ended; nothing is running until the next one is sent.
-            self._sent = False
-            self._stream = None
         self._finished = True
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
-    async def _begin_with_weights(self, lora: Lora) -> pb.ModelStreamInferResponse:
+    def _attempt_ended(self) -> None:
+        """Nothing is running until the next one is sent."""
+        self._sent = False
+        self._stream = None
+
+    async def _begin_with_weights(
+        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+    ) -> pb.ModelStreamInferResponse:
         residency = self._engine.residency
         cause = residency.cause(lora.task_id)
         started = time.perf_counter()
         response = None
         try:
-            stream, nbytes = await self._send_weights(lora)
+            stream, nbytes = await self._send_weights(lora, turn)
             response = self._parsed(await self._read(stream))
         finally:
             if response is None or response.error_message:
@@ -298,12 +314,14 @@ class EngineCall:
         self._engine.on_cold_send(ColdSend(lora.name, cause, nbytes, seconds))
         return response
 
-    async def _send_weights(self, lora: Lora) -> tuple[ResponseStream[bytes], int]:
+    async def _send_weights(
+        self, lora: Lora, turn: AbstractAsyncContextManager[object]
+    ) -> tuple[ResponseStream[bytes], int]:
         """The stream and the bytes of the weights, which are here in turn until they are sent.
 
         The engine may take long to its first token, and each of many adapters be a hundred MB.
         """
-        async with lora.turn():
+        async with turn:
             weights = await lora.weights()
             stream = await self._send(tensors.with_weights(self._request, weights))
             await stream.sent()
@@ -312,4 +330,4 @@ class EngineCall:
     def _give_back_slot(self) -> None:
         if self._has_slot and self._lora is not None:
             self._has_slot = False
-            self._engine.residency.give_back_slot(self._lora.task_id)
+            self._engine.residency.room.give_back(self._lora.task_id, self._lora.tenant)

@@ -161,6 +161,12 @@ class ModelCapabilities:
         )
 
     @property
+    def most_lora_bytes(self) -> int | None:
+        """Of the weights of one adapter, of which each rank's cache has its part; None where the
+        engine's config.json is out of sight."""
+        return None if self.lora_tp_size is None else self.lora_host_bytes * self.lora_tp_size
+
+    @property
     def streams_llmapi(self) -> bool:
         """Whether this is a model of llmapi whose first response has the first token."""
         return self.decoupled and self.llmapi is not None and self.llmapi.streams

@@ -1,35 +1,29 @@
-"""Which LoRA adapters one engine holds, and which request may bring in another.
+"""Which LoRA adapters one engine holds, and which request brings in another.
 
 TensorRT-LLM keeps adapters in a cache of its own: the first request of a `lora_task_id` carries
-the weights, later ones the id alone; an idle adapter may be evicted at any time; and when every
-cached adapter is in use, one more fails. So first loads of one id are serialised, an evicted
-adapter is sent again, and after an overflow requests wait for another adapter to go idle.
+the weights, later ones the id alone; an idle adapter may be evicted at any time. So first loads of
+one id are serialised, and an evicted adapter is sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter, deque
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 
+from gateway.triton.adapter_room import AdapterRoom
 from gateway.triton.events import ColdCause
 
-# A request for an adapter that is in use needs no slot, so it goes ahead of requests that wait for
-# one; after this time it no longer does, or those could wait for ever.
-_PASS_FOR_S = 1.0
-# After an overflow fewer adapters may be in flight at once. One very large adapter may have been
-# the reason, so after this time twice as many are tried, if more are wanted. All that wait, tried
-# at once, would bring their weights for nothing.
-_LIMIT_FOR_S = 30.0
 
+@dataclass(slots=True, eq=False)
+class _InLine:
+    """A request that is in line for its turn to bring an adapter."""
 
-@dataclass(slots=True)
-class _Turn:
-    task_id: int
-    handed_over: asyncio.Future[None]
-    since: float = field(default_factory=time.monotonic)
+    until_brought: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends its waiting when another one begins to bring it."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Residency:
@@ -39,24 +33,14 @@ class Residency:
         self._resident: set[int] = set()
         self._causes: dict[int, ColdCause] = {}
         self._loading: dict[int, asyncio.Event] = {}
-        self._active: Counter[int] = Counter()
-        self._waiting: deque[_Turn] = deque()
+        self._in_line: dict[int, dict[str, _InLine]] = {}
+        """By task id and tenant."""
         self.loads = 0
         """How often an adapter was brought in."""
         self.evictions: Counter[int] = Counter()
         """How often the engine said of an adapter that it holds it no more."""
-        self._limit: int | None = None
-        self._limit_until = 0.0
-
-    @property
-    def active(self) -> frozenset[int]:
-        """Task ids with a request in flight."""
-        return frozenset(self._active)
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """Task ids whose requests wait for another adapter to go idle."""
-        return frozenset(turn.task_id for turn in self._waiting)
+        self.room = AdapterRoom()
+        """Who may use one now."""
 
     @property
     def resident(self) -> Collection[int]:
@@ -65,56 +49,64 @@ class Residency:
 
     @property
     def loading(self) -> Collection[int]:
-        """Task ids that are being brought."""
-        return self._loading.keys()
+        """Task ids that are being brought, or in line for it."""
+        return self._loading.keys() | self._in_line.keys()
 
     def has(self, task_id: int) -> bool:
         """Whether a request for it need not bring the weights, as far as is known; or another one
-        brings them now."""
-        return task_id in self._resident or task_id in self._loading
+        brings them now, or is in line for it."""
+        return task_id in self._resident or task_id in self._loading or task_id in self._in_line
 
-    async def take_slot(self, task_id: int) -> None:
-        """A slot for a request, waiting in line if need be. Each needs one `give_back_slot`."""
-        if not self._must_wait(task_id):
-            self._active[task_id] += 1
-            return
-        turn = _Turn(task_id, asyncio.get_running_loop().create_future())
-        self._waiting.append(turn)
-        try:
-            await turn.handed_over
-        except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                self._hand_over()
-            else:  # handed over in the same moment
-                self.give_back_slot(task_id)
-            raise
+    async def must_carry(
+        self,
+        task_id: int,
+        tenant: str = "",
+        turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> AsyncExitStack | None:
+        """The turn of a request that has to bring the weights, to be left when they are sent; None
+        where it need not bring them.
 
-    def give_back_slot(self, task_id: int) -> None:
-        """Gives the slot back to whoever waits longest."""
-        self._active[task_id] -= 1
-        if not self._active[task_id]:
-            del self._active[task_id]
-        self._hand_over()
-
-    def overflow(self) -> None:
-        """The engine could not make room: fewer adapters at once from now on."""
-        self._limit = max(1, len(self._active) - 1)
-        self._limit_until = time.monotonic() + _LIMIT_FOR_S
-
-    async def must_carry(self, task_id: int) -> bool:
-        """Whether the request has to bring the weights.
-
-        Waits while another request brings them. After True exactly one of `loaded` and
-        `not_loaded` must follow.
+        Waits while another one brings them. Whichever has its turn first does, and of each tenant
+        one is in line for it: nobody waits for a tenant that brings much else. After a turn exactly
+        one of `loaded` and `not_loaded` must follow.
         """
         while task_id not in self._resident:
-            loading = self._loading.get(task_id)
-            if loading is None:
-                self._loading[task_id] = asyncio.Event()
-                return True
-            await loading.wait()
-        return False
+            in_line = self._in_line.get(task_id, {})
+            if task_id in self._loading:
+                await self._loading[task_id].wait()
+            elif tenant in in_line:
+                await in_line[tenant].left.wait()
+            else:
+                taken = AsyncExitStack()
+                if not await self._comes_first(task_id, tenant, taken.enter_async_context(turn())):
+                    continue
+                if task_id not in self._resident and task_id not in self._loading:
+                    self._loading[task_id] = asyncio.Event()
+                    for other in self._in_line.pop(task_id, {}).values():
+                        other.until_brought.reschedule(0)
+                    return taken
+                await taken.aclose()  # another one had its turn in the same moment
+        return None
+
+    async def _comes_first(self, task_id: int, tenant: str, turn: Awaitable[object]) -> bool:
+        """Whether the turn came before another request began to bring the weights."""
+        place = _InLine()
+        self._in_line.setdefault(task_id, {})[tenant] = place
+        try:
+            async with place.until_brought:
+                await turn
+        except TimeoutError:
+            if not place.until_brought.expired():
+                raise
+            return False
+        finally:
+            place.left.set()
+            in_line = self._in_line.get(task_id, {})
+            if in_line.get(tenant) is place:
+                del in_line[tenant]
+                if not in_line:
+                    del self._in_line[task_id]
+        return True
 
     def cause(self, task_id: int) -> ColdCause:
         """Why the weights of an adapter that is not resident have to be sent."""
@@ -138,31 +130,3 @@ class Residency:
         """The engine process is a new one and holds nothing."""
         self._causes.update(dict.fromkeys(self._resident, "restarted"))
         self._resident.clear()
-
-    def _must_wait(self, task_id: int) -> bool:
-        self._relax()
-        if self._limit is None:
-            return False
-        if task_id in self._active:
-            return bool(self._waiting) and time.monotonic() - self._waiting[0].since > _PASS_FOR_S
-        return bool(self._waiting) or not self._has_room()
-
-    def _relax(self) -> None:
-        if self._limit is not None and self._waiting and time.monotonic() >= self._limit_until:
-            self._limit *= 2
-            self._limit_until = time.monotonic() + _LIMIT_FOR_S
-
-    def _has_room(self) -> bool:
-        return self._limit is None or len(self._active) < self._limit
-
-    def _hand_over(self) -> None:
-        self._relax()
-        for turn in list(self._waiting):
-            able = turn.task_id in self._active or self._has_room()
-            if not able and time.monotonic() - turn.since > _PASS_FOR_S:
-                return  # nobody passes it any more
-            if able:
-                self._waiting.remove(turn)
-                self._active[turn.task_id] += 1
-                if not turn.handed_over.done():
-                    turn.handed_over.set_result(None)

@@ -127,6 +127,41 @@ async def test_a_flood_of_one_is_bounded_and_not_before_another(
         assert set(triton.brought) == {NBYTES}
 
 
+async def test_who_shares_an_adapter_with_a_flood_does_not_wait_for_the_flood(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path / "c.yaml", tenant("flood", "kf"), tenant("other", "ko"))
+    triton = LoraTriton()
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            **SETTINGS,
+            config=config,
+            memory_bytes=0,
+            cold_send_bytes=4 * NBYTES,
+        ) as (client, service, _),
+    ):
+        names = ["a", "b", "c", "shared"]
+        for seed, name in enumerate(names):
+            await _add(client, tmp_path / name, seed)
+        before = service.adapters.store.stats.disk_hits
+        flood = [_ask(client, "kf", name) for name in names[:2]]
+        await becomes(lambda: service.cold_sends.in_flight == 2 * NBYTES)
+        flood += [_ask(client, "kf", name) for name in names[2:]]
+        await becomes(lambda: service.cold_sends.waiting == 2)
+        other = _ask(client, "ko", "shared")
+        await becomes(lambda: service.adapters.store.stats.disk_hits - before == 3)
+        # That of the flood's, too, is answered by what the other one brings.
+        await becomes(lambda: service.cold_sends.waiting == 1)
+        triton.reads.set()
+        answers = await asyncio.gather(*flood, other)
+        assert [answer.status_code for answer in answers] == [200] * 5
+        assert service.cold_sends.in_flight == 0
+        assert triton.brought.count(NBYTES) == len(names)
+
+
 async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
     triton = LoraTriton()
     async with (

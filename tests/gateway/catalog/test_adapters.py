@@ -117,4 +117,4 @@ async def test_an_engine_that_forgets_what_it_is_given_is_not_asked_for_ever() -
         await engine.close()
     assert len(servicer.requests) == 1
     assert servicer.stopped == []
-    assert not engine.residency.active
+    assert not engine.residency.room.active

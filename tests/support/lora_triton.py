@@ -1,0 +1,87 @@
+"""A scripted Triton with an adapter cache, whose answers last until a test ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.support.fake_triton import FakeTriton, _response
+
+
+class LoraTriton(FakeTriton):
+    """As TensorRT-LLM: idle adapters make room, and where all are in use there is none.
+
+    An answer has one token at once, and ends when its adapter is in `ended`.
+    """
+
+    def __init__(self, room: int, engine_dir: Path | None = None) -> None:
+        """`room` is in bytes of weights. Its configuration says so if there is an engine."""
+        super().__init__(tokens=[1], fault=None, step=0)
+        self.engine_dir = engine_dir
+        self.room = room
+        self.ended: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self.held: dict[int, int] = {}
+        """Bytes by task id, in the order in which they came."""
+        self.in_use: Counter[int] = Counter()
+        self.brought: list[int] = []
+        """Task ids of requests that came with weights, in order."""
+
+    @property
+    def running(self) -> set[int]:
+        """Task ids of answers that have begun."""
+        return set(+self.in_use)
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        answer = await super().ModelConfig(request, context)
+        answer.config.input.add(name="lora_config", data_type="TYPE_INT32")
+        answer.config.input.add(name="lora_weights", data_type="TYPE_FP16")
+        if self.engine_dir is not None:
+            parameters = answer.config.parameters
+            parameters["gpt_model_path"].string_value = str(self.engine_dir)
+            parameters["lora_cache_host_memory_bytes"].string_value = str(self.room)
+        return answer
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[pb.ModelInferRequest], context: Any
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        async for request in requests:
+            raw = dict(
+                zip([t.name for t in request.inputs], request.raw_input_contents, strict=True)
+            )
+            if "stop" in raw:
+                self.stopped.append(request.id)
+                yield _response(request, [], final=True)
+                continue
+            await self.reads.wait()
+            task_id = int.from_bytes(raw["lora_task_id"], "little")
+            if error := self._store(task_id, raw.get("lora_weights")):
+                yield pb.ModelStreamInferResponse(error_message=error)
+                continue
+            self.in_use[task_id] += 1
+            try:
+                yield _response(request, [1], final=False)
+                await self.ended[task_id].wait()
+                yield _response(request, [1], final=True)
+            finally:
+                self.in_use[task_id] -= 1
+
+    def _store(self, task_id: int, weights: bytes | None) -> str | None:
+        """What it says where it has not stored them."""
+        if weights is not None:
+            self.brought.append(task_id)
+        if task_id in self.held:
+            return None
+        if weights is None:
+            return f"LoRA task {task_id} not found in cache. Please send LoRA weights with request"
+        idle = [held for held in self.held if not self.in_use[held]]
+        while sum(self.held.values()) + len(weights) > self.room:
+            if not idle:
+                return f"PEFT Cache is full. Could not store taskId={task_id}"
+            del self.held[idle.pop(0)]
+        self.held[task_id] = len(weights)
+        return None
