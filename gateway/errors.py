@@ -210,6 +210,10 @@ class EngineUnreachable(EngineUnavailable):
         self.why = why
 
 
+class EngineSilent(TimeoutError):
+    """A deadline came while the engine had the request, and had told nobody anything for long."""
+
+
 class AnswerLost(GatewayError):
     """The replica of an answer that had begun is gone, and another one could not go on with it."""
 

@@ -16,9 +16,10 @@ from gateway.observability.request_context import RequestContext
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
-from gateway.scheduling.replica import SILENCE_S, Replica
+from gateway.scheduling.replica import Replica
 from gateway.scheduling.replicas import Replicas
 from gateway.triton.mapped import MappedModel, Mapping, Row, Rows
+from gateway.triton.silence import SILENCE_S
 
 log = logging.getLogger(__name__)
 

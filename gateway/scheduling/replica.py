@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.errors import EngineBroken, EngineUnavailable
+from gateway.errors import EngineBroken, EngineSilent, EngineUnavailable
 from gateway.generation import Generation
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.breaker import Breaker
@@ -22,10 +22,6 @@ from gateway.triton.transport import Metadata
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import AttemptSpan
-
-SILENCE_S = 10.0
-"""A request that timed out counts against a replica only if that gave nobody a first token for so
-long: a client may set a deadline that no engine could meet."""
 
 
 class LastFailure(NamedTuple):
@@ -59,8 +55,6 @@ class Replica:
     waiting_tokens: float = 0.0
     """Of prompts that are not answered yet: without what its cache likely has of them. Not counted
     while there is no other replica."""
-    answered_at: float = 0.0
-    """When it last gave somebody a first token, in `time.monotonic`."""
     leaving: bool = False
     sends_away: bool = False
     """Streams that can go on elsewhere do so now."""
@@ -183,7 +177,6 @@ class ReplicaLease:
         self._waits_no_more()
         # The breaker has its answer; by the end of this request it may have sent another probe.
         self._probe = False
-        self.replica.answered_at = time.monotonic()
         self.replica.breaker.succeeded()
         if self._span is not None:
             self._span.answered()
@@ -219,11 +212,11 @@ class ReplicaLease:
         self.replica.waiting_tokens -= self._waiting
         self._waiting = 0.0
 
-    def _blames(self, error: BaseException) -> bool:
+    @staticmethod
+    def _blames(error: BaseException) -> bool:
         """Whether it is the replica that has failed.
 
-        An EngineError is the answer to one request: its tenant could take the replica from all.
+        An EngineError is the answer to one request, and any other TimeoutError its own deadline's:
+        its tenant could take the replica from all.
         """
-        if isinstance(error, TimeoutError) and not self._answered:
-            return time.monotonic() - max(self._began, self.replica.answered_at) > SILENCE_S
-        return isinstance(error, (EngineUnavailable, EngineBroken))
+        return isinstance(error, (EngineUnavailable, EngineBroken, EngineSilent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -91,6 +92,8 @@ class Engine:
         self._proof = Proof()
         self.heard = False
         """Whether a request has been answered anything since the last look began."""
+        # So that no token has to ask for the time; it is late by a look at the most.
+        self.heard_at = -math.inf
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
         self._stops: set[asyncio.Task[None]] = set()
@@ -154,6 +157,8 @@ class Engine:
         """
         silence = self.silence
         silence.begun(heard=self.heard)
+        if self.heard:
+            self.heard_at = asyncio.get_running_loop().time()
         self.heard = False
         try:
             await self._look_twice()

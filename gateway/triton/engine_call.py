@@ -12,6 +12,7 @@ from typing import Self
 from gateway.errors import (
     AdapterDoesNotFit,
     EngineError,
+    EngineSilent,
     EngineUnavailable,
     Overloaded,
     ReplicaLeft,
@@ -26,13 +27,12 @@ from gateway.triton.llmapi.tensors import stop_request as llmapi_stop_request
 from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.protobuf import pb
 from gateway.triton.request import Request
+from gateway.triton.silence import SILENCE_S
 from gateway.triton.stream_owner import StreamOwner
 from gateway.triton.transport import Message, Metadata, ResponseStream
 
 # An adapter goes idle when its requests end: looked for ever more seldom, and not for ever.
 _OVERFLOW_PAUSES_S = (0.05, 0.1, 0.2, 0.5, *[1.0] * 30)
-# A client may set a deadline that no engine could meet.
-_SILENCE_S = 10.0
 _UNBEGUN = "The inference server did not begin with the request in time; try again shortly."
 
 
@@ -73,6 +73,7 @@ class EngineCall:
         self._on_left = on_left
         self._stopping: Stopping | None = None
         self._sent = False
+        self._given_at = 0.0
         self._finished = False
         self._has_slot = False
         self._expired = False
@@ -131,7 +132,7 @@ class EngineCall:
         """Ends a read under way, or the next one; whoever consumes is never interrupted."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
-        if self._begin_timer is not None and waited_s > _SILENCE_S:
+        if self._begin_timer is not None and waited_s > SILENCE_S:
             self._engine.doubt()
         self._drop_stream()
 
@@ -169,18 +170,36 @@ class EngineCall:
         return "shutdown" if self._engine.draining else "disconnect"
 
     async def response(self) -> pb.ModelInferResponse:
-        """The next response as it came. Raises GatewayError when it is an error."""
-        if self._stream is not None:
-            response = self._parsed(await self._read(self._stream))
-        else:
-            if self._lora is None:
-                response = await self._begin()
+        """The next response as it came. Raises GatewayError when it is an error, TimeoutError at
+        the deadline: EngineSilent where that says something of the engine."""
+        try:
+            if self._stream is not None:
+                response = self._parsed(await self._read(self._stream))
             else:
-                async with asyncio.timeout_at(self._deadline):
-                    response = await self._begin_with_lora(self._lora)
-            # It is sent no more, and may be long.
-            self._request = Request(self._request.id, ())
+                if self._lora is None:
+                    response = await self._begin()
+                else:
+                    async with asyncio.timeout_at(self._deadline):
+                        response = await self._begin_with_lora(self._lora)
+                # It is sent no more, and may be long.
+                self._request = Request(self._request.id, ())
+        except TimeoutError:
+            if self._met_silence:
+                raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
+            raise
         return self._checked(response)
+
+    @property
+    def _met_silence(self) -> bool:
+        """Whether the engine has had it for long, and has told nobody anything meanwhile.
+
+        Waits for a slot, for another's weights and for a turn to send its own are the gateway's.
+        """
+        engine = self._engine
+        if not self.given or engine.heard:
+            return False
+        now = asyncio.get_running_loop().time()
+        return now - max(self._given_at, engine.heard_at) > SILENCE_S
 
     def _checked(self, response: pb.ModelStreamInferResponse) -> pb.ModelInferResponse:
         self._begun()
@@ -208,6 +227,7 @@ class EngineCall:
         except EngineUnavailable:
             self._finished = True
             raise
+        self._given_at = asyncio.get_running_loop().time()
         self._on_sent()
         if self._expired:  # meanwhile, so that nothing would end a read
             self._drop_stream()
@@ -277,10 +297,10 @@ class EngineCall:
                 residency.evicted(lora.task_id)
                 if turn is not None:
                     return response  # it does not know what it was just given
-                self._attempt_ended()
+                self._refused()
             elif lora_cache_full(response.error_message):
-                self._attempt_ended()
                 residency.room.overflow()
+                self._refused()
                 self._give_back_slot()
                 await asyncio.sleep(pause_s)
             else:
@@ -288,8 +308,8 @@ class EngineCall:
         self._finished = True
         raise Overloaded("The engine's adapter cache stays full; try again shortly.")
 
-    def _attempt_ended(self) -> None:
-        """Nothing is running until the next one is sent."""
+    def _refused(self) -> None:
+        """That attempt has ended; nothing is running until the next one is sent."""
         self._sent = False
         self._stream = None
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+SILENCE_S = 10.0
+"""A request that timed out counts against an engine only if that has told nobody anything for so
+long: a client may set a deadline that no engine could meet."""
+
 _LOOKS = 3
 
 

@@ -19,6 +19,8 @@ class StreamOwner(Protocol):
     on_cold_send: Callable[[ColdSend], None]
     heard: bool
     """Set by a stream that has received anything: the server is there, if slow to be asked."""
+    heard_at: float
+    """When that was last found set, and cleared, in the event loop's time."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 

@@ -16,12 +16,13 @@ from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import body, tenant, write_config
 from tests.support.generated_adapters import write_adapter
-from tests.support.in_process import running
+from tests.support.in_process import metric_of, running
 
 ADMIN = "the-admin-key-of-the-gateway-whose-triton-does-not-read"
 RANK = 64
 NBYTES = 1_179_648  # of an adapter of this rank; above what the windows of a stream hold
 FLOOD = 6
+FULL = "PEFT Cache is full. Could not store taskId"
 SETTINGS: dict[str, Any] = {
     "tokenizer_dir": DEMO_MODEL,
     "model_name": "demo",
@@ -183,6 +184,64 @@ async def test_who_waits_too_long_is_refused(tmp_path: Path) -> None:
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "overloaded"
         triton.reads.set()
+        assert (await first).status_code == 200
+        assert (await _ask(client, "any", "b")).status_code == 200
+
+
+async def test_deadlines_of_who_waits_its_turn_say_nothing_of_the_replica(tmp_path: Path) -> None:
+    """It was given nothing; four of them, as three failures would have it left alone."""
+    clock = EventClock()
+    triton = LoraTriton()
+    async with (
+        serving(triton) as endpoint,
+        running(
+            tmp_path,
+            endpoint,
+            **SETTINGS,
+            cold_send_bytes=1,
+            queue_timeout=3600,
+        ) as (client, service, _),
+    ):
+        for seed, name in enumerate(("a", "b")):
+            await _add(client, tmp_path / name, seed)
+        first = _ask(client, "any", "a")
+        await becomes(lambda: service.cold_sends.in_flight == 1)
+        for _ in range(4):
+            waits = _ask(client, "any", "b", **{"x-request-timeout": "11"})
+            await becomes(lambda: service.cold_sends.waiting == 1)
+            clock.leap(11.5)
+            assert (await waits).status_code == 504
+        assert metric_of(service, "gateway_replica_failing", replica=endpoint) == 0
+        triton.reads.set()
+        assert (await first).status_code == 200
+        assert (await _ask(client, "any", "b")).status_code == 200
+
+
+async def test_who_found_no_room_at_the_engine_and_waits_says_nothing_of_the_replica(
+    tmp_path: Path,
+) -> None:
+    clock = EventClock()
+    triton = LoraTriton()
+    triton.reads.set()
+    triton.fault = "slow"
+    async with (
+        serving(triton) as endpoint,
+        running(tmp_path, endpoint, **SETTINGS) as (client, service, _),
+    ):
+        for seed, name in enumerate(("a", "b")):
+            await _add(client, tmp_path / name, seed)
+        [replica] = service.replicas
+        first = _ask(client, "any", "a")
+        await becomes(lambda: triton.reached == 1)
+        triton.fault, triton.error = "error", FULL
+        waits = _ask(client, "any", "b", **{"x-request-timeout": "11"})
+        await becomes(lambda: replica.engine.residency.waiting and not replica.engine.heard)
+        clock.leap(11.5)
+        assert (await waits).status_code == 504
+        assert replica.last_failure is None
+        assert not triton.stopped
+        triton.fault = None
+        triton.released.set()
         assert (await first).status_code == 200
         assert (await _ask(client, "any", "b")).status_code == 200
 

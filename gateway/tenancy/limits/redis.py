@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -93,6 +93,8 @@ class SharedLimits:
         self._closing = threading.Event()
         self._own: defaultdict[str, Own] = defaultdict(Own)
         """By tenant, what this gateway has in Redis; the thread's own."""
+        self._kept: deque[Settlement] = deque()
+        """Of requests that Redis let in before it went away, for when it is back; the thread's."""
         self._renewed = 0.0
         self._sha = ""
 
@@ -175,8 +177,10 @@ class SharedLimits:
                 ended = self._turn()
             elif self._closing.wait(_RETRY_S):
                 break
-            elif self._connect():
-                log.info("Redis answers; limits are shared again")
+            else:
+                self._keep(self._waiting())
+                if self._connect():
+                    log.info("Redis answers; limits are shared again")
         self._disconnect()
 
     def _turn(self) -> bool:
@@ -220,8 +224,14 @@ class SharedLimits:
     def _next_batch(self) -> tuple[list[_Item], bool]:
         """All that waits, up to a limit, and whether it is the last."""
         batch: list[_Item] = []
+        while self._kept and len(batch) < _BATCH:
+            batch.append(self._kept.popleft())
+        if batch:
+            return batch, False
         try:
-            item = self._inbox.get(timeout=_RENEW_S)
+            # 0 where Redis is just back: it is told at once of what was spent meanwhile.
+            due_s = max(0.0, self._renewed + _RENEW_S - time.monotonic())
+            item = self._inbox.get(timeout=due_s)
             while item is not None:
                 batch.append(item)
                 if len(batch) == _BATCH:
@@ -350,13 +360,29 @@ class SharedLimits:
         """Redis is away: whoever waits is told, what is settled from now on is kept."""
         with self._lock:
             self._up = False
-            waiting = [self._inbox.get() for _ in range(self._inbox.qsize())]
+            waiting = self._waiting()
         self._on_up(False)
-        for kept in waiting:
-            if not isinstance(kept, _Pending):
-                self._inbox.put(kept)
+        self._keep(waiting)
         asked = [item for item in [*batch, *waiting] if isinstance(item, _Pending)]
         self._tell([(item.answer, None, item.request) for item in asked])
+
+    def _waiting(self) -> list[_Item | None]:
+        """All of the inbox, which is empty then."""
+        return [self._inbox.get() for _ in range(self._inbox.qsize())]
+
+    def _keep(self, waiting: list[_Item | None]) -> None:
+        """What Redis is to be told once it is back.
+
+        What is spent is added up, as it goes on for as long as Redis is away; settlements are of
+        requests that began before that alone.
+        """
+        for item in waiting:
+            if isinstance(item, Spending):
+                self._call_for(item)
+            elif isinstance(item, Settlement):
+                self._kept.append(item)
+            elif item is None:
+                self._inbox.put(None)
 
     def _tell(self, decided: list[tuple[_Answer, Decision | None, LimitRequest]]) -> None:
         try:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import StoreUnavailable
-from gateway.errors import EngineBroken, EngineError, EngineUnavailable
+from gateway.errors import EngineBroken, EngineError, EngineSilent, EngineUnavailable
 from gateway.observability.request_context import RequestContext
 from gateway.scheduling.balancer import choose
 from gateway.scheduling.breaker import Breaker
@@ -85,6 +85,7 @@ def _end(replica: Replica, failure: BaseException) -> None:
         (EngineError("not this one"), False),
         (StoreUnavailable("away"), False),
         (TimeoutError(), False),  # the client's patience was short
+        (EngineSilent("nothing came"), True),
         (asyncio.CancelledError(), False),
     ],
 )

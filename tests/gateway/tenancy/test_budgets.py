@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,18 @@ from tests.support.redis_server import RedisServer
 KEY = "sk-monthly-key"
 # Waited for where Redis stands still. One that answers has its turn before, on a busy machine too.
 LATE_S = 5.0
+MANY = 10_000
 ACME = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=100, tokens_per_month=150)
 
 
 def _used(client: Redis, name: str, kind: str) -> int:
     fields: Any = client.hgetall(f"budgets:{{{name}}}")
     return sum(int(value) for field, value in fields.items() if field[:1] == kind.encode())
+
+
+def _held(client: Redis, name: str) -> int:
+    fields: Any = client.hgetall(f"budgets:{{{name}}}")
+    return sum(int(value.split()[0]) for field, value in fields.items() if field[:1] == b"h")
 
 
 def test_two_gateways_spend_a_budget_together(
@@ -127,6 +134,47 @@ async def test_each_token_is_counted_once_though_redis_goes_away(
         at_redis.flushall()
         (await _let_in(limits, 10)).close(7)
     assert (_used(at_redis, "acme", "d"), _used(at_redis, "acme", "m")) == (7, 7)
+
+
+async def test_what_is_spent_while_redis_is_away_is_added_up(redis_server: RedisServer) -> None:
+    """It may be away for long, and a booking for each request of that time would be gigabytes."""
+    much = 10**9
+    roomy = Tenant(name="acme", keys=[], models=["*"], tokens_per_day=much, tokens_per_month=much)
+    standings = Standings()
+    async with SharedLimits(
+        redis_server.url, timeout_s=PATIENT_S, on_budget=standings.told
+    ) as shared:
+        limits = Limits(shared)
+        (await _let_in(limits, 40, roomy)).close(40)
+        runs = await _let_in(limits, 50, roomy)
+        async with asyncio.timeout(60):
+            while standings.used("acme", "tokens_per_month") != 40:
+                await asyncio.sleep(0.05)
+        redis_server.kill()  # with all that it counted
+        (await _let_in(limits, 10, roomy)).close(7)
+        assert not shared.up
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for _ in range(MANY):
+                (await _let_in(limits, 10, roomy)).close(7)
+            async with asyncio.timeout(60):
+                while tracemalloc.get_traced_memory()[0] - before > MANY * 20:
+                    await asyncio.sleep(0.05)
+        finally:
+            tracemalloc.stop()
+        runs.close(30)
+        spent = 7 + 7 * MANY + 30
+        redis_server.start()
+        with redis_server.client() as client:
+            for more in (0, 5):
+                async with asyncio.timeout(60):
+                    while _used(client, "acme", "d") != spent + more or not shared.up:
+                        await asyncio.sleep(0.05)
+                (await _let_in(limits, 10, roomy)).close(5)
+    with redis_server.client() as client:
+        assert (_used(client, "acme", "d"), _used(client, "acme", "m")) == (spent + 10, spent + 10)
+        assert _held(client, "acme") == 0
 
 
 async def test_what_is_known_to_be_used_up_is_refused_while_redis_is_late(
