@@ -104,7 +104,7 @@ class EngineCall:
             if self._capabilities.llmapi is not None:
                 of_model = llmapi_stop_request
             stop = of_model(self._capabilities.stop, self._request.id)
-            self._engine.stop(stop, stopping)
+            self._engine.stop(stop, stopping, self._capabilities)
         else:
             self._drop_stream()
             self._give_back_slot()
