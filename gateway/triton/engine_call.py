@@ -121,7 +121,7 @@ class EngineCall:
         return self._stopping
 
     def _expire(self) -> None:
-        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
+        """Ends a read under way, or the next one. Whoever consumes has to look at the deadline."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > _SILENCE_S:
