@@ -145,8 +145,10 @@ async def _noted(bench: Bench, wanted: set[tuple[int, str]], patience_s: float) 
 
 
 def _events(bench: Bench) -> dict[tuple[int, str], float]:
-    """When what became of each marked request was noted, by the request's mark."""
+    """When what became of each marked request was first noted, by the request's mark.
+
+    A marked one goes on, so that it is told to stop again.
+    """
     whole, _, _ = bench.events.read_text().rpartition("\n")
-    return {
-        (line["key"], line["event"]): line["at"] for line in map(json.loads, whole.splitlines())
-    }
+    lines = map(json.loads, reversed(whole.splitlines()))
+    return {(line["key"], line["event"]): line["at"] for line in lines}

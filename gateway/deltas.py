@@ -92,5 +92,6 @@ class Sink(Protocol):
         It is called from wherever the engine's bytes are received, and must not wait.
         """
 
-    async def drain(self) -> None:
-        """Returns once more can be taken."""
+    async def drain(self, by: float | None = None) -> None:
+        """Returns once more can be taken. Raises TimeoutError if it still waits for that at `by`, a
+        time of the event loop."""

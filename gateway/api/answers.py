@@ -76,8 +76,8 @@ class Body(Protocol):
     def write(self, data: bytes) -> bool:
         """False when `drain` should be awaited before the next."""
 
-    async def drain(self) -> None:
-        """Returns once more can be written."""
+    async def drain(self, by: float | None = None) -> None:
+        """Returns once more can be written. Raises TimeoutError as `Sink.drain`."""
 
 
 class _Stream:
@@ -107,8 +107,8 @@ class _Stream:
                 frames += self._answer.usage_frame(self._finished, self._usage)
         return not frames or self._body.write(frames)
 
-    async def drain(self) -> None:
-        await self._body.drain()
+    async def drain(self, by: float | None = None) -> None:
+        await self._body.drain(by)
 
 
 class Collector:
@@ -121,7 +121,7 @@ class Collector:
         self.received[index].append(delta)
         return True
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         pass
 
 

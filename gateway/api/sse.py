@@ -128,15 +128,15 @@ class EventBody:
         self._waiting += data
         return False
 
-    async def drain(self) -> None:
-        """Returns once the client has taken enough, or has left."""
+    async def drain(self, by: float | None = None) -> None:
+        """As `Exchange.drain`."""
         if self._waiting:
             self.be_patient()
             await self._start()
             self._exchange.write(self._taken())
             # From here on a token costs nothing of its own here.
             self.write = self._exchange.write_chunk  # type: ignore[method-assign]
-        await self._exchange.drain()
+        await self._exchange.drain(by)
 
     async def end(self, data: bytes) -> None:
         await self._start()

@@ -108,7 +108,7 @@ class Metrics:
         )
         self.stops = Counter(
             "gateway_stops_total",
-            "Stop requests sent to the engine, by reason.",
+            "Generations that the engine was told to stop, by reason.",
             ["reason"],
             registry=self.registry,
         )

@@ -6,6 +6,7 @@ What happens once a token is `Choice._emit`, called from where the engine's byte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -78,12 +79,13 @@ class Choice:
             of_prompt = await _of_prompt(self._service, self._request, batch, index)
             if of_prompt is not None:
                 self._sink.accept(index, of_prompt)
-                await self._sink.drain()
                 if not self._generation.max_tokens:
+                    await whole(self._sink, batch)
                     self._last = of_prompt
                     return
+                await self._sink.drain(batch.deadline)
             await self._generate()
-            await self._sink.drain()
+            await whole(self._sink, batch)
         finally:
             metrics.in_flight.dec()
             self._of_model.completion_tokens.inc(self._last.tokens)
@@ -144,7 +146,7 @@ class Choice:
                 raise AnswerLost("Another replica would have said something else; try again.")
             if self._replica.sends_away and time.monotonic() >= self._stays_until:
                 self._leave()
-            await self._sink.drain()
+            await self._sink.drain(self._batch.deadline)
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:
@@ -218,6 +220,12 @@ class Choice:
         if not isinstance(self._text, TextStream) or self._text.at_end:
             return None
         return self._continuation.rest(failed=failed)
+
+
+async def whole(sink: Sink, batch: Batch) -> None:
+    """Returns once what is left of a whole answer is taken, or at the deadline: it is not late."""
+    with contextlib.suppress(TimeoutError):
+        await sink.drain(batch.deadline)
 
 
 def aside(service: Service, batch: Batch) -> Aside:

@@ -18,7 +18,7 @@ from gateway.errors import (
 )
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
-from gateway.pipeline.choice import Choice, answered, model_name, on_left, text_stream
+from gateway.pipeline.choice import Choice, answered, model_name, on_left, text_stream, whole
 from gateway.scheduling.admission import Permit
 from gateway.scheduling.attempts import attempt
 from gateway.scheduling.replica import ReplicaLease
@@ -149,7 +149,7 @@ async def _beams(
     generation = batch.generations[index]
     for beam, delta in enumerate(await _search(service, request, batch, index)):
         sink.accept(index * generation.beams + beam, delta)
-    await sink.drain()
+    await whole(sink, batch)
 
 
 async def _search(

@@ -27,12 +27,12 @@ from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_model
 from gateway.triton.silence import Silence
+from gateway.triton.stop_requests import StopRequests
 from gateway.triton.token_stream import Aside, TokenStream
 from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
 log = logging.getLogger(__name__)
 
-_STOP_TIMEOUT_S = 2.0
 _POLL_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
 # What answers late has answered by then, and a gateway that stood still itself has caught up.
@@ -51,7 +51,7 @@ class Engine:
     """What one Triton server serves: its core model, or a text model above it.
 
     `mode` and `text_model` are GATEWAY_TRITON_MODE and GATEWAY_TRITON_TEXT_MODEL. `on_stop` is
-    told of each generation for which a stop request is sent. Create inside an event loop.
+    told of each generation that is sent stop requests, once. Create inside an event loop.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Engine:
         self.heard_at = -math.inf
         self._seen_ready = asyncio.Event()
         self._why = "not asked yet"
-        self._stops: set[asyncio.Task[None]] = set()
+        self._stops = StopRequests(self._client)
         self.residency = Residency()
         self.prefixes = PrefixCache()
         self.draining = False
@@ -335,22 +335,10 @@ class Engine:
         ) as stream:
             return await stream.logprobs()
 
-    def stop(self, request: Request, stopping: Stopping) -> None:
-        """Sends a stop request in a task of its own, out of reach of the caller's cancellation."""
+    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+        """As of `StreamOwner`."""
         self._on_stop(stopping)
-        task = asyncio.get_running_loop().create_task(self._stop(request.data))
-        self._stops.add(task)
-        task.add_done_callback(self._stops.discard)
-
-    async def _stop(self, request: bytes) -> None:
-        try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S):
-                stream = await self._client.infer(request)
-                while await stream.read() is not None:
-                    pass
-        except (GatewayError, TimeoutError) as error:
-            # Triton is away or stuck; the reset of the RPC is all that is left to say.
-            log.warning("stop request not answered: %s", error or "timeout")
+        self._stops.send(request, stopping, model)
 
     async def open(
         self, request: bytes | Message, metadata: Metadata, by: float
@@ -373,6 +361,5 @@ class Engine:
 
     async def close(self) -> None:
         """Waits for stop requests under way, then closes the connection."""
-        if self._stops:
-            await asyncio.wait(self._stops, timeout=_STOP_TIMEOUT_S)
+        await self._stops.close()
         await self._client.close()

@@ -112,7 +112,7 @@ class EngineCall:
             if self._capabilities.llmapi is not None:
                 of_model = llmapi_stop_request
             stop = of_model(self._capabilities.stop, self._request.id)
-            self._engine.stop(stop, stopping)
+            self._engine.stop(stop, stopping, self._capabilities)
         else:
             self._drop_stream()
             self._give_back_slot()
@@ -129,7 +129,7 @@ class EngineCall:
         return self._stopping
 
     def _expire(self) -> None:
-        """Ends a read under way, or the next one; whoever consumes is never interrupted."""
+        """Ends a read under way, or the next one. Whoever consumes has to look at the deadline."""
         self._expired = True
         waited_s = asyncio.get_running_loop().time() - self._since
         if self._begin_timer is not None and waited_s > SILENCE_S:

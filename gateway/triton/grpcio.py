@@ -160,10 +160,11 @@ class _Call(Generic[T]):
         self._is_left = True
         # There is one reader at a time, and to wake one up is to cancel the call.
         if self._call.done() or self._is_read or len(self._left) >= MAX_LEFT:
-            was_done = self._call.done()
+            # Whoever is cancelled while it reads has cancelled the call.
+            by_server = self._call.done() and not self._call.cancelled()
             self._call.cancel()
             if ended is not None:
-                ended(was_done)
+                ended(by_server)
             return
         task = asyncio.get_running_loop().create_task(self._read_to_the_end(ended))
         self._left.add(task)

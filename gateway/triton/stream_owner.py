@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.stops import Stopping
 from gateway.triton.events import ColdSend
+from gateway.triton.model_capabilities import ModelCapabilities
 from gateway.triton.request import Request
 from gateway.triton.residency import Residency
 from gateway.triton.transport import Message, Metadata, ResponseStream
@@ -41,5 +42,6 @@ class StreamOwner(Protocol):
     ) -> ResponseStream[bytes]:
         """As `open`, with the bytes of the responses in the pieces that they come in."""
 
-    def stop(self, request: Request, stopping: Stopping) -> None:
-        """Sends a stop request, out of reach of the caller's cancellation."""
+    def stop(self, request: Request, stopping: Stopping, model: ModelCapabilities) -> None:
+        """Sends a stop request for what `model` was given, out of reach of the caller's
+        cancellation; and again if that does not end."""

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gateway.http.protocol import HttpProtocol
+from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import GatewayProcess, body
 from tests.support.in_process import metric_of, running, save_tokenizer
@@ -254,6 +255,41 @@ async def test_a_stream_that_is_not_read_is_ended(tmp_path: Path) -> None:
             while not servicer.stopped:
                 await asyncio.sleep(0.01)
     assert servicer.stopped == [request.id for request in servicer.requests]
+
+
+async def test_the_deadline_waits_for_no_reader(tmp_path: Path) -> None:
+    """All that the request holds is given back then, though its client has not read what there is,
+    and takes a byte now and then."""
+    clock, loop = EventClock(), asyncio.get_running_loop()
+    save_tokenizer(tmp_path)
+    servicer = FakeTriton(tokens=[65] * TOKENS, fault=None, step=0)
+    limits = {"max_seq_len": 2 * TOKENS, "request_timeout": 600, "write_timeout": 36_000}
+    async with (
+        serving(servicer) as endpoint,
+        running(tmp_path, endpoint, **limits) as (client, service, server),
+    ):
+        reader = await _reading(client.base_url.port or 0)
+        [connection] = server.server_state.connections
+        assert isinstance(connection, HttpProtocol)
+        accepted = connection.transport.get_extra_info("socket")
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        async with asyncio.timeout(HANGS_AFTER_S):
+            while not connection.write_paused:
+                await asyncio.sleep(0.01)
+        clock.leap(1000)
+        async with asyncio.timeout(HANGS_AFTER_S):
+            while not servicer.stopped or service.admission.in_flight:
+                assert await loop.sock_recv(reader, 1)
+                await asyncio.sleep(0.1)
+        assert connection.write_paused
+        assert metric_of(service, "gateway_generations_in_flight") == 0
+        assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
+        assert not any(replica.in_flight for replica in service.replicas)
+        said = b""
+        while b"[DONE]" not in said[-100:]:
+            said += await loop.sock_recv(reader, 65536)
+        assert b'"code":"timeout"' in said[-1000:]
+        reader.close()
 
 
 async def test_an_answer_that_nobody_takes_keeps_no_connection(tmp_path: Path) -> None:

@@ -53,10 +53,24 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         """So many tokens, and one more answer to that question, are the last that it says."""
         self.reused: int | None = None
         """Blocks of a prompt that it says it had; None if it tells nothing of its cache."""
-        self.stopped: list[str] = []
+        self.stops: list[str] = []
+        """Ids, as often as it was told to stop each."""
+        self.forgets = 0
+        """So many of a request's stops change nothing: they come before its id is known."""
+        self._ends: dict[str, asyncio.Event] = {}
         self.requests: list[pb.ModelInferRequest] = []
         self.metadata: list[dict[str, str]] = []
         """Of each call with one of `requests`."""
+
+    @property
+    def stopped(self) -> list[str]:
+        """The ids in `stops`, once each: on a busy machine some are told again."""
+        return list(dict.fromkeys(self.stops))
+
+    @property
+    def running(self) -> set[str]:
+        """The ids of what its engine has begun and not ended."""
+        return {each for each, ends in self._ends.items() if not ends.is_set()}
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
         if self.deaf:
@@ -83,34 +97,70 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         await self.reads.wait()
         async for request in requests:
             if any(tensor.name == "stop" for tensor in request.inputs):
-                self.stopped.append(request.id)
+                self.stop(request.id)
                 yield _response(request, [], final=True)
                 continue
             self.requests.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
-            last = len(self.tokens) - 1
-            for n, token in enumerate(self.tokens):
-                await asyncio.sleep(self.pause_s)
-                if self.deaf and self.freezes_behind is not None:
-                    await asyncio.Event().wait()
-                self.given += 1
-                self.reached += n == self.step
-                reused = self.reused
-                if n == self.step and self.fault == "slow":
-                    await self.released.wait()
-                elif n == self.step and self.fault == "drop":
-                    continue
-                elif n == self.step and self.fault == "duplicate":
-                    yield _response(request, [token], final=n == last, reused=reused)
-                elif n == self.step and self.fault is not None:
-                    if self.fault == "error":
-                        yield pb.ModelStreamInferResponse(error_message=self.error)
-                    elif self.fault == "abort":
-                        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-                    elif self.fault == "stall":
-                        await asyncio.Event().wait()
-                    return
+            ends = self._ends[request.id] = asyncio.Event()
+            try:
+                async for response in self._answer(request, context, ends):
+                    yield response
+            finally:
+                self.left(request.id, ends)
+
+    def stop(self, request_id: str) -> None:
+        """A stop of this id has come."""
+        self.stops.append(request_id)
+        ends = self._ends.get(request_id)
+        if ends is not None and self.stops.count(request_id) > self.forgets:
+            ends.set()
+
+    def left(self, request_id: str, ends: asyncio.Event) -> None:
+        """The stream of a request has ended, or was reset."""
+        if self._ends.get(request_id) is ends:
+            del self._ends[request_id]
+
+    async def _answer(
+        self, request: pb.ModelInferRequest, context: Any, ends: asyncio.Event
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Until `ends` is set."""
+        last = len(self.tokens) - 1
+        for n, token in enumerate(self.tokens):
+            await asyncio.sleep(self.pause_s)
+            if self.deaf and self.freezes_behind is not None:
+                await asyncio.Event().wait()
+            self.given += 1
+            self.reached += n == self.step
+            reused = self.reused
+            if n == self.step and self.fault == "slow":
+                await _either(self.released, ends)
+            elif n == self.step and self.fault == "drop":
+                continue
+            elif n == self.step and self.fault == "duplicate":
                 yield _response(request, [token], final=n == last, reused=reused)
+            elif n == self.step and self.fault == "stall":
+                await ends.wait()
+            elif n == self.step and self.fault is not None:
+                if self.fault == "error":
+                    yield pb.ModelStreamInferResponse(error_message=self.error)
+                elif self.fault == "abort":
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+                return
+            if ends.is_set():
+                yield _response(request, [], final=True)
+                return
+            yield _response(request, [token], final=n == last, reused=reused)
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in (first, second)]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _response(

@@ -53,7 +53,7 @@ class LogitsTriton(FakeTriton):
         async for request in requests:
             inputs = {tensor.name: at for at, tensor in enumerate(request.inputs)}
             if "stop" in inputs:
-                self.stopped.append(request.id)
+                self.stop(request.id)
                 yield _response(request, final=True)
                 continue
             self.requests.append(request)

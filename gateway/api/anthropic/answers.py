@@ -156,8 +156,8 @@ class _Stream:
             frames += frame("message_stop")
         return not frames or self._body.write(frames)
 
-    async def drain(self) -> None:
-        await self._body.drain()
+    async def drain(self, by: float | None = None) -> None:
+        await self._body.drain(by)
 
     def _event(self, event: MessageEvent) -> bytes:
         frames = b""

@@ -72,9 +72,9 @@ class Stream:
                 frames += last
         return not frames or self._body.write(frames)
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         assert self._body is not None
-        await self._body.drain()
+        await self._body.drain(by)
 
     def failed(self, error: dict[str, Any], envelope: bytes) -> bytes:
         """What ends a stream that failed: both events, as each is all that some clients know.

@@ -143,9 +143,10 @@ class Events:
         self._pending += data
         return len(self._pending) < _CHUNK
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         if len(self._pending) >= _CHUNK:
-            await self.flush()
+            async with asyncio.timeout_at(by):
+                await self.flush()
 
     async def flush_in_time(self) -> None:
         """As `flush`, if it is time for the next chunk."""

@@ -44,7 +44,7 @@ class _Written:
         self.frames.append(data)
         return True
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         pass
 
 

@@ -358,7 +358,7 @@ class _Written:
         self.data += data
         return True
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         pass
 
 

@@ -101,7 +101,10 @@ async def case(folder: Path, fault: Fault, choices: int = 1) -> AsyncIterator[Ca
     async with serving(engine) as endpoint, running(folder, endpoint, **settings) as started:
         client, service, _ = started
         client.headers.update(HEADERS)
-        yield Case(engine, client, service, log, clock, choices)
+        with pytest.MonkeyPatch.context() as patch:
+            # A busy machine may take longer to end what was stopped than until that is said again.
+            patch.setattr("gateway.triton.stop_requests._PAUSES_S", ())
+            yield Case(engine, client, service, log, clock, choices)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -151,7 +154,7 @@ async def test_one_end_whatever_breaks_wherever(
         assert step == len(TEXT) + 1
         if fault == "stall":
             assert metric_of(it.service, "gateway_stops_total", reason="timeout") == len(stalled)
-        stops = it.engine.stopped
+        stops = it.engine.stops
     # Closed, the gateway has nothing left to say. Only who still listens is told, and once.
     if fault == "stall" or choices == 1:
         assert sorted(stops) == sorted(stalled)
@@ -184,8 +187,8 @@ async def test_a_client_that_leaves_at_every_step(
             assert stops == len(it.engine.requests) - step * choices
             await it.ask_again()
         asked = [request.id for request in it.engine.requests]
-    assert len(it.engine.stopped) == len(set(it.engine.stopped)) == len(TEXT) * choices
-    assert set(it.engine.stopped) < set(asked)
+    assert len(it.engine.stops) == len(set(it.engine.stops)) == len(TEXT) * choices
+    assert set(it.engine.stops) < set(asked)
 
 
 _CODES = {

@@ -70,7 +70,7 @@ class Slow:
         self.deltas.append(delta)
         return False
 
-    async def drain(self) -> None:
+    async def drain(self, by: float | None = None) -> None:
         if self._clock is not None and self.text == self._late:
             self._clock.leap(3600)
         await asyncio.sleep(0.7)
@@ -94,6 +94,31 @@ async def test_the_deadline_finds_a_consumer_that_is_slow(tokenizer_dir: Path) -
         # What arrived while it was busy has been given to it in one piece.
         assert sink.text == TEXT[:4]
         assert metric_of(service, "gateway_stops_total", reason="timeout") == 1
+
+
+class Untaken(Slow):
+    """A sink of which nobody takes the end of the answer before its deadline."""
+
+    async def drain(self, by: float | None = None) -> None:
+        if self.deltas and self.deltas[-1].finish is not None:
+            assert self._clock is not None
+            self._clock.leap(3600)
+            async with asyncio.timeout_at(by):
+                await asyncio.Event().wait()
+
+
+async def test_a_whole_answer_that_is_not_taken_in_time_is_not_late(tokenizer_dir: Path) -> None:
+    sink = Untaken(EventClock())
+    servicer = FakeTriton(tokens=ids_of(tokenizer_dir, TEXT), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (_, service, _),
+    ):
+        batch = await prepare(service, ["x"], Options(seed=1), chat=False)
+        await generate(service, RequestContext("test"), batch, sink)
+        assert sink.text == TEXT
+        assert not service.admission.in_flight
+    assert servicer.stopped == []
 
 
 async def test_what_comes_with_the_end_of_a_stop_string_is_dropped(tokenizer_dir: Path) -> None:
