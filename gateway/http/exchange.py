@@ -217,7 +217,7 @@ class Exchange:
         Raises TimeoutError if it still waits for that at `by`, a time of the event loop.
         """
         if self._carrier.write_paused and not self.disconnected:
-            # The timer is made here, as few ever wait: two of them are 2 % of a request.
+            # No timer for each drain: few ever wait.
             async with asyncio.timeout_at(by):
                 await self._carrier.drain()
 

@@ -20,8 +20,8 @@ from gateway.triton.request import Request
 log = logging.getLogger(__name__)
 
 _ANSWERED_WITHIN_S = 2.0
-# Between one and the next. Most are over a step or two behind the first.
-_PAUSES_S = (0.1, 0.4, 1.0)
+# Between one and the next. What the engine knows is over by then, also where many are left at once.
+_PAUSES_S = (0.25, 0.5, 1.0)
 # What was begun when the reset came, the core model knows by then.
 _BEHIND_RESET_S = 0.5
 
