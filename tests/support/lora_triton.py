@@ -66,9 +66,10 @@ class LoraTriton(FakeTriton):
             try:
                 yield _response(request, [1], final=False)
                 await self.ended[task_id].wait()
-                yield _response(request, [1], final=True)
             finally:
+                # Before the end is told: what comes then finds room.
                 self.in_use[task_id] -= 1
+            yield _response(request, [1], final=True)
 
     def _store(self, task_id: int, weights: bytes | None) -> str | None:
         """What it says where it has not stored them."""
