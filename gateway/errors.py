@@ -214,6 +214,10 @@ class EngineSilent(TimeoutError):
     """A deadline came while the engine had the request, and had told nobody anything for long."""
 
 
+class NotTakenInTime(TimeoutError):
+    """A deadline came while the answer waited for its client, who pays for what waited."""
+
+
 class AnswerLost(GatewayError):
     """The replica of an answer that had begun is gone, and another one could not go on with it."""
 
@@ -253,7 +257,8 @@ class RequestTimeout(GatewayError):
 
 
 class ClientDeadline(RequestTimeout):
-    """The client had asked for an end before the gateway's own; no failure of ours."""
+    """The client had asked for an end before the gateway's own, or did not read what there was by
+    then; no failure of ours."""
 
 
 class EndedByAdmin(GatewayError):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
-from gateway.errors import AnswerLost, GatewayError, ReplicaLeft
+from gateway.errors import AnswerLost, GatewayError, NotTakenInTime, ReplicaLeft
 from gateway.generation import Batch, Generation
 from gateway.observability.request_context import RequestContext
 from gateway.pipeline.continuation import Continuation
@@ -146,7 +146,10 @@ class Choice:
                 raise AnswerLost("Another replica would have said something else; try again.")
             if self._replica.sends_away and time.monotonic() >= self._stays_until:
                 self._leave()
-            await self._sink.drain(self._batch.deadline)
+            try:
+                await self._sink.drain(self._batch.deadline)
+            except TimeoutError:
+                raise NotTakenInTime from None
             await tokens.feed_deltas(take)
 
     def _emit(self, tokens: TokenDelta) -> bool:

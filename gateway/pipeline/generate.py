@@ -13,6 +13,7 @@ from gateway.errors import (
     ClientDeadlineTooNear,
     EndedByAdmin,
     InvalidRequest,
+    NotTakenInTime,
     Overloaded,
     RequestTimeout,
 )
@@ -38,11 +39,11 @@ async def generate(
     """Gives `sink` the deltas of all choices as they come; the first error ends all.
 
     Each choice begins when it has a place, those of one request in their order; `on_place` is
-    called for each, before the engine is asked. Cancelled, or at an
-    error, it stops the engine. Raises Overloaded when it is not this request's turn in time,
-    AdapterNotReady when no replica gets its adapter in time,
-    RequestTimeout at its deadline, ClientDeadline where its client chose that, EndedByAdmin, and
-    InvalidRequest for more beams than can ever have a turn.
+    called for each, before the engine is asked. Cancelled, or at an error, it stops the engine.
+    Raises Overloaded when it is not this request's turn in time, AdapterNotReady when no replica
+    gets its adapter in time, RequestTimeout at its deadline, ClientDeadline where its client chose
+    that or did not read what there was, EndedByAdmin, and InvalidRequest for more beams than can
+    ever have a turn.
     """
     watched = service.monitor.requests.begin(request, batch)
     try:
@@ -59,8 +60,9 @@ async def generate(
         if error.cause in _TOO_NEAR and _wants_it_sooner(service, batch):
             raise ClientDeadlineTooNear(error.message, error.wait_s) from None
         raise
-    except TimeoutError:
-        late = RequestTimeout if batch.caller.timeout_s is None else ClientDeadline
+    except TimeoutError as error:
+        by_client = batch.caller.timeout_s is not None or isinstance(error, NotTakenInTime)
+        late = ClientDeadline if by_client else RequestTimeout
         raise late(batch.timeout_s) from None
     except asyncio.CancelledError:
         if watched.taken_back():

@@ -123,6 +123,7 @@ async def test_what_came_before_the_stop_is_shown(
     """The server sends its last token only after the stop, however slow the machine is."""
     (tmp_path / "prompt.csv").write_text("1,2\n")
     servicer = FakeTriton(tokens=[5, 6, 7], fault="slow", step=2)
+    servicer.forgets = 1
     async with serving(servicer) as endpoint:
         command = ["client", "--url", endpoint, "--input-tokens-csv", f"{tmp_path}/prompt.csv"]
         ended = asyncio.create_task(asyncio.to_thread(main, [*command, "-S", "--stop-after-ms=1"]))

@@ -232,13 +232,13 @@ async def test_the_choices_of_a_prompt_share_its_run(tmp_path: Path) -> None:
 
         more = len(TOKENS)  # of which this engine makes all
         alone = await shown()
-        assert here.fake.prompts_answered == 2
+        await here.until(lambda: here.fake.prompts_answered == 2)
         assert [len(logprobs["tokens"]) for _, logprobs in alone] == [3 + more, 5 + more]
         assert await shown(n=64) == [alone[0]] * 64 + [alone[1]] * 64
-        assert here.fake.prompts_answered == 4
+        await here.until(lambda: here.fake.prompts_answered == 4)
         # The first choice alone asks for more alternatives than it echoes.
         assert await shown(n=3, prompt_logprobs=5) == [alone[0]] * 3 + [alone[1]] * 3
-        assert here.fake.prompts_answered == 6
+        await here.until(lambda: here.fake.prompts_answered == 6)
         nothing_new = await shown(n=3, max_tokens=0)
         assert [len(logprobs["tokens"]) for _, logprobs in nothing_new] == [3] * 3 + [5] * 3
-        assert here.fake.prompts_answered == 8
+        await here.until(lambda: here.fake.prompts_answered == 8)

@@ -60,8 +60,8 @@ class LogitsTriton(FakeTriton):
             if "return_context_logits" in inputs:
                 prompt = array("i", request.raw_input_contents[inputs["input_ids"]])
                 rows = np.stack([self.row(n) for n in range(len(prompt))])
-                self.prompts_answered += 1  # before anybody can know the answer
                 yield _response(request, final=True, context_logits=rows[np.newaxis])
+                self.prompts_answered += 1
                 continue
             for n, token in enumerate(self.tokens):
                 await asyncio.sleep(self.pause_s)

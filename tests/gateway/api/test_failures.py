@@ -45,6 +45,8 @@ _INTERNAL = {
     "gateway.conversations.disk.ForeignFile",
     "gateway.conversations.disk_thread.DiskAway",
     "gateway.conversations.redis_threads.RedisAway",
+    "gateway.errors.EngineSilent",
+    "gateway.errors.NotTakenInTime",
     "gateway.errors.ReplicaLeft",
     "gateway.parsers.tools.parser.NotACall",
     "gateway.triton.http2.frames.ConnectionFault",
