@@ -39,7 +39,11 @@ LIMIT = st.none() | st.integers(50, 250)
 
 
 class _Model:
-    """What is used counts in the day and month in which it was told, what is held for its lease."""
+    """What is used counts in the day and month in which it was told, what is held for its lease.
+
+    A question that changes what is used or held renews the lease; one that changes neither, as of a
+    request that reserves nothing, writes nothing.
+    """
 
     def __init__(self) -> None:
         self.used: list[tuple[datetime, int]] = []
@@ -53,8 +57,10 @@ class _Model:
     def hold(self, gateway: str, tokens: int, now: datetime) -> None:
         self.held[gateway] = max(0, tokens), now + timedelta(milliseconds=LEASE_MS)
 
-    def tell(self, gateway: str, now: datetime) -> None:
-        self.used.append((now, self.untold.pop(gateway, 0)))
+    def tell(self, gateway: str, now: datetime) -> int:
+        told = self.untold.pop(gateway, 0)
+        self.used.append((now, told))
+        return told
 
     def used_of(self, name: str, now: datetime) -> int:
         form = "%Y-%m-%d" if name == "tokens_per_day" else "%Y-%m"
@@ -85,6 +91,7 @@ class _Gateway:
 
     def __init__(self, run: _Run, name: str) -> None:
         self.run, self.name, self.own = run, name, Own()
+        self.told = 0  # by the last question
         self.running: list[LimitRequest] = []
 
     def calls(self, call: Call, lost: str) -> list[int] | None:
@@ -93,7 +100,7 @@ class _Gateway:
             return None
         answer = self.run.script(_ms(self.run.now), self.name, call, LEASE_MS)
         assert script.is_an_answer(call, answer)
-        self.run.model.tell(self.name, self.run.now)
+        self.told = self.run.model.tell(self.name, self.run.now)
         for report in reports_of(call, answer):
             assert report.used == self.run.model.used_of(report.name, self.run.now)
             assert report.reset_ms == _turns_in_ms(report.name, self.run.now)
@@ -110,8 +117,9 @@ class _Gateway:
             return
         waits = [model.wait_ms(name, limit, wanted, now) for name, limit in limits.items()]
         passes = not any(waits)
-        if passes:
-            model.hold(self.name, model.holds(self.name, now) + wanted, now)
+        more = wanted if passes else 0
+        if more or self.told:
+            model.hold(self.name, model.holds(self.name, now) + more, now)
         if answer is not None:
             decision = decision_of(asked, answer)
             assert decision.wait_ms == (NEVER if NEVER in waits else max(waits))
