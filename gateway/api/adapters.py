@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Annotated, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from adapters.errors import InvalidName
@@ -19,6 +19,7 @@ from gateway.api.adapter_upload import UPLOAD, new_folder, read_upload, save_fil
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body, media_type, parse_json, read_body
+from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
 from gateway.observability.audit import Action, Audit, State
@@ -103,10 +104,9 @@ class AdapterDeleted(Answer):
     deleted: Literal[True] = True
 
 
-class AdapterOfSource(BaseModel):
+class AdapterOfSource(Strict):
     """`source`: an absolute folder, https://, s3:// or hf://, as GATEWAY_ADAPTER_SOURCES allows."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     name: str
     base: str
     source: str
@@ -189,10 +189,9 @@ async def list_all(service: Admin) -> Adapters:
     return Adapters(data=data, declared=declared)
 
 
-class Rollback(BaseModel):
+class Rollback(Strict):
     """`version`: 12 to 64 hex digits of a digest; without it, the one that was served before."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     version: str | None = None
 
 

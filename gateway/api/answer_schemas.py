@@ -16,24 +16,30 @@ Count = Annotated[int, Field(ge=0)]
 _Finish = Literal["stop", "length", "tool_calls"]
 
 
-class Answer(BaseModel):
+class Described(BaseModel):
+    """What we write otherwise, or seldom: the document alone may need it, so it is built late."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Answer(Described):
     """An answer that is built as a model; the document says that members with defaults come."""
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
 
-class ErrorDetail(BaseModel):
+class ErrorDetail(Described):
     message: Annotated[str, Field(min_length=1)]
     type: Literal["invalid_request_error", "server_error", "requests", "tokens"]
     param: Annotated[str | None, Field(description="The parameter that is at fault.")]
     code: Annotated[str | None, Field(description="A stable word for programs.")]
 
 
-class Error(BaseModel):
+class Error(Described):
     error: ErrorDetail
 
 
-class _Generated(BaseModel):
+class _Generated(Described):
     id: str
     created: Count
     model: str
@@ -46,32 +52,32 @@ Continued = Annotated[
 ]
 
 
-class _Choice(BaseModel):
+class _Choice(Described):
     index: Count
     logprobs: dict[str, Any] | None
     finish_reason: _Finish
     continued: Continued = True
 
 
-class _ChunkChoice(BaseModel):
+class _ChunkChoice(Described):
     index: Count
     logprobs: dict[str, Any] | None
     finish_reason: _Finish | None
     continued: Continued = True
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Described):
     name: str
     arguments: str
 
 
-class CalledTool(BaseModel):
+class CalledTool(Described):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(Described):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
-from gateway.api.answer_schemas import Count
+from gateway.api.answer_schemas import Count, Described
 from gateway.api.field_types import TokenIds, Whole
 from gateway.api.mapped import Asking, MappedRequest, asking
 from gateway.api.routing import BODY, Router, needs, refusals
@@ -59,14 +59,14 @@ class EmbeddingsRequest(MappedRequest):
         return [single] if single else [each for each in self.input if isinstance(each, list)]
 
 
-class InputUsage(BaseModel):
+class InputUsage(Described):
     """0 for a model whose tokens nobody counts: one of texts, without a tokenizer."""
 
     prompt_tokens: Count
     total_tokens: Count
 
 
-class Embedding(BaseModel):
+class Embedding(Described):
     object: Literal["embedding"]
     index: Count
     embedding: Annotated[
@@ -75,7 +75,7 @@ class Embedding(BaseModel):
     ]
 
 
-class Embeddings(BaseModel):
+class Embeddings(Described):
     object: Literal["list"]
     data: list[Embedding]
     model: str

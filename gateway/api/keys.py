@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import Depends
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gateway.api.answer_schemas import Answer, Count
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
+from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.observability.audit import State
@@ -51,10 +52,9 @@ class KeyDeleted(Answer):
     deleted: Literal[True] = True
 
 
-class NewKey(BaseModel):
+class NewKey(Strict):
     """`expires_in` is in seconds; without it the key is valid until it is deleted."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     tenant: str
     note: Annotated[str, Field(max_length=MAX_NOTE, pattern=NOTE)] = ""
     expires_in: Annotated[int | None, Field(ge=1, le=_LONGEST_S)] = None

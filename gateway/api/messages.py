@@ -16,9 +16,13 @@ from gateway.parsers.tools.ids import TemplateIds
 
 
 class Strict(BaseModel):
-    """No coercion, no unknown fields: what is not understood is refused by name."""
+    """No coercion, no unknown fields: what is not understood is refused by name.
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    Built when it is first asked for. That takes up to 20 ms once, and a gateway does without the
+    memory for protocols that nobody uses of it.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class Lenient(Strict):

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import copy
 from importlib.metadata import version
 from typing import Any
 
 import orjson
 from fastapi import Request
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
 from gateway.api import adapters, embeddings, keys, rerank, tokens, vllm_adapters
-from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Error
+from gateway.api.answer_schemas import ChatCompletionChunk, CompletionChunk, Described, Error
 from gateway.api.anthropic.answer_schemas import MessageError, StreamEvent
 from gateway.api.anthropic.requests import MessagesRequest, Prompt
 from gateway.api.console import actions as console_actions
@@ -72,7 +72,7 @@ _REQUEST_ID = {
 _UNUSED = ("HTTPValidationError", "ValidationError")
 
 
-class OpenApi(BaseModel):
+class OpenApi(Described):
     openapi: str
     info: dict[str, Any]
     paths: dict[str, Any]
@@ -85,13 +85,13 @@ async def document(request: Request) -> Response:
     return Response(text, media_type="application/json")
 
 
-def build(routes: Sequence[BaseRoute]) -> bytes:
+def build(routes: Sequence[APIRoute]) -> bytes:
     """The document of these routes, as JSON."""
     described = get_openapi(
         title="triton-openai-gateway",
         version=version("triton-openai-gateway"),
         description="OpenAI-compatible API for Triton and TensorRT-LLM.",
-        routes=routes,
+        routes=[_listed(route) for route in routes],
     )
     for path in described["paths"].values():
         for operation in path.values():
@@ -106,6 +106,13 @@ def build(routes: Sequence[BaseRoute]) -> bytes:
     bearer = {"type": "http", "scheme": "bearer"}
     components["securitySchemes"] = {"admin_key": bearer, "api_key": bearer}
     return orjson.dumps(described)
+
+
+def _listed(route: APIRoute) -> APIRoute:
+    """What answers GET answers HEAD, too, which the document need not say."""
+    listed = copy(route)
+    listed.methods = (route.methods or set()) - {"HEAD"}
+    return listed
 
 
 def _models() -> dict[str, Schema]:

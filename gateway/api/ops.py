@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
+from gateway.api.answer_schemas import Described
 from gateway.api.auth import may_read_details, metrics_reader
 from gateway.api.request_log import service_of
 from gateway.api.routing import ADMIN, Router, needs, refusals
@@ -20,18 +20,18 @@ from gateway.service import Service
 router = Router()
 
 
-class Health(BaseModel):
+class Health(Described):
     status: str
 
 
-class Release(BaseModel):
+class Release(Described):
     version: str
 
 
 _RELEASE = Release(version=version("triton-openai-gateway"))
 
 
-class DrivenModel(BaseModel):
+class DrivenModel(Described):
     """The model of Triton that is driven, why that one, and what is amiss with it."""
 
     mode: str
@@ -40,7 +40,7 @@ class DrivenModel(BaseModel):
     warning: str | None = None
 
 
-class PoolMember(BaseModel):
+class PoolMember(Described):
     """One replica: what it serves, as far as it was seen, and what it is given."""
 
     mode: str | None

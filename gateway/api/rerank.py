@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
+from gateway.api.answer_schemas import Described
 from gateway.api.embeddings import MAX_INPUTS, InputUsage
 from gateway.api.field_types import Whole
 from gateway.api.mapped import MappedRequest, asking
@@ -46,13 +47,13 @@ class RerankRequest(MappedRequest):
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
-class Ranked(BaseModel):
+class Ranked(Described):
     index: Annotated[int, Field(ge=0, description="The document's place in the request.")]
     relevance_score: float
     document: Annotated[Document | None, Field(description="Where `return_documents` asks.")] = None
 
 
-class Ranking(BaseModel):
+class Ranking(Described):
     """The best first."""
 
     id: str

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends
-from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse
 
@@ -17,6 +16,7 @@ from adapters.record import Record
 from gateway.api.adapters import SMALL, audited, told
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
+from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, Router, needs, refusals
 from gateway.errors import InvalidRequest, SwitchedOff
 from gateway.service import Service
@@ -25,8 +25,7 @@ from gateway.sources.disk import is_folder_below
 router = Router()
 
 
-class LoadLoraAdapter(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class LoadLoraAdapter(Strict):
     lora_name: str
     lora_path: str
     base_model_name: str | None = None
@@ -88,8 +87,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
     )
 
 
-class UnloadLoraAdapter(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class UnloadLoraAdapter(Strict):
     lora_name: str
     lora_int_id: int | None = None
 

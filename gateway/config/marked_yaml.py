@@ -1,16 +1,17 @@
-"""YAML to plain data that remembers where each value was written, for errors that name a line."""
+"""YAML to plain data that remembers where each value was written, for errors that name a line.
+
+PyYAML is loaded with the first document: a gateway without a configuration file needs none of it,
+which is 1 MiB.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
-import yaml
-from yaml.error import MarkedYAMLError, YAMLError
-from yaml.nodes import MappingNode, Node, SequenceNode
-
-# libyaml's parser is ten times as quick; without it PyYAML's own does the same.
-_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+Node = Any
+"""PyYAML's: by its `id` a mapping, a sequence or a scalar."""
 
 
 class YamlProblem(Exception):
@@ -27,8 +28,11 @@ class MarkedYaml:
 
     def __init__(self, text: str) -> None:
         """Raises YamlProblem for what is not YAML, and for a key that is written twice."""
+        yaml = import_module("yaml")
+        # libyaml's parser is ten times as quick; without it PyYAML's own does the same.
+        loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            loader = _LOADER(text)
+            loader = loader_class(text)
             try:
                 self._root: Node | None = loader.get_single_node()
                 for twice in _written_twice(self._root):
@@ -36,11 +40,11 @@ class MarkedYaml:
                 self.data: Any = loader.construct_document(self._root) if self._root else None
             finally:
                 loader.dispose()
-        except MarkedYAMLError as error:
+        except yaml.MarkedYAMLError as error:
             # `problem` alone: the rest quotes the file, which may hold what nobody should see.
             mark = error.problem_mark or error.context_mark
             raise YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}") from None
-        except (YAMLError, ValueError, RecursionError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise YamlProblem(1, f"not YAML: {type(error).__name__}") from None
 
     def line(self, place: Sequence[str | int]) -> int:
@@ -59,11 +63,13 @@ class MarkedYaml:
 
 def _child(node: Node | None, part: str | int) -> tuple[int, Node] | None:
     """The line of a member (of its key, in a mapping) and the member."""
-    if isinstance(node, MappingNode):
+    if node is None:
+        return None
+    if node.id == "mapping":
         for key, value in node.value:
             if key.value == str(part):
                 return _line(key), value
-    elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
+    elif node.id == "sequence" and isinstance(part, int) and part < len(node.value):
         member = node.value[part]
         return _line(member), member
     return None
@@ -81,9 +87,9 @@ def _written_twice(root: Node | None) -> Iterator[Node]:
         if node is None or id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, SequenceNode):
+        if node.id == "sequence":
             pending += node.value
-        elif isinstance(node, MappingNode):
+        elif node.id == "mapping":
             keys: set[str] = set()
             for key, value in node.value:
                 pending.append(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gateway.api.answer_schemas import Continued
+from gateway.api.answer_schemas import Continued, Described
 
 Count = Annotated[int, Field(ge=0)]
 _StopReason = Literal[
@@ -14,32 +14,32 @@ _StopReason = Literal[
 ]
 
 
-class TextBlock(BaseModel):
+class TextBlock(Described):
     type: Literal["text"]
     text: str
 
 
-class ThinkingBlock(BaseModel):
+class ThinkingBlock(Described):
     type: Literal["thinking"]
     thinking: str
     signature: str
 
 
-class ToolUseBlock(BaseModel):
+class ToolUseBlock(Described):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
 
 
-class MessageUsage(BaseModel):
+class MessageUsage(Described):
     input_tokens: Count
     cache_creation_input_tokens: Count
     cache_read_input_tokens: Count
     output_tokens: Count
 
 
-class Message(BaseModel):
+class Message(Described):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -51,7 +51,7 @@ class Message(BaseModel):
     continued: Continued = True
 
 
-class StreamEvent(BaseModel):
+class StreamEvent(Described):
     """`message_start`, then blocks of `content_block_start`, `..._delta` and `..._stop`, then
     `message_delta` with the stop reason and usage, then `message_stop`; `ping` and `error`."""
 
@@ -67,15 +67,15 @@ class StreamEvent(BaseModel):
     ]
 
 
-class TokenCount(BaseModel):
+class TokenCount(Described):
     input_tokens: Count
 
 
-class MessageErrorDetail(BaseModel):
+class MessageErrorDetail(Described):
     type: str
     message: Annotated[str, Field(min_length=1)]
 
 
-class MessageError(BaseModel):
+class MessageError(Described):
     type: Literal["error"]
     error: MessageErrorDetail

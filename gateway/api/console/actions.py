@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gateway.api.answer_schemas import Answer
 from gateway.api.auth import Admin, Auditor
 from gateway.api.body import json_body
 from gateway.api.console.answer_schemas import Override as OverrideState
 from gateway.api.console.looks import Console
+from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
 from gateway.errors import InvalidRequest, NotFound
 from gateway.observability.audit import Audit
@@ -23,10 +24,9 @@ router = Router()
 _SMALL = 64 * 1024  # bytes of a JSON body here
 
 
-class ReplicaChange(BaseModel):
+class ReplicaChange(Strict):
     """What is not named stays as it is."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
     weight: Annotated[float | None, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)] = None
     drain: bool | None = None
 

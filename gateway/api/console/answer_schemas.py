@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gateway.api.answer_schemas import Count
+from gateway.api.answer_schemas import Count, Described
 
 
-class _Facts(BaseModel):
+class _Facts(Described):
     model_config = ConfigDict(extra="forbid")
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gateway.api.answer_schemas import Count
+from gateway.api.answer_schemas import Count, Described
 from gateway.api.auth import Caller
 from gateway.api.console.looks import Console
 from gateway.api.routing import Name, Router, needs, refusals
@@ -21,7 +21,7 @@ from gateway.errors import NotFound
 router = Router()
 
 
-class RequestSeen(BaseModel):
+class RequestSeen(Described):
     """Members that are not known are not there."""
 
     id: Annotated[str, Field(description="The `x-request-id` of its answer.")]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gateway.api.answer_schemas import Continued, Error
+from gateway.api.answer_schemas import Continued, Described, Error
 from gateway.api.routing import Schema, reference
 
 Count = Annotated[int, Field(ge=0)]
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(BaseModel):
+class OutputText(Described):
     type: Literal["output_text"]
     text: str
     annotations: Annotated[list[Any], Field(max_length=0)]
     logprobs: list[dict[str, Any]]
 
 
-class OutputMessage(BaseModel):
+class OutputMessage(Described):
     id: str
     type: Literal["message"]
     status: _ItemStatus
@@ -28,12 +28,12 @@ class OutputMessage(BaseModel):
     content: list[OutputText]
 
 
-class ThoughtText(BaseModel):
+class ThoughtText(Described):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class OutputReasoning(BaseModel):
+class OutputReasoning(Described):
     """`summary` are the thoughts themselves, where one was asked for."""
 
     id: str
@@ -44,7 +44,7 @@ class OutputReasoning(BaseModel):
     encrypted_content: str | None = None
 
 
-class OutputFunctionCall(BaseModel):
+class OutputFunctionCall(Described):
     id: str
     type: Literal["function_call"]
     status: _ItemStatus
@@ -53,7 +53,7 @@ class OutputFunctionCall(BaseModel):
     arguments: str
 
 
-class OutputCustomToolCall(BaseModel):
+class OutputCustomToolCall(Described):
     id: str
     type: Literal["custom_tool_call"]
     status: _ItemStatus
@@ -62,16 +62,16 @@ class OutputCustomToolCall(BaseModel):
     input: str
 
 
-class InputDetails(BaseModel):
+class InputDetails(Described):
     cached_tokens: Count
     cache_write_tokens: Count
 
 
-class OutputDetails(BaseModel):
+class OutputDetails(Described):
     reasoning_tokens: Count
 
 
-class ResponseUsage(BaseModel):
+class ResponseUsage(Described):
     input_tokens: Count
     input_tokens_details: InputDetails
     output_tokens: Count
@@ -79,16 +79,16 @@ class ResponseUsage(BaseModel):
     total_tokens: Count
 
 
-class ResponseFailure(BaseModel):
+class ResponseFailure(Described):
     code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
     message: str
 
 
-class IncompleteDetails(BaseModel):
+class IncompleteDetails(Described):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseObject(BaseModel):
+class ResponseObject(Described):
     """Members that the request has said come back as OpenAI writes them."""
 
     id: str
@@ -111,7 +111,7 @@ class ResponseObject(BaseModel):
     metadata: dict[str, str]
 
 
-class ResponseEvent(BaseModel):
+class ResponseEvent(Described):
     """`response.created` and `response.in_progress`; each item from `response.output_item.added` to
     `response.output_item.done`; then `response.completed` or `response.incomplete`. One that fails
     ends with `response.failed` and `error`."""
@@ -144,7 +144,7 @@ class ResponseEvent(BaseModel):
     sequence_number: Count
 
 
-class InputTokens(BaseModel):
+class InputTokens(Described):
     object: Literal["response.input_tokens"]
     input_tokens: Count
 

@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from gateway.api.answer_schemas import Count
+from gateway.api.answer_schemas import Count, Described
 from gateway.api.messages import Strict
 from gateway.api.responses import items
 from gateway.api.responses.chats import validated
@@ -63,7 +63,7 @@ class ConversationDeleted(Strict):
     deleted: Literal[True] = True
 
 
-class ConversationItem(BaseModel):
+class ConversationItem(Described):
     """One of input or output, as a response has it."""
 
     id: str
