@@ -191,6 +191,7 @@ class GenerationRequest(Strict):
             token_ids=bool(self.return_token_ids),
             guide_param=param,
             guide_parts=self.guide_parts,
+            looser_guide=self.looser_guide,
             caller=caller,
         )
 
@@ -243,3 +244,7 @@ class GenerationRequest(Strict):
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
         """What the guide is made of where that is several, with their parameters."""
         return ()
+
+    def looser_guide(self) -> Guide | None:
+        """What to be content with where no engine can enforce the guide."""
+        return None

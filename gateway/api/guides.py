@@ -11,24 +11,31 @@ from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
 from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
+from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
 # The guide type `json` alone would allow an array as well.
-_OBJECT = Guide("json_schema", '{"type":"object"}')
+_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-def format_guide(wanted: ResponseFormat) -> Guide | None:
-    """`response_format` of OpenAI; None for plain text."""
+def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
+    """`response_format` of OpenAI, as a JSON schema; None for plain text."""
     if wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return Guide("json_schema", _dump(wanted.schema_)) if wanted.schema_ else _OBJECT
+        return wanted.schema_ or _OBJECT
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise InvalidRequest(
             "response_format.json_schema.schema: must be given for type json_schema.",
             param="response_format",
         )
-    return Guide("json_schema", _dump(wanted.json_schema.schema_))
+    return wanted.json_schema.schema_
+
+
+def format_guide(wanted: ResponseFormat) -> Guide | None:
+    """The same as a guide."""
+    schema = format_schema(wanted)
+    return None if schema is None else Guide("json_schema", _dump(schema))
 
 
 def structured_guide(wanted: StructuredOutputs) -> Guide:
@@ -52,7 +59,31 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
         if isinstance(schema, str):
             schema = load(schema.encode(), "structured_outputs.json")
         return Guide("json_schema", _dump(schema))
-    return _OBJECT
+    return Guide("json_schema", _dump(_OBJECT))
+
+
+def either_guide(
+    either: Either,
+    wanted: ResponseFormat,
+    tools: list[Tool],
+    *,
+    parallel: bool,
+    strict_alone: bool = False,
+) -> Guide:
+    """What an answer must match that is calls or in the format.
+
+    `strict_alone` leaves the arguments of tools that are not strict to the model; so does a schema
+    of theirs that cannot be part of a guide. Raises InvalidRequest for any other.
+    """
+    functions = {tool.function.name: tool.function.parameters for tool in tools}
+    held = {tool.function.name: None for tool in tools if tool.function.strict or not strict_alone}
+    schema = format_schema(wanted) or {}
+    try:
+        return Guide("json_schema", either.guide(schema, functions, held, parallel=parallel))
+    except InvalidRequest:
+        if strict_alone:
+            raise
+        return either_guide(either, wanted, tools, parallel=parallel, strict_alone=True)
 
 
 def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guide:
@@ -73,6 +104,13 @@ def guides_of_tools(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int
     """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
+            yield index, Guide("json_schema", arguments_guide(tool.function.parameters))
+
+
+def guides_of_strict_tools(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:
+    """The same of `either_guide`."""
+    for index, tool in enumerate(tools):
+        if tool.function.strict:
             yield index, Guide("json_schema", arguments_guide(tool.function.parameters))
 
 

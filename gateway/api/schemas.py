@@ -11,7 +11,13 @@ from pydantic import Field, model_validator
 
 from gateway.api.field_types import TokenIds, Whole, or_unset
 from gateway.api.generation_request import GenerationRequest
-from gateway.api.guides import guides_of_tools, tool_guide
+from gateway.api.guides import (
+    either_guide,
+    format_schema,
+    guides_of_strict_tools,
+    guides_of_tools,
+    tool_guide,
+)
 from gateway.api.messages import (
     Messages,
     NamedChoice,
@@ -27,6 +33,7 @@ from gateway.generation import (
     Options,
 )
 from gateway.parsers.message import MessageForm
+from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
 _MOST_BESIDE_THE_PROMPT = 64 * 1024
@@ -83,6 +90,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     def guide(self) -> tuple[Guide | None, str | None]:
         guide, param = super().guide()
+        if (either := self._either_guide()) is not None:
+            return either, param
         if self.forced is None:
             return guide, param
         if guide is not None:
@@ -91,16 +100,36 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if not self.tools:
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
-        parallel = self.parallel_tool_calls is not False
-        return tool_guide(self.tools, self.forced, parallel=parallel), "tool_choice"
+        return tool_guide(self.tools, self.forced, parallel=self._parallel), "tool_choice"
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        if self.forced is None:
+        tools = self.tools or []
+        parts: list[tuple[Guide, str]] = []
+        if self.forced is not None:
+            of_tools = guides_of_tools(tools, self.forced)
+        elif self.either is not None:
+            guide, param = super().guide()
+            parts += [(guide, param)] if guide and param else []
+            of_tools = guides_of_strict_tools(tools)
+        else:
             return ()
-        return [
-            (guide, f"tools[{index}].function.parameters")
-            for index, guide in guides_of_tools(self.tools or [], self.forced)
-        ]
+        parts += [(guide, f"tools[{index}].function.parameters") for index, guide in of_tools]
+        return parts
+
+    def looser_guide(self) -> Guide | None:
+        return self._either_guide(strict_alone=True)
+
+    def _either_guide(self, *, strict_alone: bool = False) -> Guide | None:
+        either, wanted, tools = self.either, self.response_format, self.tools or []
+        if either is None or wanted is None:
+            return None
+        return either_guide(
+            either, wanted, tools, parallel=self._parallel, strict_alone=strict_alone
+        )
+
+    @property
+    def _parallel(self) -> bool:
+        return self.parallel_tool_calls is not False
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
@@ -116,19 +145,32 @@ class ChatCompletionRequest(GenerationRequest):
         Where the model decides whether it calls, its arguments could be guided from where a call
         begins: by a structural tag, which no release of the model repository takes.
         """
-        if self.forced is not None or self.tool_choice == "none":
+        if self.forced is not None or self.either is not None or self.tool_choice == "none":
             return None
         strict = (i for i, tool in enumerate(self.tools or ()) if tool.function.strict)
         return next((f"tools[{index}].function.strict" for index in strict), None)
 
     @property
     def tools_beside_format(self) -> bool:
-        """Whether no tool can be called because a format holds from the answer's first token on.
-
-        At OpenAI a model may call even so; a guide that allows either takes a structural tag, too.
+        """Whether no tool can be called because a format holds from the answer's first token on,
+        and it is none that calls can be told from.
         """
-        if not self.tools or self.forced is not None or self.tool_choice == "none":
-            return False
+        return self._tools_may_be_called and self._formatted and self.either is None
+
+    @property
+    def either(self) -> Either | None:
+        """The calls that an answer in a format may be in its place, None where none may."""
+        wanted = self.response_format
+        if wanted is None or self.structured_outputs is not None or not self._tools_may_be_called:
+            return None
+        return Either.beside(format_schema(wanted))
+
+    @property
+    def _tools_may_be_called(self) -> bool:
+        return bool(self.tools) and self.forced is None and self.tool_choice != "none"
+
+    @property
+    def _formatted(self) -> bool:
         plain = self.response_format is None or self.response_format.type == "text"
         return not plain or self.structured_outputs is not None
 
@@ -221,3 +263,8 @@ class CompletionRequest(GenerationRequest):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
+
+
+# Every gateway is asked for one of these soon, and then its streams should not wait for it.
+ChatCompletionRequest.model_rebuild()
+CompletionRequest.model_rebuild()

@@ -153,29 +153,30 @@ def _message_form(
 ) -> MessageForm | None:
     """How to read the answer; None when it is plain text."""
     tools = None
+    guided_calls = wanted.forced or wanted.either
     if wanted.offered_tools:
         tools = chat.tool_form
-        if tools is None and wanted.forced is None:
+        if tools is None and guided_calls is None:
             raise UnsupportedParameter(
                 "This model's chat template teaches no known form of tool calls; "
                 "GATEWAY_TOOL_FORM can name one.",
                 param="tools",
             )
-        if guided and wanted.forced is None:
+        if guided and guided_calls is None:
             tools = None  # what matches a format is an answer, even one that looks like a call
     reasoning = None if guided else chat.reasoning_tags
     channel = None
     if chat.tool_form == "openai" and not guided:
         channel = harmony.begun(prompt)
-    if tools is None and reasoning is None and channel is None and wanted.forced is None:
+    if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
     # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
-    # limit would bound them, and the guide of a forced call knows the types of its arguments.
-    typed = wanted.tools if tools is not None and wanted.forced is None else None
+    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    typed = wanted.tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
         functions={tool.function.name: tool.function.parameters for tool in typed or ()},
-        forced=wanted.forced,
+        guided=guided_calls,
         parallel=wanted.parallel_tool_calls is not False,
         reasoning=reasoning,
         reasoning_open=reasoning is not None and is_open(prompt, reasoning),

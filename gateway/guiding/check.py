@@ -50,6 +50,9 @@ class GuideCheck:
                 f"{param}: this key may not use guided decoding.", param=param
             )
         refusal, text = await self._verdict(guide, backend, caller.tenant)
+        if refusal is not None and (looser := options.looser_guide()) is not None:
+            guide = looser
+            refusal, text = await self._verdict(guide, backend, caller.tenant)
         if refusal is None:
             params = replace(options.params, guide=replace(guide, text=text))
             return replace(options, params=params)

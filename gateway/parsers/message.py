@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.parsers.harmony import MARKERS, HarmonyParser
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
+from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.events import CallStart, Content, Event, Reasoning
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS, Form
@@ -21,7 +22,7 @@ class MessageForm:
     """How to read the choices of one request.
 
     `tools` is the form of calls the model was taught, None when no tools were offered, and
-    `functions` are those. With a `forced` call the whole text is guided JSON in place of that form,
+    `functions` are those. With `guided` calls the whole text is guided JSON in place of that form,
     and `functions` are of no use. `parallel` False keeps the first call only. `reasoning` are the
     model's tags, `reasoning_open` whether the prompt already opened them. A model that writes in
     harmony's channels has none: `channel` is then what the prompt has begun (`harmony.begun`), and
@@ -30,7 +31,7 @@ class MessageForm:
 
     tools: Form | None = None
     functions: Functions = field(default_factory=dict)
-    forced: ForcedCall | None = None
+    guided: ForcedCall | Either | None = None
     parallel: bool = True
     reasoning: Tags | None = None
     reasoning_open: bool = False
@@ -41,11 +42,11 @@ class MessageForm:
         if self.channel is not None:
             return MARKERS
         tags = tuple(self.reasoning or ())
-        return tags + (PARSERS[self.tools].markers if self.tools and self.forced is None else ())
+        return tags + (PARSERS[self.tools].markers if self.tools and self.guided is None else ())
 
     def parser(self) -> ToolParser | HarmonyParser | None:
-        if self.forced is not None:
-            return self.forced.parser()
+        if self.guided is not None:
+            return self.guided.parser()
         if self.channel is not None:
             return HarmonyParser(self.channel, calls=self.tools is not None)
         return PARSERS[self.tools](self.functions) if self.tools else None
@@ -64,7 +65,7 @@ class MessageReader:
     @property
     def called(self) -> bool:
         """Whether a call ends the turn; a function that was named does not, as at OpenAI."""
-        if self._form.forced is not None and self._form.forced.name is not None:
+        if self._form.guided is not None and self._form.guided.name is not None:
             return False
         return self._parser is not None and self._parser.calls > 0
 

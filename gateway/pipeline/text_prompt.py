@@ -112,8 +112,8 @@ async def text_prompt(
 
 def _check_markers(prompts: Prompts, model: TextModel, options: Options) -> None:
     form = options.params.message
-    # A forced call is guided JSON and has no marks.
-    if form is None or form.forced or not model.skips_special_tokens:
+    # Guided calls are JSON and have no marks.
+    if form is None or form.guided or not model.skips_special_tokens:
         return
     added = prompts.tokenizer.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}

@@ -7,16 +7,19 @@ from collections.abc import Callable, Iterator
 
 from hypothesis import strategies as st
 
+from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
 from gateway.parsers.tools.forced import ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import ToolParser
 
-# Every form, and what reads the two kinds of forced calls.
+# Every form, and what reads the two kinds of forced calls, and calls in an answer's place.
 MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
     "named": lambda: ForcedToolParser("f"),
+    "either": Either(bare=True).parser,
+    "either, named": Either(bare=True, named=True).parser,
 }
 
 

@@ -196,6 +196,60 @@ def test_parallel_calls_can_be_forbidden(client: openai.OpenAI) -> None:
         assert len(message.tool_calls or []) == 1
 
 
+FORMAT: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "reply",
+        "schema": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_tools_beside_a_format_are_called_or_it_is_kept(client: openai.OpenAI) -> None:
+    """The model wants its own tags, which the guide does not allow: it goes on with the JSON."""
+    message, finish = _ask(client, response_format=FORMAT)
+    assert (finish, message.content) == ("tool_calls", None)
+    [call] = message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    # What ended its calls was their tag, so that it may say more of a city.
+    assert json.loads(call.function.arguments)["city"].startswith("Paris")
+    streamed, streamed_finish = _stream(client, response_format=FORMAT)
+    assert (streamed_finish, streamed["content"]) == ("tool_calls", "")
+    assert streamed["tool_calls"][0]["function"]["arguments"] == call.function.arguments
+    answered: list[Any] = [
+        *QUESTION,
+        message.model_dump(),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
+    ]
+    last = client.chat.completions.create(
+        messages=answered, response_format=FORMAT, **OPTIONS
+    ).choices[0]
+    assert last.finish_reason == "stop"
+    assert json.loads(last.message.content or "").keys() == {"city"}
+
+
+def test_a_strict_tool_beside_a_format_is_held_to_its_schema(client: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": TIME["function"] | {"strict": True}}
+    question: list[Any] = [{"role": "user", "content": "What is the time in Paris?"}]
+    for seed in range(5):
+        raw = client.chat.completions.with_raw_response.create(
+            messages=question,
+            **OPTIONS | {"tools": [strict], "temperature": 1, "seed": seed},
+            response_format=FORMAT,
+        )
+        assert "x-ignored-parameters" not in raw.headers
+        message = raw.parse().choices[0].message
+        for call in message.tool_calls or ():
+            assert call.type == "function"
+            assert json.loads(call.function.arguments)["city"] in ("Oslo", "Lima")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -7,11 +7,12 @@ where a list of one was 20 times). A JSON schema says all of it, so every engine
 all can do this; the tags of the forms would need a grammar for each.
 
 What the output's limit cuts is a call as far as it is known; the guide's JSON is never content.
+`either` has the same where an answer may come in the calls' place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,32 +80,41 @@ def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> st
     `functions` maps names to `parameters`, as requests have them. Raises InvalidRequest if one
     refers to another document.
     """
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "enum": [name]},
-                "arguments": {"$ref": f"{_ROOT}{index}"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for index, name in enumerate(functions)
-    ]
-    schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    schema["maxItems"] = _MAX_CALLS if parallel else 1
+    calls = [call([name], {"$ref": f"{_ROOT}{index}"}) for index, name in enumerate(functions)]
+    schema = calls_list(calls, parallel=parallel)
     # Each function's schema stands here whole, so its references only gain a prefix and the names
     # in its own `$defs` cannot clash with another's.
     schema["$defs"] = {
-        f"arguments{index}": _moved(_arguments(parameters), name, f"{_ROOT}{index}", 0)
+        f"arguments{index}": moved_arguments(name, parameters, f"{_ROOT}{index}")
         for index, (name, parameters) in enumerate(functions.items())
     }
     return orjson.dumps(schema).decode()
 
 
+def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Schema:
+    """One call of any of these functions, with arguments of this schema."""
+    return {
+        "type": "object",
+        "properties": {"name": {"type": "string", "enum": [*names]}, key: arguments},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def calls_list(calls: Sequence[Schema], *, parallel: bool) -> Schema:
+    most = _MAX_CALLS if parallel else 1
+    return {"type": "array", "minItems": 1, "items": {"anyOf": [*calls]}, "maxItems": most}
+
+
 def arguments_guide(parameters: Schema | None) -> str:
     """The JSON schema of the arguments of a function with these `parameters`."""
     return orjson.dumps(_arguments(parameters)).decode()
+
+
+def moved_arguments(function: str, parameters: Schema | None, root: str) -> Any:
+    """The same as a part of another document, at `root`. Raises InvalidRequest."""
+    what = f"tools: the parameters of {function}"
+    return moved(_arguments(parameters), root, what, param="tools")
 
 
 def _arguments(parameters: Schema | None) -> Schema:
@@ -119,34 +129,37 @@ def _arguments(parameters: Schema | None) -> Schema:
     return {"type": "object", "additionalProperties": True} | parameters
 
 
-def _moved(schema: Any, function: str, root: str, depth: int) -> Any:
-    """A copy of a schema in which references to its root lead to `root`."""
+def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
+    """A copy of a schema in which references to its root lead to `root`.
+
+    Raises InvalidRequest, which names `param` and begins with `what`, if it refers to another
+    document or is nested too deep.
+    """
     if depth > _MAX_DEPTH:
-        raise InvalidRequest(
-            f"tools: the parameters of {function} are nested more than {_MAX_DEPTH} levels deep.",
-            param="tools",
-        )
+        raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)
+
+    def within(part: Any) -> Any:
+        return moved(part, root, what, param=param, depth=depth + 1)
+
     if isinstance(schema, list):
-        return [_moved(item, function, root, depth + 1) for item in schema]
+        return [within(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved: Schema = {}
+    copy: Schema = {}
     for keyword, value in schema.items():
         if keyword == "$ref" and isinstance(value, str):
             if not value.startswith("#"):
                 raise InvalidRequest(
-                    f"tools: the parameters of {function} refer to {value}; only references"
-                    " within the schema, which begin with #, can be followed.",
-                    param="tools",
+                    f"{what} refer to {value}; only references within the schema, which begin"
+                    " with #, can be followed.",
+                    param=param,
                 )
-            moved[keyword] = root + value[1:]
+            copy[keyword] = root + value[1:]
         elif keyword in _MAPS and isinstance(value, dict):
-            moved[keyword] = {
-                name: _moved(part, function, root, depth + 1) for name, part in value.items()
-            }
+            copy[keyword] = {name: within(part) for name, part in value.items()}
         elif keyword in _DATA:
-            moved[keyword] = value
+            copy[keyword] = value
         # These would give the schema, and so its references, another base than the document.
         elif keyword not in {"$id", "$schema"}:
-            moved[keyword] = _moved(value, function, root, depth + 1)
-    return moved
+            copy[keyword] = within(value)
+    return copy

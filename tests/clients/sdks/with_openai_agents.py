@@ -84,6 +84,13 @@ async def structured() -> None:
     assert isinstance(answer.final_output, Person)
 
 
+async def structured_with_tools() -> None:
+    """It may call although an answer must be a `Person`."""
+    once = {"tools": [get_weather], "tool_use_behavior": "stop_on_first_tool"}
+    found = await Runner.run(agent(output_type=Person, **once), WEATHER)
+    assert found.new_items[0].raw_item.name == "get_weather"
+
+
 async def refusals() -> None:
     for model, prompt, code in (
         ("nobody", CAPITAL, "model_not_found"),
@@ -96,4 +103,4 @@ async def refusals() -> None:
 
 if __name__ == "__main__":
     set_tracing_disabled(True)
-    run(chat, stream, tools, forced, structured, refusals)
+    run(chat, stream, tools, forced, structured, structured_with_tools, refusals)

@@ -125,8 +125,19 @@ def test_strict_is_a_hint_where_the_model_decides_whether_it_calls(choice: dict[
     assert _chat(tools=tools[:1], strict=True, **choice).hints == ()
 
 
+def _answers(schema: dict[str, Any]) -> dict[str, Any]:
+    said = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    return {"response_format": said}
+
+
 @pytest.mark.parametrize(
-    "form", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
+    "form",
+    [
+        {"structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"json_object": True}},
+        _answers({"type": "array", "items": {"type": "string"}}),
+        _answers({"anyOf": [{"type": "object"}, {"type": "array"}]}),
+    ],
 )
 def test_tools_are_a_hint_where_a_format_rules_calls_out(form: dict[str, Any]) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -139,6 +150,42 @@ def test_tools_are_a_hint_where_a_format_rules_calls_out(form: dict[str, Any]) -
     assert _chat(tools=tools, strict=True, **text).hints == ()
     # A forced call excludes a format, and is refused for that.
     assert _chat(tools=tools, tool_choice="required", strict=True, **form).hints == ()
+
+
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_object"}}, _answers({"type": "object"})]
+)
+def test_tools_may_be_called_where_the_format_is_an_object(form: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    assert _chat(tools=tools, strict=True, **form).hints == ()
+
+
+def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
+    elsewhere = {"type": "object", "properties": {"a": {"$ref": "other.json"}}}
+    odd = {"type": "object", "properties": {"a": {"not": {}}}}
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": odd}},
+        {"type": "function", "function": {"name": "g", "strict": True}},
+    ]
+    chat = _chat(tools=tools, response_format={"type": "json_object"}).request
+    guide, param = chat.guide()
+    looser = chat.looser_guide()
+    assert param == "response_format"
+    assert guide is not None
+    assert looser is not None
+    assert '"not"' in guide.text
+    assert '"not"' not in looser.text
+    assert [name for _, name in chat.guide_parts()] == [
+        "response_format",
+        "tools[1].function.parameters",
+    ]
+    tools[0]["function"]["parameters"] = elsewhere
+    guide, _ = _chat(tools=tools, response_format={"type": "json_object"}).request.guide()
+    assert guide == looser
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(InvalidRequest, match=r"other\.json") as caught:
+        _chat(tools=tools, response_format={"type": "json_object"}).request.guide()
+    assert caught.value.param == "tools"
 
 
 def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:

@@ -64,7 +64,7 @@ async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) -> None:
-    """Not even where the form of calls is JSON of the same names."""
+    """Not even where the form of calls is JSON of the same names: here any object is an answer."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
         'Use {"name": function name, "parameters": {}}. {{ messages | length }}'
@@ -78,11 +78,88 @@ async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) ->
         running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
     ):
         answer = await client.post("/v1/chat/completions", json=body)
-    assert answer.headers["x-ignored-parameters"] == "tools"
+    assert "x-ignored-parameters" not in answer.headers
     if not stream:
         [choice] = answer.json()["choices"]
         assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
     assert "tool_calls" not in answer.text
+
+
+ANSWERS = {
+    "type": "object",
+    "properties": {"title": {"type": "string"}},
+    "required": ["title"],
+    "additionalProperties": False,
+}
+IN_A_FORMAT: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": TOOLS,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": ANSWERS}},
+    },
+    "/v1/responses": {
+        "input": "?",
+        "tools": [{"type": "function", **TOOLS[0]["function"]}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": ANSWERS}},
+    },
+    "/v1/messages": {
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": [{"name": "find", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        "output_config": {"format": {"type": "json_schema", "schema": ANSWERS}},
+    },
+}
+
+
+def _found(path: str, answer: dict[str, Any]) -> tuple[list[Any], str | None]:
+    """The arguments of the calls of an answer, and its text."""
+    if path == "/v1/messages":
+        blocks = answer["content"]
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        calls = [block["input"] for block in blocks if block["type"] == "tool_use"]
+    elif path == "/v1/responses":
+        items = answer["output"]
+        texts = [item["content"][0]["text"] for item in items if item["type"] == "message"]
+        calls = [json.loads(i["arguments"]) for i in items if i["type"] == "function_call"]
+    else:
+        message = answer["choices"][0]["message"]
+        texts = [message["content"]]
+        calls = [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls") or ()]
+    return calls, next(iter(texts), None)
+
+
+@pytest.mark.parametrize("path", IN_A_FORMAT)
+async def test_tools_beside_a_format_are_called_or_it_is_kept(tmp_path: Path, path: str) -> None:
+    """One guide allows the answer, calls in a list, and one without; which came tells the first
+    member's name.
+    """
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<tool_call> {{ messages | length }}")
+    body = {"model": "m"} | IN_A_FORMAT[path]
+    found = []
+    for text in (
+        '{"title": "Name, arguments"}',
+        '{"name": "find", "arguments": {"isbn": "2"}}',
+        ' {\n"name": "find", "parameters": {"isbn": "2"}}',
+        '[{"name": "find", "arguments": {"isbn": "2"}}, {"name": "find", "arguments": {}}]',
+    ):
+        engine = FakeTriton(tokens=ids_of(tmp_path, text), fault=None, step=0)
+        async with (
+            serving(engine) as endpoint,
+            running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
+        ):
+            answer = await client.post(path, json=body)
+        assert "x-ignored-parameters" not in answer.headers, answer.text
+        found.append(_found(path, answer.json()))
+        [request] = engine.requests
+        names = [tensor.name for tensor in request.inputs]
+        assert "guided_decoding_guide" in names
+    assert found == [
+        ([], '{"title": "Name, arguments"}'),
+        ([{"isbn": "2"}], None),
+        ([{"isbn": "2"}], None),
+        ([{"isbn": "2"}, {}], None),
+    ]
 
 
 async def test_kimi_is_shown_ids_of_its_own(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import termios
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -247,6 +248,23 @@ async def test_a_guide_of_several_names_the_part_that_is_wrong(guides: GuideChec
     with pytest.raises(InvalidRequest, match="type: found 'foo'") as raised:
         await guides.checked(options, "xgrammar")
     assert raised.value.param == "tools[1]"
+
+
+async def test_a_looser_guide_does_where_the_first_cannot_be_enforced(guides: GuideCheck) -> None:
+    bad, good = Guide("json_schema", '{"type":"foo"}'), Guide("json_schema", '{"type":"null"}')
+    options = Options(
+        seed=0,
+        params=GenerationParams(guide=bad),
+        guide_param="response_format",
+        looser_guide=lambda: good,
+    )
+    found = await guides.checked(options, "xgrammar")
+    assert found.params.guide == good
+    with pytest.raises(InvalidRequest, match="type: found 'foo'"):
+        await guides.checked(replace(options, looser_guide=lambda: bad), "xgrammar")
+    # One that can be enforced is.
+    options = replace(options, params=GenerationParams(guide=good), looser_guide=lambda: bad)
+    assert (await guides.checked(options, "xgrammar")).params.guide == good
 
 
 def _of_tools(whole: str, many: int) -> tuple[Options, list[int]]:

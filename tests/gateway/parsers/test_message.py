@@ -34,7 +34,7 @@ def test_only_the_first_call_is_kept_where_parallel_ones_are_forbidden() -> None
 
 def test_a_named_call_does_not_end_the_turn() -> None:
     reader, events = _read(
-        MessageForm(forced=ForcedCall("f")), '[{"name": "f", "arguments": {"x":1}}]'
+        MessageForm(guided=ForcedCall("f")), '[{"name": "f", "arguments": {"x":1}}]'
     )
     assert any(isinstance(event, CallStart) for event in events)
     assert not reader.called

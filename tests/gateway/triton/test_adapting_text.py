@@ -125,7 +125,7 @@ async def test_a_bias_goes_along_only_as_words_of_one_token(prompts: Prompts) ->
     [
         (MessageForm(tools="mistral"), True, False),
         (MessageForm(tools="mistral"), False, True),
-        (MessageForm(tools="mistral", forced=ForcedCall()), True, True),
+        (MessageForm(tools="mistral", guided=ForcedCall()), True, True),
         (MessageForm(tools="hermes"), True, True),
         (MessageForm(), True, True),
     ],
