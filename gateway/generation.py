@@ -187,7 +187,7 @@ class Options:
     """The parameter that asked for the guide, for errors."""
     guide_parts: Callable[[], Sequence[tuple[Guide, str]]] = tuple
     """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
-    looser_guide: Callable[[], Guide | None] = lambda: None
+    looser_guide: Guide | None = None
     """What to be content with where no engine can enforce the guide."""
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""

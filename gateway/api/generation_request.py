@@ -191,7 +191,7 @@ class GenerationRequest(Strict):
             token_ids=bool(self.return_token_ids),
             guide_param=param,
             guide_parts=self.guide_parts,
-            looser_guide=self.looser_guide,
+            looser_guide=self.looser_guide(),
             caller=caller,
         )
 

@@ -11,7 +11,7 @@ from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
 from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
-from gateway.parsers.tools.either import Either
+from gateway.parsers.tools.either import either_schema
 from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guide
 
 # The guide type `json` alone would allow an array as well.
@@ -63,12 +63,7 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
 
 
 def either_guide(
-    either: Either,
-    wanted: ResponseFormat,
-    tools: list[Tool],
-    *,
-    parallel: bool,
-    strict_alone: bool = False,
+    wanted: ResponseFormat, tools: list[Tool], *, parallel: bool, strict_alone: bool = False
 ) -> Guide:
     """What an answer must match that is calls or in the format.
 
@@ -79,11 +74,11 @@ def either_guide(
     held = {tool.function.name: None for tool in tools if tool.function.strict or not strict_alone}
     schema = format_schema(wanted) or {}
     try:
-        return Guide("json_schema", either.guide(schema, functions, held, parallel=parallel))
+        return Guide("json_schema", either_schema(schema, functions, held, parallel=parallel))
     except InvalidRequest:
         if strict_alone:
             raise
-        return either_guide(either, wanted, tools, parallel=parallel, strict_alone=True)
+        return either_guide(wanted, tools, parallel=parallel, strict_alone=True)
 
 
 def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guide:

@@ -73,7 +73,8 @@ def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
         if wish := request.strict_unenforced:
             if strict:
                 raise UnsupportedParameter(
-                    f"{wish} is not supported by this server unless tool_choice forces a call.",
+                    f"{wish} is not supported by this server unless tool_choice forces a call or "
+                    "response_format has an object's properties.",
                     param=wish,
                 )
             hints.append("tools.function.strict")
@@ -90,7 +91,7 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
         return []
     if strict:
         raise UnsupportedParameter(
-            "tools: none can be called in an answer that must match a format.", param="tools"
+            "tools: none can be called in an answer that must match this format.", param="tools"
         )
     return ["tools"]
 

@@ -35,6 +35,7 @@ from gateway.generation import (
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
+from guides.kinds import MAX_CHARS
 
 _MOST_BESIDE_THE_PROMPT = 64 * 1024
 """Bytes."""
@@ -90,8 +91,9 @@ class ChatCompletionRequest(GenerationRequest):
 
     def guide(self) -> tuple[Guide | None, str | None]:
         guide, param = super().guide()
-        if (either := self._either_guide()) is not None:
-            return either, param
+        if guide is not None and (either := self._either_guide()) is not None:
+            too_long = len(either.text) > MAX_CHARS >= len(guide.text)
+            return either, "tools" if too_long else param
         if self.forced is None:
             return guide, param
         if guide is not None:
@@ -117,15 +119,15 @@ class ChatCompletionRequest(GenerationRequest):
         return parts
 
     def looser_guide(self) -> Guide | None:
+        if all(tool.function.strict for tool in self.tools or ()):
+            return None
         return self._either_guide(strict_alone=True)
 
     def _either_guide(self, *, strict_alone: bool = False) -> Guide | None:
-        either, wanted, tools = self.either, self.response_format, self.tools or []
-        if either is None or wanted is None:
+        wanted, tools = self.response_format, self.tools or []
+        if self.either is None or wanted is None:
             return None
-        return either_guide(
-            either, wanted, tools, parallel=self._parallel, strict_alone=strict_alone
-        )
+        return either_guide(wanted, tools, parallel=self._parallel, strict_alone=strict_alone)
 
     @property
     def _parallel(self) -> bool:
@@ -153,7 +155,7 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def tools_beside_format(self) -> bool:
         """Whether no tool can be called because a format holds from the answer's first token on,
-        and it is none that calls can be told from.
+        and is one that calls could not be told from.
         """
         return self._tools_may_be_called and self._formatted and self.either is None
 

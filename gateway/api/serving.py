@@ -156,7 +156,7 @@ def _message_form(
     guided_calls = wanted.forced or wanted.either
     if wanted.offered_tools:
         tools = chat.tool_form
-        if tools is None and guided_calls is None:
+        if tools is None and wanted.forced is None:
             raise UnsupportedParameter(
                 "This model's chat template teaches no known form of tool calls; "
                 "GATEWAY_TOOL_FORM can name one.",

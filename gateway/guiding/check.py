@@ -43,15 +43,19 @@ class GuideCheck:
         """
         guide, param = options.params.guide, options.guide_param
         caller = options.caller
-        if guide is None or caller.guides == "unchecked":
+        if guide is None:
             return options
+        if caller.guides == "unchecked":
+            # An engine may end all its requests over what nobody was promised.
+            params = replace(options.params, guide=options.looser_guide or guide)
+            return replace(options, params=params) if options.looser_guide else options
         if caller.guides == "none":
             raise UnsupportedParameter(
                 f"{param}: this key may not use guided decoding.", param=param
             )
         refusal, text = await self._verdict(guide, backend, caller.tenant)
-        if refusal is not None and (looser := options.looser_guide()) is not None:
-            guide = looser
+        if refusal is not None and options.looser_guide is not None:
+            guide = options.looser_guide
             refusal, text = await self._verdict(guide, backend, caller.tenant)
         if refusal is None:
             params = replace(options.params, guide=replace(guide, text=text))
@@ -64,7 +68,8 @@ class GuideCheck:
                 refusal, param = alone.refusal, name
                 break
         else:
-            if len(parts) > _PARTS:
+            # Where the first part is what asked for the guide, the others are tools beside it.
+            if len(parts) > _PARTS or (len(parts) > 1 and parts[0][1] == param):
                 param = "tools"
         raise InvalidRequest(f"{param}: cannot be enforced: {refusal}.", param=param)
 

@@ -18,8 +18,8 @@ MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
     "named": lambda: ForcedToolParser("f"),
-    "either": Either(bare=True).parser,
-    "either, named": Either(bare=True, named=True).parser,
+    "either": Either(named=False).parser,
+    "either, named": Either(named=True).parser,
 }
 
 

@@ -39,7 +39,10 @@ CALL = (
 )
 ANSWER = f"{THOUGHT}<|channel|>final<|message|>4"
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-SCHEMA = {"type": "json_schema", "schema": {"type": "object"}}
+SCHEMA = {
+    "type": "json_schema",
+    "schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 ASKED: Any = [{"role": "user", "content": "2+2"}]
 
 

@@ -138,13 +138,14 @@ def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> A
     if depth > _MAX_DEPTH:
         raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)
 
+    if not isinstance(schema, list | dict):
+        return schema
+
     def within(part: Any) -> Any:
         return moved(part, root, what, param=param, depth=depth + 1)
 
     if isinstance(schema, list):
         return [within(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
     copy: Schema = {}
     for keyword, value in schema.items():
         if keyword == "$ref" and isinstance(value, str):

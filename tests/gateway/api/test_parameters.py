@@ -12,6 +12,7 @@ from gateway.api.parameters import Parsed, parse
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.ids import TemplateIds
+from guides.kinds import MAX_CHARS
 
 USER = {"role": "user", "content": "hi"}
 
@@ -135,6 +136,9 @@ def _answers(schema: dict[str, Any]) -> dict[str, Any]:
     [
         {"structured_outputs": {"regex": "a"}},
         {"structured_outputs": {"json_object": True}},
+        {"response_format": {"type": "json_object"}},
+        _answers({"type": "object"}),
+        _answers({"type": "object", "properties": {"a": {}}, "required": None}),
         _answers({"type": "array", "items": {"type": "string"}}),
         _answers({"anyOf": [{"type": "object"}, {"type": "array"}]}),
     ],
@@ -152,12 +156,12 @@ def test_tools_are_a_hint_where_a_format_rules_calls_out(form: dict[str, Any]) -
     assert _chat(tools=tools, tool_choice="required", strict=True, **form).hints == ()
 
 
-@pytest.mark.parametrize(
-    "form", [{"response_format": {"type": "json_object"}}, _answers({"type": "object"})]
-)
-def test_tools_may_be_called_where_the_format_is_an_object(form: dict[str, Any]) -> None:
+TITLE = _answers({"type": "object", "properties": {"title": {"type": "string"}}})
+
+
+def test_tools_may_be_called_where_the_format_is_an_object_of_known_properties() -> None:
     tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
-    assert _chat(tools=tools, strict=True, **form).hints == ()
+    assert _chat(tools=tools, strict=True, **TITLE).hints == ()
 
 
 def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
@@ -167,7 +171,7 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         {"type": "function", "function": {"name": "f", "parameters": odd}},
         {"type": "function", "function": {"name": "g", "strict": True}},
     ]
-    chat = _chat(tools=tools, response_format={"type": "json_object"}).request
+    chat = _chat(tools=tools, **TITLE).request
     guide, param = chat.guide()
     looser = chat.looser_guide()
     assert param == "response_format"
@@ -180,11 +184,17 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         "tools[1].function.parameters",
     ]
     tools[0]["function"]["parameters"] = elsewhere
-    guide, _ = _chat(tools=tools, response_format={"type": "json_object"}).request.guide()
+    guide, _ = _chat(tools=tools, **TITLE).request.guide()
     assert guide == looser
-    tools[0]["function"]["strict"] = True
+    # Nor is one that is too long.
+    tools[0]["function"]["parameters"] = {"type": "object", "x": "x" * MAX_CHARS}
+    chat = _chat(tools=tools, **TITLE).request
+    assert chat.guide()[1] == "tools"
+    assert chat.looser_guide() == looser
+    tools[0]["function"] |= {"parameters": elsewhere, "strict": True}
+    assert _chat(tools=tools, **TITLE).request.looser_guide() is None
     with pytest.raises(InvalidRequest, match=r"other\.json") as caught:
-        _chat(tools=tools, response_format={"type": "json_object"}).request.guide()
+        _chat(tools=tools, **TITLE).request.guide()
     assert caught.value.param == "tools"
 
 

@@ -64,7 +64,7 @@ async def test_values_have_the_types_of_the_offered_functions(tmp_path: Path) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) -> None:
-    """Not even where the form of calls is JSON of the same names: here any object is an answer."""
+    """Not even where the form of calls is JSON of the same names."""
     save_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
         'Use {"name": function name, "parameters": {}}. {{ messages | length }}'
@@ -78,7 +78,7 @@ async def test_what_matches_a_format_is_no_call(tmp_path: Path, stream: bool) ->
         running(tmp_path, endpoint, max_seq_len=512) as (client, _, _),
     ):
         answer = await client.post("/v1/chat/completions", json=body)
-    assert "x-ignored-parameters" not in answer.headers
+    assert answer.headers["x-ignored-parameters"] == "tools"
     if not stream:
         [choice] = answer.json()["choices"]
         assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
@@ -134,7 +134,7 @@ async def test_tools_beside_a_format_are_called_or_it_is_kept(tmp_path: Path, pa
     member's name.
     """
     save_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("<tool_call> {{ messages | length }}")
+    (tmp_path / "chat_template.jinja").write_text("<tool_call><function={{ messages | length }}>")
     body = {"model": "m"} | IN_A_FORMAT[path]
     found = []
     for text in (

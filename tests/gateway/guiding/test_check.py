@@ -256,15 +256,42 @@ async def test_a_looser_guide_does_where_the_first_cannot_be_enforced(guides: Gu
         seed=0,
         params=GenerationParams(guide=bad),
         guide_param="response_format",
-        looser_guide=lambda: good,
+        looser_guide=good,
     )
     found = await guides.checked(options, "xgrammar")
     assert found.params.guide == good
     with pytest.raises(InvalidRequest, match="type: found 'foo'"):
-        await guides.checked(replace(options, looser_guide=lambda: bad), "xgrammar")
+        await guides.checked(replace(options, looser_guide=bad), "xgrammar")
     # One that can be enforced is.
-    options = replace(options, params=GenerationParams(guide=good), looser_guide=lambda: bad)
+    options = replace(options, params=GenerationParams(guide=good), looser_guide=bad)
     assert (await guides.checked(options, "xgrammar")).params.guide == good
+
+
+async def test_what_is_not_checked_is_the_looser_guide(guides: GuideCheck) -> None:
+    """A schema that nobody was promised could end all requests of an engine."""
+    bad, good = Guide("json_schema", '{"type":"foo"}'), Guide("json_schema", '{"type":"null"}')
+    trusted = Caller(guides="unchecked")
+    params = GenerationParams(guide=bad)
+    options = Options(seed=0, params=params, guide_param="response_format", caller=trusted)
+    assert (await guides.checked(options, "xgrammar")).params.guide == bad
+    options = replace(options, looser_guide=good)
+    assert (await guides.checked(options, "xgrammar")).params.guide == good
+
+
+async def test_tools_beside_a_format_are_at_fault_where_each_part_is_fine(
+    guides: GuideCheck,
+) -> None:
+    bad, good = Guide("json_schema", '{"type":"foo"}'), Guide("json_schema", '{"type":"null"}')
+    options = Options(
+        seed=0,
+        params=GenerationParams(guide=bad),
+        guide_param="response_format",
+        guide_parts=lambda: [(good, "response_format"), (good, "tools[0]")],
+    )
+    for parts, param in ((options.guide_parts, "tools"), (tuple, "response_format")):
+        with pytest.raises(InvalidRequest) as raised:
+            await guides.checked(replace(options, guide_parts=parts), "xgrammar")
+        assert raised.value.param == param
 
 
 def _of_tools(whole: str, many: int) -> tuple[Options, list[int]]:
