@@ -119,7 +119,7 @@ class ChatCompletionRequest(GenerationRequest):
         return parts
 
     def looser_guide(self) -> Guide | None:
-        if all(tool.function.strict for tool in self.tools or ()):
+        if self.either is None or all(tool.function.strict for tool in self.tools or ()):
             return None
         return self._either_guide(strict_alone=True)
 
