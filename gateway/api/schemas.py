@@ -35,7 +35,6 @@ from gateway.generation import (
 from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
-from guides.kinds import MAX_CHARS
 
 _MOST_BESIDE_THE_PROMPT = 64 * 1024
 """Bytes."""
@@ -91,9 +90,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     def guide(self) -> tuple[Guide | None, str | None]:
         guide, param = super().guide()
-        if guide is not None and (either := self._either_guide()) is not None:
-            too_long = len(either.text) > MAX_CHARS >= len(guide.text)
-            return either, "tools" if too_long else param
+        if (either := self._either_guide()) is not None:
+            return either, param
         if self.forced is None:
             return guide, param
         if guide is not None:

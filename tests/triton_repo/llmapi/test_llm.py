@@ -65,7 +65,8 @@ async def test_characters_of_several_tokens_come_whole(tmp_path: Path) -> None:
             steps = llm.generate_async(PROMPT, params, streaming=True)
             texts = [step.outputs[0].text async for step in steps]
             assert texts[-1] == 2 * "\N{SLIGHTLY SMILING FACE}" + end
-            assert set("".join(texts[:-1])) == {"\N{SLIGHTLY SMILING FACE}"}
+            # Who reads late finds several steps in one, be it all of them.
+            assert set("".join(texts[:-1])) <= {"\N{SLIGHTLY SMILING FACE}"}
 
 
 async def test_the_third_position_is_that_of_an_adapter(llm: LLM) -> None:
