@@ -30,6 +30,7 @@ from xdist.workermanage import WorkerController
 from ops.local_stack.repository import REPOSITORY
 from tests.support import vector_models
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.triton_server import LONG_SEQ_LEN, STARVED, long_model
 
@@ -246,14 +247,16 @@ def long_stack(
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
 @pytest.fixture
 async def async_client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0
+        base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     ) as client:
         yield client
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from agents import OpenAIResponsesModel
@@ -21,7 +22,9 @@ async def model(stack: Stack) -> AsyncIterator[OpenAIResponsesModel]:
     from agents import OpenAIResponsesModel, set_tracing_disabled
 
     set_tracing_disabled(True)
-    async with openai.AsyncOpenAI(base_url=f"{stack.gateway}/v1", api_key="none") as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{stack.gateway}/v1", api_key="none", timeout=PATIENCE_S
+    ) as client:
         yield OpenAIResponsesModel(model="demo", openai_client=client)
 
 

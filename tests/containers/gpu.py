@@ -17,6 +17,7 @@ from gateway.config.tenants import key_hash
 from ops.commands.up import DEMO_MODEL
 from tests.containers.compose import ADMIN, Project, project
 from tests.containers.engine import TREE, Engine
+from tests.support.patience import PATIENCE_S
 from triton_repo.cpu_executor import engine as cpu_engine
 
 ADAPTERS = TREE / "demo/adapters"
@@ -55,7 +56,13 @@ class Deployment:
             ("files", (path.name, path.read_bytes())) for path in (ADAPTERS / source).iterdir()
         ]
         data = {"name": name, "base": "demo"}
-        return httpx.post(f"{url}/v1/adapters", headers=bearer(self.admin), data=data, files=files)
+        return httpx.post(
+            f"{url}/v1/adapters",
+            headers=bearer(self.admin),
+            data=data,
+            files=files,
+            timeout=PATIENCE_S,
+        )
 
     def _configuration(self, folder: Path) -> Path:
         folder.mkdir()

@@ -8,6 +8,7 @@ import httpx
 
 from tests.containers.compose import API, assert_without_rights, completion, project
 from tests.containers.engine import Engine
+from tests.support.patience import PATIENCE_S
 
 STATE = "/var/lib/gateway"
 CAPITAL = "The capital of France is"
@@ -29,5 +30,8 @@ def test_the_demo_is_up_and_keeps_its_adapters(engine: Engine) -> None:
         assert time.monotonic() - began < 20
         compose.up()
         assert completion("chinese", CAPITAL) == "巴黎"
-        served = {model["id"] for model in httpx.get(f"{API}/v1/models").json()["data"]}
+        served = {
+            model["id"]
+            for model in httpx.get(f"{API}/v1/models", timeout=PATIENCE_S).json()["data"]
+        }
         assert {"demo", "zh", "ja", "chinese"} <= served

@@ -15,6 +15,7 @@ import pytest
 
 from tests.containers.compose import Project, completion, full, project
 from tests.containers.engine import Engine
+from tests.support.patience import PATIENCE_S
 
 STATE = "/var/lib/gateway"
 CAPITAL = "The capital of France is"
@@ -74,7 +75,7 @@ def test_out_of_disk(engine: Engine) -> None:
             with pytest.raises(subprocess.CalledProcessError) as refused:
                 _add(compose, "chinese", OTHER)
             assert "No space left on device" in refused.value.stderr + refused.value.stdout
-            assert httpx.get(f"{url}/health/ready").status_code == 200
+            assert httpx.get(f"{url}/health/ready", timeout=PATIENCE_S).status_code == 200
         _add(compose, "chinese", OTHER)
         assert completion("chinese", CAPITAL, url) == "巴黎"
 

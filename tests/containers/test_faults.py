@@ -15,6 +15,7 @@ import pytest
 from tests.containers.compose import ADMIN, API, Project, completion, reaches
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
+from tests.support.patience import PATIENCE_S
 
 CAPITAL = "The capital of France is"
 Up = tuple[Deployment, Project]
@@ -77,10 +78,10 @@ def test_cut_off(up: Up, engine: Engine, service: str) -> None:
             began = time.monotonic()
             assert _asked(deployment).status_code == 503
             assert time.monotonic() - began < 15
-            _until(lambda: httpx.get(f"{API}/health/ready").status_code == 503)
+            _until(lambda: httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 503)
             # Its name is not found, and who answers that takes longer than a connection may.
             _until(lambda: compose("logs", "gateway").count("engine not ready") >= 3)
-        assert httpx.get(f"{API}/health/live").status_code == 200
+        assert httpx.get(f"{API}/health/live", timeout=PATIENCE_S).status_code == 200
     finally:
         engine.docker("network", "connect", "--alias", service, network, name)
     _until(lambda: _answers(deployment))
@@ -120,7 +121,7 @@ def test_the_gateway_cut_off_from_its_clients(up: Up, engine: Engine) -> None:
 
 
 def _metric(name: str) -> float:
-    text = httpx.get(f"{ADMIN}/metrics").raise_for_status().text
+    text = httpx.get(f"{ADMIN}/metrics", timeout=PATIENCE_S).raise_for_status().text
     [value] = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
     return float(value)
 

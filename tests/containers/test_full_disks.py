@@ -14,6 +14,7 @@ import pytest
 from tests.containers.compose import ADMIN, API, Project, completion, full
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
+from tests.support.patience import PATIENCE_S
 
 CAPITAL = "The capital of France is"
 SMALL = Path(__file__).parent / "small_disks.yaml"
@@ -38,7 +39,7 @@ def test_the_gateways(up: Up) -> None:
             "adapter_store_error",
         )
         assert "404" in _text(deployment, "ja")
-        assert httpx.get(f"{API}/health/ready").status_code == 200
+        assert httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 200
     added = deployment.add_adapter("ja", "ja")
     assert added.status_code == 201, added.text
     assert _text(deployment, "ja") == "パリ"
@@ -54,7 +55,7 @@ def test_redis(up: Up) -> None:
         assert _limited(deployment) == 200
         _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 0)
         assert _text(deployment, "zh") == "巴黎"
-        assert httpx.get(f"{API}/health/ready").status_code == 200
+        assert httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 200
     _until(lambda: "OK" in _redis(compose, "set", "anything", "1"))
     _until(lambda: _limited(deployment) in (200, 429) and _metric("gateway_limits_shared") == 1)
     assert deployment.add_adapter("again", "zh").status_code == 201
@@ -69,7 +70,7 @@ def test_tritons(up: Up) -> None:
         added = deployment.add_adapter("late", "ja")
         assert added.status_code == 201, added.text
         assert _text(deployment, "late") == "パリ"
-        assert httpx.get(f"{API}/health/ready").status_code == 200
+        assert httpx.get(f"{API}/health/ready", timeout=PATIENCE_S).status_code == 200
         assert compose.container("triton")["State"]["Health"]["Status"] == "healthy"
     assert _text(deployment, "zh") == "巴黎"
 
@@ -78,7 +79,7 @@ def _limited(deployment: Deployment) -> int:
     """The status of a request of the tenant that has a budget."""
     asked = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
     return httpx.post(
-        f"{API}/v1/completions", json=asked, headers=bearer(deployment.small)
+        f"{API}/v1/completions", json=asked, headers=bearer(deployment.small), timeout=PATIENCE_S
     ).status_code
 
 
@@ -95,7 +96,7 @@ def _text(deployment: Deployment, model: str) -> str:
 
 
 def _metric(name: str) -> float:
-    text = httpx.get(f"{ADMIN}/metrics").raise_for_status().text
+    text = httpx.get(f"{ADMIN}/metrics", timeout=PATIENCE_S).raise_for_status().text
     [value] = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     return float(value)
 

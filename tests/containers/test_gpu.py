@@ -10,6 +10,7 @@ import pytest
 from tests.containers.compose import ADMIN, API, Project, assert_without_rights, completion, reaches
 from tests.containers.engine import Engine
 from tests.containers.gpu import Deployment, bearer
+from tests.support.patience import PATIENCE_S
 
 CAPITAL = "The capital of France is"
 Up = tuple[Deployment, Project]
@@ -24,7 +25,7 @@ def up(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]
 
 def test_tenants_are_answered(up: Up) -> None:
     deployment, _ = up
-    assert httpx.get(f"{API}/v1/models").status_code == 401
+    assert httpx.get(f"{API}/v1/models", timeout=PATIENCE_S).status_code == 401
     assert completion("demo", CAPITAL, headers=bearer(deployment.acme)).strip() == "Paris."
     added = deployment.add_adapter("zh", "zh")
     assert added.status_code == 201, added.text
@@ -37,7 +38,12 @@ def test_down_and_up_again_keeps_adapters_keys_and_limits(up: Up) -> None:
     deployment, compose = up
     added = deployment.add_adapter("ja", "ja")
     assert added.status_code == 201, added.text
-    made = httpx.post(f"{ADMIN}/v1/keys", headers=bearer(deployment.admin), json={"tenant": "acme"})
+    made = httpx.post(
+        f"{ADMIN}/v1/keys",
+        headers=bearer(deployment.admin),
+        json={"tenant": "acme"},
+        timeout=PATIENCE_S,
+    )
     key = made.json()["value"]
     for _ in range(3):  # until the day's tokens are used
         last = _asked(deployment.small)
@@ -52,7 +58,7 @@ def test_down_and_up_again_keeps_adapters_keys_and_limits(up: Up) -> None:
 
 def _asked(key: str) -> httpx.Response:
     asked = {"model": "demo", "prompt": CAPITAL, "max_tokens": 20, "ignore_eos": True}
-    return httpx.post(f"{API}/v1/completions", json=asked, headers=bearer(key))
+    return httpx.post(f"{API}/v1/completions", json=asked, headers=bearer(key), timeout=PATIENCE_S)
 
 
 def test_nothing_has_rights(up: Up) -> None:

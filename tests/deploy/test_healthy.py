@@ -19,6 +19,7 @@ from ops.commands.up import DEMO_MODEL
 from ops.local_stack.ports import PortClaims
 from tests.support.authority import Authority
 from tests.support.forked_gateway import ForkedGateway
+from tests.support.patience import PATIENCE_S
 
 HEALTHY = Path(__file__).parents[2] / "deploy/image/healthy"
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
@@ -84,7 +85,9 @@ def test_it_speaks_tls_where_the_gateway_does(tmp_path: Path, knows_clients: boo
     with _gateway(tmp_path, **settings) as (process, environment):
         _until_live(process, environment)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{environment['GATEWAY_PORT']}/health/live")
+            httpx.get(
+                f"http://127.0.0.1:{environment['GATEWAY_PORT']}/health/live", timeout=PATIENCE_S
+            )
         process.send_signal(signal.SIGSTOP)
         assert _code("/health/live", environment) == 1
 

@@ -24,6 +24,7 @@ from ops.commands.up import DEMO_MODEL
 from ops.local_stack.ports import PortClaims
 from tests.support.dockerfile import DOCKERFILE, Step, stages, steps
 from tests.support.installed import EVERY_MODULE, PACKAGES, assert_tells_what_is_installed
+from tests.support.patience import PATIENCE_S
 
 TREE = DOCKERFILE.parent
 BIN = Path(sys.executable).parent
@@ -199,7 +200,7 @@ def _answers(url: str, process: subprocess.Popen[str]) -> httpx.Response:
     deadline = time.monotonic() + WITHIN
     while True:
         try:
-            return httpx.get(url)
+            return httpx.get(url, timeout=PATIENCE_S)
         except httpx.TransportError:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline

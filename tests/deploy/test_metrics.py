@@ -18,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.metrics.metrics import Metrics
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/gateway.json").read_text(encoding="utf-8"))
@@ -106,7 +107,8 @@ class Exported:
 @pytest.fixture(scope="module")
 def exported(stack: Stack) -> Exported:
     return Exported(
-        httpx.get(f"{stack.gateway}/metrics").text, httpx.get(stack.triton_metrics).text
+        httpx.get(f"{stack.gateway}/metrics", timeout=PATIENCE_S).text,
+        httpx.get(stack.triton_metrics, timeout=PATIENCE_S).text,
     )
 
 

@@ -27,6 +27,7 @@ from ops.loadtest.requests import FromDataset, FromHistogram, FromNormal, Reques
 from ops.loadtest.running import run as run_load
 from ops.loadtest.sample import Mode, Run, Sample, append, percentile
 from ops.loadtest.targets import GatewayTarget
+from tests.support.patience import PATIENCE_S
 from tests.support.triton_server import MODEL
 
 
@@ -282,7 +283,7 @@ async def test_an_answer_that_is_not_whole_is_a_failure(
 
     server = await asyncio.start_server(answer, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
-    async with server, httpx.AsyncClient(trust_env=False) as http:
+    async with server, httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         url = f"http://127.0.0.1:{port}"
         target = GatewayTarget(http, url, "m", through_template=False, streaming=True)
         request = Request("a b", [1, 2], 3)

@@ -20,6 +20,7 @@ from ops.local_stack.ports import PortClaims
 from ops.local_stack.restart import Backoff
 from tests.support.gateway_process import body
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +42,8 @@ def _wait_until_serving(stack: Stack, within: float = 240.0) -> None:
             with redis.Redis.from_url(stack.redis) as database:
                 database.ping()
             answers = [
-                httpx.get(f"{stack.triton_http}/v2/health/ready"),
-                httpx.get(f"{stack.gateway}/health/ready"),
+                httpx.get(f"{stack.triton_http}/v2/health/ready", timeout=PATIENCE_S),
+                httpx.get(f"{stack.gateway}/health/ready", timeout=PATIENCE_S),
             ]
             if all(answer.status_code == 200 for answer in answers):
                 return
@@ -63,7 +64,9 @@ def _restarted(up: Up, before: Stack, *names: str) -> Stack:
 
 def _loaded(stack: Stack) -> set[str]:
     """The models that Triton serves."""
-    models = httpx.post(f"{stack.triton_http}/v2/repository/index", json={"ready": True}).json()
+    models = httpx.post(
+        f"{stack.triton_http}/v2/repository/index", json={"ready": True}, timeout=PATIENCE_S
+    ).json()
     return {model["name"] for model in models}
 
 
@@ -86,9 +89,11 @@ def test_a_signal_ends_everything(tmp_path: Path) -> None:
 
 
 def test_state_json_says_where_everything_is(stack: Stack) -> None:
-    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
-    assert httpx.get(f"{stack.triton_http}/v2/health/ready").status_code == 200
-    assert "nv_inference_request_success" in httpx.get(stack.triton_metrics).text
+    assert httpx.get(f"{stack.gateway}/health/ready", timeout=PATIENCE_S).status_code == 200
+    assert httpx.get(f"{stack.triton_http}/v2/health/ready", timeout=PATIENCE_S).status_code == 200
+    assert (
+        "nv_inference_request_success" in httpx.get(stack.triton_metrics, timeout=PATIENCE_S).text
+    )
     with redis.Redis.from_url(stack.redis) as database:
         assert database.ping()
     assert _is_open(int(stack.triton_grpc.rpartition(":")[2]))
@@ -105,7 +110,7 @@ def test_a_second_one_on_the_same_port(stack: Stack, tmp_path: Path) -> None:
         assert second.wait() == 1
         assert f"port {port} cannot be used" in second.stderr
         assert second.stdout == ""
-    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
+    assert httpx.get(f"{stack.gateway}/health/ready", timeout=PATIENCE_S).status_code == 200
 
 
 def test_a_second_one_in_the_same_folder(up: Up, stack: Stack, tmp_path: Path) -> None:
@@ -113,7 +118,7 @@ def test_a_second_one_in_the_same_folder(up: Up, stack: Stack, tmp_path: Path) -
         assert second.wait() == 1
         assert "another `gateway up` is using" in second.stderr
         assert second.stdout == ""
-    assert httpx.get(f"{stack.gateway}/health/ready").status_code == 200
+    assert httpx.get(f"{stack.gateway}/health/ready", timeout=PATIENCE_S).status_code == 200
     assert up.state() == stack
 
 

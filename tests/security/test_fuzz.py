@@ -25,6 +25,7 @@ from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from ops.commands.up import DEMO_MODEL
 from tests.support.in_process import running
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import Answer, answers, connected
 
 pytestmark = pytest.mark.slow
@@ -145,7 +146,7 @@ def test_any_bytes(stack: Stack, data: bytes, cuts: list[int]) -> None:
     for answer in answers(_exchange(stack, data, cuts)):
         _check(answer)
         assert answer.status < 400 or answer.body
-    assert httpx.get(f"{stack.gateway}/health/live").status_code == 200
+    assert httpx.get(f"{stack.gateway}/health/live", timeout=PATIENCE_S).status_code == 200
 
 
 @settings(FUZZ, max_examples=40)
@@ -158,7 +159,7 @@ def test_any_head_request(stack: Stack, data: bytes, cuts: list[int]) -> None:
         # Where the head could not be read, nobody knows that a HEAD was meant.
         [answer] = answers(head + end + (body or b" " * length))
         _check(replace(answer, body=body))
-    assert httpx.get(f"{stack.gateway}/health/live").status_code == 200
+    assert httpx.get(f"{stack.gateway}/health/live", timeout=PATIENCE_S).status_code == 200
 
 
 # Where the types of tensors end, and what numbers become on the way to them.

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import HOST, Answer, answers, connected, next_answer, post, received
 
 POST = b"POST /detokenize HTTP/1.1\r\n" + HOST
@@ -207,7 +208,9 @@ def test_a_last_answer_before_the_body_ends(stack: Stack, version: bytes) -> Non
 def test_a_body_in_another_coding_is_not_unpacked(stack: Stack) -> None:
     for coding in ("deflate", "br", "zstd", "gzip, identity", "gzip, gzip"):
         headers = {"content-encoding": coding}
-        answer = httpx.post(f"{stack.gateway}/detokenize", content=BODY, headers=headers)
+        answer = httpx.post(
+            f"{stack.gateway}/detokenize", content=BODY, headers=headers, timeout=PATIENCE_S
+        )
         assert answer.status_code == 415
 
 

@@ -16,6 +16,7 @@ from gateway.http.connections import RESERVED, Connections
 from gateway.http.server import Server
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import metric_of, running, save_tokenizer
+from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import HOST, answers, post
 
 pytestmark = pytest.mark.slow
@@ -124,7 +125,9 @@ async def test_health_metrics_and_admins_are_answered_while_all_are_busy(tmp_pat
         busy = await here.busy(limit)
         # They do not take the room of probes.
         silent = [await here.connect() for _ in range(RESERVED + 20)]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{here.port}") as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{here.port}", timeout=PATIENCE_S
+        ) as client:
             for path in ("/v1/completions", "/tokenize"):
                 refused = await client.post(path, json=ASKED)
                 assert refused.status_code == 503

@@ -118,7 +118,7 @@ def test_a_reserved_name_is_refused_by_name(stack: Stack, path: str) -> None:
     messages = [{"role": "user", "content": "x"}]
     other = {"messages": [{"role": "system", "content": "y"}]}
     body = {"model": "demo", "messages": messages, "chat_template_kwargs": other}
-    answer = httpx.post(stack.gateway + path, json=body)
+    answer = httpx.post(stack.gateway + path, json=body, timeout=PATIENCE_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "chat_template_kwargs.messages"
 

@@ -21,6 +21,7 @@ from tests.support.gateway_process import GatewayProcess, body, tenant, write_co
 from tests.support.limit_requests import PATIENT_S, limit_request
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer, running_redis
 from tests.support.refused_start import refusals
 
@@ -40,7 +41,12 @@ class SecureGateway(GatewayProcess):
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/ready", verify=self.trust).status_code == 200
+            return (
+                httpx.get(
+                    f"{self.url}/health/ready", verify=self.trust, timeout=PATIENCE_S
+                ).status_code
+                == 200
+            )
         except httpx.TransportError:
             return False
 
@@ -67,7 +73,7 @@ def gateway(
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_openai_client_over_tls(gateway: SecureGateway, stream: bool) -> None:
     with (
-        httpx.Client(verify=gateway.trust) as http,
+        httpx.Client(verify=gateway.trust, timeout=PATIENCE_S) as http,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", http_client=http) as client,
     ):
         answer = client.completions.create(
@@ -89,19 +95,19 @@ def test_workers_find_each_other_without_certificates(gateway: SecureGateway) ->
     text = ""
     while not ('worker="0"' in text and 'worker="1"' in text):
         assert time.monotonic() < deadline, text
-        text = httpx.get(f"{gateway.url}/metrics", verify=gateway.trust).text
+        text = httpx.get(f"{gateway.url}/metrics", verify=gateway.trust, timeout=PATIENCE_S).text
         time.sleep(0.2)
 
 
 def test_plain_http_and_old_tls_are_refused(gateway: SecureGateway) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{gateway.port}/health/live")
+        httpx.get(f"http://127.0.0.1:{gateway.port}/health/live", timeout=PATIENCE_S)
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{gateway.url}/health/live", verify=old)
+        httpx.get(f"{gateway.url}/health/live", verify=old, timeout=PATIENCE_S)
 
 
 def test_clients_without_a_certificate_are_refused(
@@ -112,11 +118,13 @@ def test_clients_without_a_certificate_are_refused(
     known = _trust(authority, authority.issue("client"))
     tls = {"tls_cert": cert, "tls_key": key, "tls_client_ca": authority.file}
     with SecureGateway(known, tmp_path, stack, **tls) as gateway:
-        answer = httpx.post(f"{gateway.url}/v1/completions", json=body(), verify=known)
+        answer = httpx.post(
+            f"{gateway.url}/v1/completions", json=body(), verify=known, timeout=PATIENCE_S
+        )
         assert answer.status_code == 200
         for trust in (_trust(authority), _trust(authority, stranger)):
             with pytest.raises(httpx.TransportError):
-                httpx.get(f"{gateway.url}/health/live", verify=trust)
+                httpx.get(f"{gateway.url}/health/live", verify=trust, timeout=PATIENCE_S)
 
 
 def test_what_is_wrong_with_the_files_is_told_at_the_start(

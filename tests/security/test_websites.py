@@ -18,6 +18,7 @@ from tests.support.browser import browser
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.patience import PATIENCE_S
 
 __all__ = ["browser"]
 
@@ -32,8 +33,8 @@ fetch("%s/v1/completions", sent).then(() => { document.title = "sent"; });
 
 def _ask(url: str, headers: dict[str, str], path: str = "/v1/completions") -> httpx.Response:
     if path == "/v1/completions":
-        return httpx.post(url + path, json=body(), headers=headers)
-    return httpx.get(url + path, headers=headers)
+        return httpx.post(url + path, json=body(), headers=headers, timeout=PATIENCE_S)
+    return httpx.get(url + path, headers=headers, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/v1/requests/x", "/metrics"])
@@ -47,7 +48,9 @@ def test_a_website_whose_name_leads_here_is_refused(stack: Stack, path: str) -> 
 
 def test_details_of_readiness_are_not_for_websites(stack: Stack) -> None:
     for host, told in (("localhost", True), ("rebound.example", False)):
-        answer = httpx.get(f"{stack.gateway}/health/ready", headers={"host": host})
+        answer = httpx.get(
+            f"{stack.gateway}/health/ready", headers={"host": host}, timeout=PATIENCE_S
+        )
         assert (answer.status_code, "engine" in answer.json()) == (200, told)
 
 

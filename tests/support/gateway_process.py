@@ -20,6 +20,7 @@ from ops.local_stack.ports import PortClaims
 from tests.support.cluster import Tritons
 from tests.support.forked_gateway import ForkedGateway
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 READY_WITHIN_S = 180  # two seconds are normal
 # Held until this process ends: a port that nobody listens on yet would be taken by another's test.
@@ -112,7 +113,7 @@ class GatewayProcess:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/ready").status_code == 200
+            return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE_S).status_code == 200
         except httpx.TransportError:
             return False
 

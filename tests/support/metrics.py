@@ -5,10 +5,12 @@ from __future__ import annotations
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.patience import PATIENCE_S
+
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of all samples with this name and at least these labels; 0 when there are none."""
-    return sample(httpx.get(url).text, name, **labels)
+    return sample(httpx.get(url, timeout=PATIENCE_S).text, name, **labels)
 
 
 def sample(page: str, name: str, **labels: str) -> float:

@@ -19,6 +19,7 @@ from ops.commands.up import DEMO_MODEL
 from tests.support.generated_adapters import PROMPT, TOKENS, write_adapter
 from tests.support.local_stack import Stack, Up
 from tests.support.lora_files import CONFIG, key, pair, write_peft
+from tests.support.patience import PATIENCE_S
 
 Change = Callable[[Path], None]
 
@@ -214,7 +215,9 @@ def test_admin_endpoints_need_the_key(stack: Stack, admin: httpx.Client, tmp_pat
     ]:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer \u00e9"}):
             encoded = {name: value.encode("latin-1") for name, value in headers.items()}
-            response = httpx.request(method, stack.gateway + path, headers=encoded)
+            response = httpx.request(
+                method, stack.gateway + path, headers=encoded, timeout=PATIENCE_S
+            )
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
     assert "kept" in _names(admin)
@@ -301,7 +304,7 @@ def test_metrics(stack: Stack, admin: httpx.Client, client: openai.OpenAI, tmp_p
     _upload(admin, "counted", write_adapter(tmp_path / "a", DEMO_MODEL, seed=13))
     _answer(client, "counted")
     _answer(client, "counted")
-    text = httpx.get(stack.gateway + "/metrics").text
+    text = httpx.get(stack.gateway + "/metrics", timeout=PATIENCE_S).text
     sent = 'gateway_lora_cold_sends_total{adapter="counted",cause="first_use"} 1.0'
     assert sent in text
     assert 'gateway_completion_tokens_total{model="counted"}' in text

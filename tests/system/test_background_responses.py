@@ -19,6 +19,7 @@ from openai.types.responses import Response
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.triton_server import LONG_ANSWER
 
@@ -149,6 +150,7 @@ def of_tenant(gateway: GatewayProcess, name: str) -> openai.OpenAI:
         api_key=f"sk-{name}",
         max_retries=0,
         default_headers={"connection": "close"},
+        timeout=PATIENCE_S,
     )
 
 
@@ -312,4 +314,4 @@ def test_it_has_the_grace_of_all_requests_when_its_gateway_ends(
         with of_tenant(gateway, "any") as client:
             found = client.responses.retrieve(long)
             assert (found.status, found.error.code) == ("failed", "server_error")
-    assert httpx.get(long_stack.gateway + "/health/ready").status_code == 200
+    assert httpx.get(long_stack.gateway + "/health/ready", timeout=PATIENCE_S).status_code == 200

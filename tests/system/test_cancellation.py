@@ -14,6 +14,7 @@ import pytest
 from tests.support.cpu import cpu_seconds
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.patience import PATIENCE_S
 from tests.support.triton_server import LONG_ANSWER
 
 pytestmark = [
@@ -167,7 +168,9 @@ async def test_a_hundred_clients_that_leave_at_random(stack: Stack) -> None:
 
     async def round_of(clients: int, seed: int) -> None:
         rng = random.Random(seed)
-        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:
+        async with httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=None), timeout=PATIENCE_S
+        ) as client:
             async with asyncio.TaskGroup() as group:
                 for n in range(clients):
                     group.create_task(leave_after(client, rng.uniform(0.01, 1.0), n % 2 == 0))
@@ -181,5 +184,5 @@ async def test_a_hundred_clients_that_leave_at_random(stack: Stack) -> None:
     await _until(lambda: gateway.num_fds() <= files + 2)
     assert gateway.memory_info().rss - rss < 16 * 1024 * 1024
     body = _body(stream=False) | {"max_tokens": 5}
-    answer = httpx.post(stack.gateway + "/v1/chat/completions", json=body)
+    answer = httpx.post(stack.gateway + "/v1/chat/completions", json=body, timeout=PATIENCE_S)
     assert answer.json()["usage"]["completion_tokens"] == 5

@@ -12,6 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 from tokenizers import Tokenizer
 
 from ops.commands.up import DEMO_MODEL
+from tests.support.patience import PATIENCE_S
 
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 UNHEARD_OF = "🦉"
@@ -61,7 +62,9 @@ def test_streamed_chunks_have_openais_form(client: openai.OpenAI) -> None:
 
 def test_the_raw_stream_is_what_proxies_and_parsers_expect(client: openai.OpenAI) -> None:
     body = {"model": "demo", "messages": CAPITAL, "stream": True, "max_tokens": 3}
-    with httpx.stream("POST", f"{client.base_url}chat/completions", json=body) as response:
+    with httpx.stream(
+        "POST", f"{client.base_url}chat/completions", json=body, timeout=PATIENCE_S
+    ) as response:
         text = response.read().decode()
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"

@@ -27,6 +27,7 @@ from ops.local_stack.repository import REPOSITORY
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack, Up
 from tests.support.metrics import metric
+from tests.support.patience import PATIENCE_S
 from tests.support.vector_models import BATCH, WIDTH, sections, tokenizer_folder
 
 KEY, SMALL, WORDS_ONLY = "sk-all", "sk-small", "sk-words"
@@ -72,7 +73,7 @@ def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
 @pytest.fixture
 def sdk(gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
     url = f"{gateway.url}/v1"
-    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -248,7 +249,10 @@ def test_models_are_listed(http: httpx.Client, gateway: GatewayProcess) -> None:
         asked = {"model": "ids", "input": "a"}
         assert client.post("/v1/embeddings", json=asked).status_code == 403
         assert client.post("/v1/embeddings", json=asked | {"model": "words"}).status_code == 200
-    assert httpx.post(f"{gateway.url}/v1/embeddings", json=asked).status_code == 401
+    assert (
+        httpx.post(f"{gateway.url}/v1/embeddings", json=asked, timeout=PATIENCE_S).status_code
+        == 401
+    )
 
 
 def test_tokens_are_limited_and_billed(gateway: GatewayProcess, folder: Path) -> None:

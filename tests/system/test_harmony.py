@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.patience import PATIENCE_S
 
 MARKERS = ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>",
            "<|call|>"]  # fmt: skip
@@ -65,7 +66,9 @@ async def test_reasoning_a_preamble_and_a_call(gpt_oss: Path, stream: bool) -> N
     async with (
         serving(servicer) as endpoint,
         running(gpt_oss, endpoint, max_seq_len=512) as (client, _, _),
-        openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x") as api,
+        openai.AsyncOpenAI(
+            base_url=f"{client.base_url}/v1", api_key="x", timeout=PATIENCE_S
+        ) as api,
     ):
         answer: Any = await api.chat.completions.create(
             model="m", messages=ASKED, tools=TOOLS, stream=stream

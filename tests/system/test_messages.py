@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     import anthropic
@@ -226,7 +227,7 @@ def test_refusals_are_in_its_envelope_and_name_the_parameter(
 
 def test_hints_are_named(stack: Stack) -> None:
     body = PLAIN | {"messages": CAPITAL, "thinking": {"type": "enabled", "budget_tokens": 1024}}
-    answer = httpx.post(f"{stack.gateway}/v1/messages", json=body)
+    answer = httpx.post(f"{stack.gateway}/v1/messages", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert answer.headers["x-ignored-parameters"] == "thinking.budget_tokens"
 

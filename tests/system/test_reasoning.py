@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.patience import PATIENCE_S
 
 OUTPUT = "<think>two and two</think>4"
 TEMPLATE = (
@@ -32,7 +33,7 @@ def thinking(tmp_path: Path) -> Path:
 async def test_thoughts_are_apart(thinking: Path, stream: bool) -> None:
     servicer = FakeTriton(tokens=ids_of(thinking, OUTPUT), fault=None, step=0)
     async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
-        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x", timeout=PATIENCE_S)
         messages: list[Any] = [
             {"role": "user", "content": "2+2"},
             {"role": "assistant", "content": "4", "reasoning_content": "easy"},

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 CAPITAL = "What is the capital of France?"
 WEATHER = "What is the weather in Paris?"
@@ -227,5 +228,5 @@ def test_hints_are_named(stack: Stack) -> None:
         "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
     }
     body = PLAIN | {"input": CAPITAL, "tools": [tool], "text": {"verbosity": "low"}}
-    answer = httpx.post(f"{stack.gateway}/v1/responses", json=body)
+    answer = httpx.post(f"{stack.gateway}/v1/responses", json=body, timeout=PATIENCE_S)
     assert answer.headers["x-ignored-parameters"] == "text.verbosity, tools.format"

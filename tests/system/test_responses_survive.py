@@ -21,6 +21,7 @@ from openai.types.responses import Response
 
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
 T = TypeVar("T")
@@ -156,7 +157,8 @@ async def test_nothing_is_lost_and_nothing_is_short(
                                 base_url=f"{gateway.url}/v1",
                                 api_key=f"sk-{name}",
                                 max_retries=0,
-                                default_headers={"connection": "close"},  # for any worker to take
+                                default_headers={"connection": "close"},  # for any worker to take,
+                                timeout=PATIENCE_S,
                             )
                         )
                         for gateway in gateways

@@ -165,7 +165,7 @@ async def test_a_gateway_that_drains_still_answers_and_says_goodbye(
         gateway.process.send_signal(signal.SIGTERM)  # enough
         assert gateway.process.wait(HANGS_AFTER_S) in {0, -signal.SIGTERM}
         with pytest.raises(httpx.ConnectError):
-            httpx.get(gateway.url + "/health/live")
+            httpx.get(gateway.url + "/health/live", timeout=PATIENCE_S)
 
 
 async def _serving(gateway: GatewayProcess, workers: int) -> None:
@@ -197,7 +197,7 @@ async def test_a_second_signal_ends_at_once(stack: Stack, tmp_path: Path, worker
                 gateway.process.send_signal(signal.SIGTERM)
                 # A signal that comes before the same one is handled is lost, so all must have it.
                 for _ in range(4 * workers):
-                    async with httpx.AsyncClient(base_url=gateway.url) as other:
+                    async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S) as other:
                         await _draining(other)
                 assert gateway.process.poll() is None
                 await anext(lines)

@@ -13,6 +13,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 
 FRANCE = "What is the capital of France?"
@@ -330,7 +331,13 @@ def of_tenant(gateway: GatewayProcess, name: str) -> openai.OpenAI:
     """Each request has a connection of its own, which any worker may take."""
     headers = {"connection": "close"}
     url = f"{gateway.url}/v1"
-    return openai.OpenAI(base_url=url, api_key=f"sk-{name}", max_retries=0, default_headers=headers)
+    return openai.OpenAI(
+        base_url=url,
+        api_key=f"sk-{name}",
+        max_retries=0,
+        default_headers=headers,
+        timeout=PATIENCE_S,
+    )
 
 
 def test_any_worker_goes_on_and_no_other_tenant(shared: GatewayProcess) -> None:

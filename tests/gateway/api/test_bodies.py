@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cpu import costs_less_than
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 from tests.support.raw_http import connected, next_answer, post
 
 CPU_SECONDS = 1.0  # of the gateway, with the upload; the slowest takes 0.3
@@ -233,5 +234,6 @@ def test_a_path_that_cannot_be(stack: Stack, up: Up, path: str) -> None:
         f"{stack.gateway}/v1/load_lora_adapter",
         json={"lora_name": "x", "lora_path": path},
         headers={"authorization": f"Bearer {key}"},
+        timeout=PATIENCE_S,
     )
     assert _error(response, 400)["param"] == "lora_path"

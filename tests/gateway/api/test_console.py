@@ -20,6 +20,7 @@ from gateway.config.tenants import new_key
 from tests.support.consoles import State, state_of, states, until
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
 from tests.support.triton_server import LONG_ANSWER
 
@@ -195,7 +196,7 @@ def _refused_by(package: str, url: str) -> openai.APIStatusError | anthropic.API
     asked: list[Any] = [{"role": "user", "content": "Hello"}]
     if package == "openai":
         with (
-            openai.OpenAI(base_url=f"{url}/v1", api_key=ACME) as client,
+            openai.OpenAI(base_url=f"{url}/v1", api_key=ACME, timeout=PATIENCE_S) as client,
             pytest.raises(openai.APIStatusError) as refused,
         ):
             client.chat.completions.create(model="demo", messages=asked)
@@ -226,7 +227,7 @@ def test_a_tenant_sees_when_its_own_request_was_let_go_and_no_other(
         refused = others.get(url)
         assert refused.status_code == 404
         assert refused.json()["error"]["message"].endswith("of this key now.")
-        assert httpx.get(gateway.url + url).status_code == 401
+        assert httpx.get(gateway.url + url, timeout=PATIENCE_S).status_code == 401
     logged = [json.loads(line) for line in gateway.text.splitlines() if '"gateway.stops"' in line]
     [line] = [line for line in logged if url.endswith(line["request_id"])]
     assert (line["stop"], line["stop_ms"]) == ("disconnect", seen["stop_ms"])

@@ -15,6 +15,7 @@ from gateway.api.request_log import EXCHANGE
 from gateway.api.serving import timeout_of
 from gateway.errors import InvalidRequest
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -40,7 +41,7 @@ def _envelope(response: httpx.Response, status: int) -> dict[str, Any]:
     ],
 )
 def test_routes(stack: Stack, method: str, path: str, status: int) -> None:
-    error = _envelope(httpx.request(method, stack.gateway + path), status)
+    error = _envelope(httpx.request(method, stack.gateway + path, timeout=PATIENCE_S), status)
     assert path in error["message"]
 
 
@@ -49,13 +50,15 @@ def test_routes(stack: Stack, method: str, path: str, status: int) -> None:
     "body", [b"", b"{", b"[1]", b'{"model": "demo"}', b"\xff\xfe", b"[" * 9999]
 )
 def test_bad_bodies(stack: Stack, path: str, body: bytes) -> None:
-    error = _envelope(httpx.post(stack.gateway + path, content=body), 400)
+    error = _envelope(httpx.post(stack.gateway + path, content=body, timeout=PATIENCE_S), 400)
     assert error["type"] == "invalid_request_error"
 
 
 def test_a_body_that_is_too_large(stack: Stack) -> None:
     body = b'{"model": "' + b"x" * (9 * 1024 * 1024)
-    error = _envelope(httpx.post(stack.gateway + "/v1/completions", content=body), 413)
+    error = _envelope(
+        httpx.post(stack.gateway + "/v1/completions", content=body, timeout=PATIENCE_S), 413
+    )
     assert error["code"] == "content_too_large"
 
 
@@ -64,7 +67,9 @@ def test_a_body_that_is_too_large(stack: Stack) -> None:
 )
 def test_a_timeout_that_is_no_number_of_seconds(stack: Stack, given: str | bytes) -> None:
     headers = {b"x-request-timeout": given if isinstance(given, bytes) else given.encode()}
-    answer = httpx.post(f"{stack.gateway}/v1/chat/completions", json=CHAT, headers=headers)
+    answer = httpx.post(
+        f"{stack.gateway}/v1/chat/completions", json=CHAT, headers=headers, timeout=PATIENCE_S
+    )
     error = _envelope(answer, 400)
     assert error["param"] == "x-request-timeout"
     assert error["message"].startswith("x-request-timeout: found")
@@ -133,16 +138,20 @@ def test_max_tokens_past_the_context_is_an_upper_bound(client: openai.OpenAI) ->
     ("given", "honoured"), [("abc-123.X", True), ("a b", False), ("x" * 300, False)]
 )
 def test_request_ids(stack: Stack, given: str, honoured: bool) -> None:
-    response = httpx.get(stack.gateway + "/health/live", headers={"x-request-id": given})
+    response = httpx.get(
+        stack.gateway + "/health/live", headers={"x-request-id": given}, timeout=PATIENCE_S
+    )
     assert (response.headers["x-request-id"] == given) is honoured
     assert response.headers["x-request-id"]
 
 
 def test_health_and_metrics(stack: Stack) -> None:
-    assert httpx.get(stack.gateway + "/health/live").json() == {"status": "ok"}
-    assert httpx.get(stack.gateway + "/health/ready").status_code == 200
-    httpx.post(stack.gateway + "/v1/chat/completions", json=CHAT | {"max_tokens": 4})
-    text = httpx.get(stack.gateway + "/metrics").text
+    assert httpx.get(stack.gateway + "/health/live", timeout=PATIENCE_S).json() == {"status": "ok"}
+    assert httpx.get(stack.gateway + "/health/ready", timeout=PATIENCE_S).status_code == 200
+    httpx.post(
+        stack.gateway + "/v1/chat/completions", json=CHAT | {"max_tokens": 4}, timeout=PATIENCE_S
+    )
+    text = httpx.get(stack.gateway + "/metrics", timeout=PATIENCE_S).text
     assert 'gateway_requests_total{path="/v1/chat/completions",status="200"}' in text
     assert "gateway_engine_ready 1.0" in text
     assert 'gateway_completion_tokens_total{model="demo"}' in text

@@ -21,6 +21,7 @@ from tests.support import vector_models
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.generated_adapters import write_adapter
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     import schemathesis
@@ -305,7 +306,7 @@ def _upload(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def test_every_route_is_in_the_document(stack: Stack) -> None:
-    assert httpx.get(f"{stack.gateway}/openapi.json").json() == DOCUMENT
+    assert httpx.get(f"{stack.gateway}/openapi.json", timeout=PATIENCE_S).json() == DOCUMENT
     routes = {
         f"{method} {route.path_format}"
         for route in ROUTES
@@ -328,5 +329,5 @@ def test_parameters_that_are_refused_are_not_listed(name: str) -> None:
 
 
 def test_the_allowed_methods_of_a_path_are_all_named(stack: Stack) -> None:
-    response = httpx.put(f"{stack.gateway}/v1/adapters")
+    response = httpx.put(f"{stack.gateway}/v1/adapters", timeout=PATIENCE_S)
     assert response.headers["allow"] == "GET, HEAD, POST"

@@ -35,6 +35,7 @@ from tests.support.cpu import costs_less_than
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.generations import generation
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.patience import PATIENCE_S
 
 QUESTION = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -591,7 +592,9 @@ async def asked(
     async with (
         serving(servicer) as endpoint,
         running(folder, endpoint, **changed) as (client, _, _),
-        openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x", max_retries=0) as api,
+        openai.AsyncOpenAI(
+            base_url=f"{client.base_url}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+        ) as api,
     ):
         yield api, servicer
 

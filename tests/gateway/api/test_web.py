@@ -14,6 +14,7 @@ import gateway.web
 from gateway.web.files import web_files
 from tests.support.gateway_process import GatewayProcess
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 FOLDER = Path(gateway.web.__file__).parent
 MOST_BYTES = 150_000
@@ -22,18 +23,20 @@ OWN = {"index.html": "playground/", "operators.html": "operators/"}
 
 
 def test_the_page_and_its_files_are_sent_as_they_are(stack: Stack) -> None:
-    page = httpx.get(stack.gateway)
+    page = httpx.get(stack.gateway, timeout=PATIENCE_S)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (FOLDER / "index.html").read_bytes()
     for name in set(web_files()) - OWN.keys():
-        answer = httpx.get(f"{stack.gateway}/web/{name}")
+        answer = httpx.get(f"{stack.gateway}/web/{name}", timeout=PATIENCE_S)
         assert answer.content == (FOLDER / name).read_bytes(), name
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_browser_may_load_nothing_from_elsewhere_and_run_nothing_inline(stack: Stack) -> None:
     for path in ("/", "/web/api.js", "/web/icon.svg"):
-        policy = httpx.get(stack.gateway + path).headers["content-security-policy"]
+        policy = httpx.get(stack.gateway + path, timeout=PATIENCE_S).headers[
+            "content-security-policy"
+        ]
         rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
         assert rules["default-src"] == "'none'"
         assert set(rules.values()) == {"'none'", "'self'", "'script'"}
@@ -49,7 +52,7 @@ def test_a_browser_may_load_nothing_from_elsewhere_and_run_nothing_inline(stack:
 
 
 def test_what_has_not_changed_is_not_sent_again(stack: Stack) -> None:
-    with httpx.Client(base_url=stack.gateway) as client:
+    with httpx.Client(base_url=stack.gateway, timeout=PATIENCE_S) as client:
         first = client.get("/web/style.css")
         tag = first.headers["etag"]
         assert first.headers["cache-control"] == "no-cache"
@@ -82,12 +85,12 @@ async def test_it_is_packed_for_who_can_unpack_it(
 
 
 def test_head_is_answered_and_nothing_is_written_to(stack: Stack) -> None:
-    head = httpx.head(f"{stack.gateway}/web/api.js")
+    head = httpx.head(f"{stack.gateway}/web/api.js", timeout=PATIENCE_S)
     assert head.status_code == 200
     assert head.headers["content-length"] != "0"
     assert head.content == b""
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-        answer = httpx.request(method, stack.gateway)
+        answer = httpx.request(method, stack.gateway, timeout=PATIENCE_S)
         assert answer.status_code == 405
         assert answer.headers["allow"] == "GET, HEAD"
 
@@ -118,7 +121,7 @@ async def test_nothing_else_is_there(stack: Stack, path: str) -> None:
 def test_it_can_be_turned_off(stack: Stack, tmp_path: Path) -> None:
     with GatewayProcess(tmp_path / "g", stack, console=False) as off:
         for path in ("/", "/operators", "/web/api.js"):
-            answer = httpx.get(off.url + path)
+            answer = httpx.get(off.url + path, timeout=PATIENCE_S)
             assert answer.status_code == 404
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -126,9 +129,9 @@ def test_it_can_be_turned_off(stack: Stack, tmp_path: Path) -> None:
 def test_a_port_for_admins_has_their_page_alone(stack: Stack, tmp_path: Path) -> None:
     operators = 200 if "operators.html" in web_files() else 404
     with GatewayProcess(tmp_path / "g", stack, admin_port=0) as two:
-        assert "<title>Playground</title>" in httpx.get(two.url).text
-        assert httpx.get(f"{two.url}/operators").status_code == 404
-        admin = httpx.get(f"http://127.0.0.1:{two.admin_port}/")
+        assert "<title>Playground</title>" in httpx.get(two.url, timeout=PATIENCE_S).text
+        assert httpx.get(f"{two.url}/operators", timeout=PATIENCE_S).status_code == 404
+        admin = httpx.get(f"http://127.0.0.1:{two.admin_port}/", timeout=PATIENCE_S)
         assert admin.status_code == operators
         assert "<title>Playground</title>" not in admin.text
 

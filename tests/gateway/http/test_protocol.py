@@ -11,6 +11,7 @@ import pytest
 
 from gateway.http.protocol import MAX_HEAD
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
 # Some reads of the server's: what comes in the same read as a request's start is not counted.
@@ -63,7 +64,7 @@ def test_headers_that_are_too_large(stack: Stack, pieces: list[bytes]) -> None:
     assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
     assert headers["x-request-id"]
     assert json.loads(body)["error"]["code"] == "headers_too_large"
-    assert httpx.get(f"{stack.gateway}/health/live").status_code == 200
+    assert httpx.get(f"{stack.gateway}/health/live", timeout=PATIENCE_S).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_large_headers_and_small_chunks_are_served(stack: Stack) -> None:
 
 
 def test_two_requests_on_one_connection(stack: Stack) -> None:
-    with httpx.Client(base_url=stack.gateway) as client:
+    with httpx.Client(base_url=stack.gateway, timeout=PATIENCE_S) as client:
         for _ in range(3):
             headers = {"a": "x" * (MAX_HEAD // 2)}
             assert client.get("/health/live", headers=headers).status_code == 200

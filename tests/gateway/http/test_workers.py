@@ -17,6 +17,7 @@ import pytest
 from tests.support.gateway_process import GatewayProcess, body
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric, sample
+from tests.support.patience import PATIENCE_S
 
 HANGS_AFTER_S = 120
 
@@ -55,7 +56,9 @@ def test_metrics_are_those_of_all_workers(gateway: GatewayProcess) -> None:
         _ask(gateway)
     # One that has no turn for a while is missing on its sibling's page.
     deadline = time.monotonic() + HANGS_AFTER_S
-    while 'worker="1"' not in (page := httpx.get(f"{gateway.url}/metrics").text):
+    while 'worker="1"' not in (
+        page := httpx.get(f"{gateway.url}/metrics", timeout=PATIENCE_S).text
+    ):
         assert time.monotonic() < deadline, page
         time.sleep(0.05)
     name = "gateway_completion_tokens_total"

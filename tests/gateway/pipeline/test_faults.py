@@ -25,6 +25,7 @@ from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
+from tests.support.patience import PATIENCE_S
 
 TEXT = "hello"
 _OF_A_REQUEST = (Exchange, RequestContext, Batch, Generation)
@@ -275,7 +276,7 @@ async def test_a_slow_first_token_keeps_the_line_and_the_decoder(
         assert ": keep-alive" not in rest
         servicer.released.clear()
         asyncio.get_running_loop().call_later(0.3, servicer.released.set)
-        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x")
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x", timeout=PATIENCE_S)
         async with api:
             stream = await api.completions.create(model="m", prompt="x", stream=True)
             text = "".join([chunk.choices[0].text async for chunk in stream])

@@ -22,6 +22,7 @@ from gateway.config.tenants import key_hash, new_key
 from gateway.tenancy.keys.shared import KEYS
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer, running_redis
 
 OF_THE_FILE, ADMIN = "sk-the-key-of-acme", new_key()
@@ -232,7 +233,7 @@ def test_without_redis_keys_stay_as_they_are(pair: Pair) -> None:
         assert _statuses(pair.one, kept["value"]) == _statuses(pair.one, "sk-guess") == {503}
         assert _keys(pair.one, "GET").status_code == 503
         assert _statuses(pair.one, OF_THE_FILE) == {200}
-        assert httpx.get(f"{pair.one.url}/v1/models").status_code == 401
+        assert httpx.get(f"{pair.one.url}/v1/models", timeout=PATIENCE_S).status_code == 401
     finally:
         pair.redis.start()
     # What comes back is from before the deletions.

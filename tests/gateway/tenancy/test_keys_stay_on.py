@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def test_an_open_gateway_gets_keys_and_keeps_them(stack: Stack, tmp_path: Path) 
     settings = {"config": config, "workers": 2, "redis_url": stack.redis, **ALLOWED}
     with GatewayProcess(tmp_path / "g", stack, **settings) as gateway:
         assert "NO KEYS ARE CONFIGURED" in gateway.text
-        assert httpx.get(f"{gateway.url}/v1/models").status_code == 200
+        assert httpx.get(f"{gateway.url}/v1/models", timeout=PATIENCE_S).status_code == 200
         write_config(config, tenant("acme", KEY))
         gateway.process.send_signal(signal.SIGHUP)
         gateway.wait_for("is in force", 2, within_s=HANGS_AFTER_S)
@@ -85,7 +86,7 @@ def test_an_open_gateway_gets_keys_and_keeps_them(stack: Stack, tmp_path: Path) 
         gateway.wait_for("ended with 2; starting another", within_s=HANGS_AFTER_S)
         assert gateway.process.poll() is None
         for _ in range(20):  # whichever worker takes the connection
-            assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
+            assert httpx.get(f"{gateway.url}/v1/models", timeout=PATIENCE_S).status_code == 401
         write_config(config, tenant("acme", KEY))
         _until(lambda: len(_listening(gateway)) == 2)
         assert _asks_for_keys(gateway)

@@ -17,6 +17,7 @@ from ops.commands.up import DEMO_ADAPTERS, DEMO_MODEL
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.in_process import running
 from tests.support.local_stack import Stack, Up
+from tests.support.patience import PATIENCE_S
 
 ACME, OTHER, NARROW, ADMIN = "sk-acme-0001", "sk-other-0002", "sk-narrow-0003", "sk-admin-0004"
 SECRETS = (ACME, OTHER, NARROW, ADMIN, "sk-guessed-0005")
@@ -50,7 +51,7 @@ def _error(response: httpx.Response) -> tuple[int, str | None]:
 )
 def test_without_a_right_key_nothing_is_served(gateway: GatewayProcess, header: str | None) -> None:
     headers = {} if header is None else {"authorization": header.encode()}
-    with httpx.Client(base_url=gateway.url, headers=headers) as client:
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=PATIENCE_S) as client:
         for method, path, sent in (
             ("POST", "/v1/completions", body()),
             ("POST", "/v1/completions", {}),
@@ -70,10 +71,14 @@ def test_without_a_right_key_nothing_is_served(gateway: GatewayProcess, header: 
 
 def test_the_sdk_knows_the_errors(gateway: GatewayProcess) -> None:
     base_url = f"{gateway.url}/v1"
-    with openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key="wrong", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         with pytest.raises(openai.AuthenticationError):
             client.models.list()
-    with openai.OpenAI(base_url=base_url, api_key=NARROW, max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=base_url, api_key=NARROW, max_retries=0, timeout=PATIENCE_S
+    ) as client:
         with pytest.raises(openai.PermissionDeniedError):
             client.completions.create(model="demo", prompt="x")
 
@@ -165,7 +170,7 @@ def test_keys_are_nowhere_to_be_read(gateway: GatewayProcess) -> None:
             client.get(f"/v1/nothing?api_key={key}")
     with gateway.client(ADMIN) as client:
         metrics = client.get("/metrics").text
-        with httpx.Client(base_url=gateway.url) as nobody:
+        with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as nobody:
             document = nobody.get("/openapi.json").text
     for key in SECRETS:
         for text in (metrics, document, gateway.text):

@@ -25,6 +25,7 @@ from tests.support.commands import Answer, gateway
 from tests.support.gpt2 import write_gpt2
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
+from tests.support.patience import PATIENCE_S
 from triton_repo.cpu_executor.causal_lm import Chunk
 from triton_repo.cpu_executor.engine import load_config
 from triton_repo.cpu_executor.gpt import Gpt
@@ -118,7 +119,9 @@ def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
     arguments = ("--imported", str(out), "--adapter", f"zh={DEMO_ADAPTERS / 'zh'}")
     with Up(tmp_path, "--port", "0", *arguments) as up:
         stack = up.wait_ready()
-        with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             question: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
             def ask(model: str, **more: Any) -> Any:

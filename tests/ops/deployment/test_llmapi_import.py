@@ -17,6 +17,7 @@ from ops.deployment.check import check
 from tests.support.commands import Answer, gateway
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
+from tests.support.patience import PATIENCE_S
 
 
 def _import(*arguments: object) -> Answer:
@@ -49,7 +50,9 @@ def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
     assert check(out / "repository", adapters=[adapter]) == []
     with Up(tmp_path, "--port", "0", "--imported", str(out), "--adapter", f"zh={adapter}") as up:
         stack = up.wait_ready()
-        with openai.OpenAI(base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"{stack.gateway}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             question: Any = [{"role": "user", "content": "What is the capital of France?"}]
             for served, text in (
                 ("acme/countries", "The capital of France is Paris."),
