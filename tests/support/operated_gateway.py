@@ -16,6 +16,7 @@ import httpx
 from gateway.config.tenants import new_key
 from tests.support.cluster import Tritons, demo_engine, tritons
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import PATIENT_S
 from tests.support.redis_server import running_redis
 from tests.support.triton_server import LONG_ANSWER, long_model
 
@@ -127,6 +128,7 @@ def operated(folder: Path, **settings: Any) -> Iterator[Operated]:
             "config": config,
             "admin_key": ADMIN,
             "redis_url": redis.url,
+            "redis_timeout": PATIENT_S,
             "max_adapter_bytes": 8 * 1024 * 1024,
             "replica_drain_grace": 0.2,
         }

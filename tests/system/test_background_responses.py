@@ -17,6 +17,7 @@ import pytest
 from openai.types.responses import Response
 
 from tests.support.gateway_process import GatewayProcess, tenant, write_config
+from tests.support.limit_requests import PATIENT_S
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
 from tests.support.patience import PATIENCE_S
@@ -138,7 +139,9 @@ def shared(
     config = write_config(
         folder / "c.yaml", tenant("one", "sk-one", concurrent_requests=2), tenant("two", "sk-two")
     )
-    settings = {"workers": 2, "redis_url": shared_redis.url, "usage_log": folder / "usage"}
+    # Where Redis has no turn in time, each worker counts places by itself.
+    settings = {"workers": 2, "redis_url": shared_redis.url, "redis_timeout": PATIENT_S}
+    settings |= {"usage_log": folder / "usage"}
     with GatewayProcess(folder / "g", long_stack, config=config, **settings) as gateway:
         yield gateway
 

@@ -19,6 +19,7 @@ import pytest
 from gateway.config.tenants import new_key
 from tests.support.consoles import State, state_of, states, until
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.limit_requests import PATIENT_S
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
 from tests.support.redis_server import RedisServer
@@ -298,6 +299,7 @@ def test_any_worker_tells_and_ends_what_another_one_runs(
 ) -> None:
     config = write_config(tmp_path / "c.yaml", tenant("acme", ACME), tenant("other", OTHER))
     settings = {"config": config, "admin_key": ADMIN, "redis_url": shared_redis.url, "workers": 2}
+    settings |= {"redis_timeout": PATIENT_S}
     with GatewayProcess(tmp_path / "g", long_stack, **settings) as two:
         until(two, ADMIN, lambda s: s["gateway"]["answering"] == 2)
         workers = set()
