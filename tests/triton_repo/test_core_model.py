@@ -380,6 +380,8 @@ def test_requests_that_share_an_id_both_end(triton: Server, prompt: list[int]) -
         second.send(core_inputs(prompt, 40, streaming=True), request_id="twin")
         assert len(new_ids(first.rest("twin"))) == 20
         assert len(new_ids(second.rest("twin"))) == 40
+        # The figure of two is else still that of these, and a stop before its requests is none.
+        triton.wait_active(0)
         for stream in (first, second):
             stream.send(core_inputs(prompt, LONG), request_id="twin")
         triton.wait_active(2)
