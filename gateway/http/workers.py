@@ -11,6 +11,7 @@ change it. The parent must have no other threads: what they held would be held f
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
 import signal
@@ -20,14 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
+_FORK = multiprocessing.get_context("fork")
 _ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
 # A worker that dies at once again must not become a loop that fills the log.
@@ -96,8 +95,6 @@ class Workers:
         self._folder = folder
         self._listeners = tuple(listeners)
         self._work = work
-        # Loaded here: a gateway of one process does without.
-        self._fork = import_module("multiprocessing").get_context("fork")
         self._children: dict[int, BaseProcess] = {}
         self._started: dict[int, float] = {}
         self._ending = False
@@ -134,7 +131,7 @@ class Workers:
         # None may meet a handler that is the parent's; SIGHUP waits until the worker has its own.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDED_BY, signal.SIGHUP})
         try:
-            child = self._fork.Process(target=self._begin, args=(place,))
+            child = _FORK.Process(target=self._begin, args=(place,))
             child.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

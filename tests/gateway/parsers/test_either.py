@@ -112,6 +112,8 @@ def test_a_schema_that_refers_elsewhere_is_refused_by_name() -> None:
         ('{"name": "f", "arguments": {"a"', [("f", '{"a"')], ""),
         ('{"name": "get_wea', [], ""),
         ('{"na', [], '{"na'),
+        # What calls of some forms have besides, answers have as their own.
+        ('{"id": "a", "type": "b', [], '{"id": "a", "type": "b'),
         (f'[{CALL}, {{"name": "g', [("f", '{"a": [1]}')], ""),
     ],
 )
