@@ -13,6 +13,7 @@ from gateway.errors import GatewayError
 from gateway.triton.failures import Status, from_status, no_connection
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import (
+    CONNECT_TIMEOUT_S,
     LEFT_GRACE_S,
     MAX_LEFT,
     NO_METADATA,
@@ -30,7 +31,8 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Not of a backoff, whatever its name: how long an attempt to connect may take at the least.
+    ("grpc.min_reconnect_backoff_ms", int(CONNECT_TIMEOUT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 # What grpc.aio says, as INTERNAL, when the server ended a call before the request was written.

@@ -22,6 +22,9 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 NO_METADATA: Metadata = {}
 _TLS_SCHEME = "grpcs://"
 
+CONNECT_TIMEOUT_S = 5.0
+"""For one attempt: TCP, TLS and the server's settings."""
+
 LEFT_GRACE_S = 2.0
 MAX_LEFT = 1000
 """Streams of one connection that were left and have not ended; one more is reset at once."""

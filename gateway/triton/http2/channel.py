@@ -19,6 +19,7 @@ from gateway.triton.http2 import headers
 from gateway.triton.http2.call import PREFIX, Call, PieceCall
 from gateway.triton.http2.connection import Connection
 from gateway.triton.transport import (
+    CONNECT_TIMEOUT_S,
     NO_METADATA,
     ConnectionOptions,
     Endpoint,
@@ -29,7 +30,6 @@ from gateway.triton.transport import (
 
 log = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 5.0
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 # A host that vanished answers nothing, not even that it is gone. Triton ends connections that ping
@@ -163,7 +163,7 @@ class Http2Transport:
         connection = Connection(self._changed)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._reach(connection)
                 # Not before the server has said how many streams it takes.
                 await connection.settled.wait()
@@ -236,7 +236,7 @@ def _reason(error: OSError | TimeoutError) -> str:
     # asyncio's text, which differs from uvloop's, may hold several addresses with one error each.
     if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
         return "connection refused"
-    return text or f"no answer in {_CONNECT_TIMEOUT_S:g} seconds"
+    return text or f"no answer in {CONNECT_TIMEOUT_S:g} seconds"
 
 
 def _prepare(transport: asyncio.BaseTransport) -> None:

@@ -116,6 +116,36 @@ async def test_tokens_over_tls(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_server_that_is_far_away(
+    endpoint: str, known: dict[str, Path], transport: TransportName
+) -> None:
+    """An attempt to connect may take as long as TLS needs: several round trips of 0.3 s here."""
+    host, port = endpoint.removeprefix("grpcs://").split(":")
+
+    relays = set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                await asyncio.sleep(0.15)
+                writer.write(data)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.add(asyncio.current_task())
+        from_server, to_server = await asyncio.open_connection(host, port)
+        await asyncio.gather(pass_on(reader, to_server), pass_on(from_server, writer))
+
+    async with await asyncio.start_server(relay, LOCALHOST, 0) as listener:
+        far = f"grpcs://{LOCALHOST}:{listener.sockets[0].getsockname()[1]}"
+        async with client_of(far, ConnectionOptions(transport, **known, metadata=KEY)) as client:
+            assert await count_tokens(client, 3) == 3
+        await asyncio.gather(*relays)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_restricted_protocol_wants_its_key(
     endpoint: str, known: dict[str, Path], transport: TransportName
 ) -> None:

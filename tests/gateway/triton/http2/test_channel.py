@@ -211,7 +211,7 @@ async def test_nobody_waits_for_a_server_that_is_away() -> None:
 
 async def test_a_server_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first calls wait a while for its settings, the next ones not at all."""
-    monkeypatch.setattr(channel, "_CONNECT_TIMEOUT_S", HANGS_AFTER_S)
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", HANGS_AFTER_S)
     clock = EventClock()
     server = Server(echo)
     server.greets = False
