@@ -55,20 +55,30 @@ class Peer(asyncio.Protocol):
         self.resets: dict[int, int] = {}
         self.closed = asyncio.Event()
         self._unsent: dict[int, tuple[bytearray, Headers | None]] = {}
+        self._unheard = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self._server.peers.append(self)
         if self._server.greets:
-            self.h2.initiate_connection()
-            self.flush()
+            self.greet()
+
+    def greet(self) -> None:
+        """Late, where the server greeted nobody; what has come meanwhile is heard then."""
+        self._server.greets = True
+        self.h2.initiate_connection()
+        self.flush()
+        if self._unheard:
+            self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()
 
     def data_received(self, data: bytes) -> None:
+        self._unheard += data
         if not self._server.greets:
             return
+        data, self._unheard = self._unheard, b""
         try:
             events = self.h2.receive_data(data)
         except ProtocolError as error:

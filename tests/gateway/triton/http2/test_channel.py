@@ -243,10 +243,7 @@ async def test_giving_up_while_connecting_leaves_the_others() -> None:
         await until(lambda: server.peers)
         calls[0].cancel()
         await asyncio.sleep(0)
-        server.greets = True
-        peer = server.peers[0]
-        peer.connection_made(peer.transport)
-        peer.h2.receive_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        server.peers[0].greet()
         assert [await (await call).read() for call in calls[1:]] == [b"1", b"2"]
 
 
