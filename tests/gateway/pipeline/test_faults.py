@@ -316,7 +316,11 @@ async def test_who_follows_a_response_is_kept_waiting_with_comments(tokenizer_di
                 data += piece
                 if data.partition(b"event: ")[2].count(b": keep-alive") == 2:
                     servicer.released.set()
-        assert b"event: response.completed" in data.rpartition(b": keep-alive")[2]
+        # A busy machine may let another comment in before the stream is closed.
+        assert (
+            b"event: response.completed"
+            in data.partition(b"event: ")[2].split(b": keep-alive", 2)[2]
+        )
 
 
 async def test_an_error_after_keep_alives_is_a_frame(tokenizer_dir: Path) -> None:
