@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -136,9 +137,14 @@ class Server(uvicorn.Server):
             await asyncio.sleep(_TICK_S)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience."""
-        self.force_exit = self.should_exit
-        super().handle_exit(sig, frame)
+        """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience.
+
+        A worker's parent says SIGINT for that. SIGTERM may come to a worker twice, from its parent
+        and from a service manager that signals all processes of a service.
+        """
+        is_worker = self._worker is not None
+        self.force_exit |= sig == signal.SIGINT if is_worker else self.should_exit
+        super().handle_exit(signal.SIGTERM if is_worker else sig, frame)
 
     def _orphaned(self) -> None:
         assert self._worker is not None

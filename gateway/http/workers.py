@@ -103,7 +103,8 @@ class Workers:
     def run(self) -> int:
         """Blocks until SIGTERM or SIGINT and the end of all workers; returns the exit code.
 
-        SIGHUP goes to each worker; a second SIGTERM goes to them too, and ends them at once.
+        SIGHUP goes to each worker. A second SIGTERM goes to them as SIGINT, and ends them at once:
+        one more SIGTERM would be lost on a worker that had no turn since the first.
         """
         with _pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -173,7 +174,8 @@ class Workers:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP:
-            number, self._ending = signal.SIGTERM, True
+            number = signal.SIGINT if self._ending else signal.SIGTERM
+            self._ending = True
         for child in self._children.values():
             _send(child, number)
 
