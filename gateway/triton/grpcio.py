@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 
-from gateway.errors import GatewayError
+from gateway.errors import EngineUnreachable, GatewayError
 from gateway.triton.failures import Status, from_status, no_connection
 from gateway.triton.http2.call import PREFIX
 from gateway.triton.transport import (
@@ -53,6 +54,7 @@ class GrpcioTransport:
         self._channel = self._connect()
         self._closing: set[asyncio.Task[None]] = set()
         self._left: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Timeout] = set()
 
     async def stream(
         self,
@@ -62,16 +64,29 @@ class GrpcioTransport:
         metadata: Metadata,
         by: float | None = None,
     ) -> _Call[T]:
-        async with asyncio.timeout_at(by):
-            return _Call(await self._started(path, request, metadata), parse, self._left)
+        return _Call(await self._start(path, request, metadata, by), parse, self._left)
 
     async def pieces(
         self, path: str, request: Message, metadata: Metadata, by: float | None = None
     ) -> _WholePieces:
-        async with asyncio.timeout_at(by):
-            return _WholePieces(await self._started(path, request, metadata), bytes, self._left)
+        return _WholePieces(await self._start(path, request, metadata, by), bytes, self._left)
 
-    async def _started(self, path: str, request: Message, metadata: Metadata) -> Any:
+    async def _start(
+        self, path: str, request: Message, metadata: Metadata, by: float | None
+    ) -> Any:
+        limit = asyncio.timeout_at(by)
+        self._starting.add(limit)
+        try:
+            async with limit:
+                return await self._send(path, request, metadata)
+        except TimeoutError:
+            if limit in self._starting:
+                raise
+            raise _given_up() from None
+        finally:
+            self._starting.discard(limit)
+
+    async def _send(self, path: str, request: Message, metadata: Metadata) -> Any:
         joined = request[0] if len(request) == 1 else await asyncio.to_thread(_join, request)
         open_call: Any = self._channel.stream_stream(
             path, request_serializer=None, response_deserializer=None
@@ -93,7 +108,8 @@ class GrpcioTransport:
         call: Any = self._channel.unary_unary(path)
         sent = (*self._metadata, *metadata.items())
         try:
-            reply: bytes = await call(request, timeout=timeout_s, metadata=sent)
+            with _not_given_up():
+                reply: bytes = await call(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error
@@ -101,6 +117,11 @@ class GrpcioTransport:
         return reply
 
     def disconnect(self) -> None:
+        # Closing a channel ends no write that waits for its connection.
+        for limit in self._starting:
+            if not limit.expired():
+                limit.reschedule(0)
+        self._starting.clear()
         task = asyncio.get_running_loop().create_task(self._channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -126,6 +147,7 @@ class _Call(Generic[T]):
         self._parse = parse
         self._left = left
         self._is_left = False
+        self._is_cancelled = False
         self._is_read = False
 
     async def sent(self) -> None:
@@ -146,7 +168,8 @@ class _Call(Generic[T]):
             raise asyncio.CancelledError  # as behind `cancel`
         self._is_read = True
         try:
-            message: Any = await self._call.read()
+            with _not_given_up(by=lambda: self._is_cancelled or self._is_left):
+                message: Any = await self._call.read()
         except grpc.RpcError as error:
             raise _translated(error) from error
         finally:
@@ -154,6 +177,7 @@ class _Call(Generic[T]):
         return None if message is grpc.aio.EOF else message
 
     def cancel(self) -> None:
+        self._is_cancelled = True
         self._call.cancel()
 
     def leave(self, ended: Ended | None = None) -> None:
@@ -207,6 +231,25 @@ def _channel(endpoint: Endpoint, connection: ConnectionOptions) -> Any:
     if endpoint.name != endpoint.host:
         options.append(("grpc.ssl_target_name_override", endpoint.name))
     return grpc.aio.secure_channel(endpoint.authority, credentials, options=options)
+
+
+@contextmanager
+def _not_given_up(by: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """`disconnect` cancels calls without those who wait for them being cancelled.
+
+    `by` tells whether it was not `disconnect` that did. Raises EngineUnreachable.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if by() or (task is not None and task.cancelling()):
+            raise
+        raise _given_up() from None
+
+
+def _given_up() -> EngineUnreachable:
+    return no_connection("the server does not answer")
 
 
 def _join(request: Message) -> bytes:

@@ -121,7 +121,6 @@ async def test_a_server_that_is_far_away(
 ) -> None:
     """An attempt to connect may take as long as TLS needs: several round trips of 0.3 s here."""
     host, port = endpoint.removeprefix("grpcs://").split(":")
-
     relays = set()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +141,7 @@ async def test_a_server_that_is_far_away(
         far = f"grpcs://{LOCALHOST}:{listener.sockets[0].getsockname()[1]}"
         async with client_of(far, ConnectionOptions(transport, **known, metadata=KEY)) as client:
             assert await count_tokens(client, 3) == 3
-        await asyncio.gather(*relays)
+        await asyncio.wait_for(asyncio.gather(*relays), 60)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -210,6 +209,46 @@ async def test_why_there_is_no_connection(server: Server, transport: TransportNa
                     await client.model_ready("tensorrt_llm")
                 assert why in raised.value.why.lower()
                 assert endpoint not in raised.value.message
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_waits_while_a_server_is_given_up_may_go_elsewhere(
+    endpoint: str, known: dict[str, Path], transport: TransportName
+) -> None:
+    """Nobody cancelled them: what they waited for has failed."""
+    asked = asyncio.Event()
+    connections = set()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
+        asked.set()
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(say_nothing, LOCALHOST, 0) as listener:
+        silent = f"{LOCALHOST}:{listener.sockets[0].getsockname()[1]}"
+        async with client_of(silent, ConnectionOptions(transport)) as client:
+            waiting = [
+                asyncio.create_task(count_tokens(client, 3)),
+                asyncio.create_task(client.model_ready("tensorrt_llm")),
+            ]
+            await asked.wait()
+            client.disconnect()
+            for waits in waiting:
+                with pytest.raises((EngineUnreachable, TimeoutError)):
+                    await waits
+        await asyncio.wait_for(asyncio.gather(*connections), 60)
+    options = ConnectionOptions(transport, **known, metadata=KEY)
+    async with client_of(endpoint, options) as client:
+        streaming = asyncio.create_task(count_tokens(client, 1000))
+        await count_tokens(client, 3)
+        client.disconnect()
+        with pytest.raises(EngineUnavailable):
+            await streaming
+        assert await count_tokens(client, 3) == 3
 
 
 async def test_a_tls_server_without_http2_is_away(authority: Authority) -> None:
