@@ -23,7 +23,7 @@ from gateway.config.settings import Settings
 from gateway.http.connections import Connections
 from gateway.http.protocol import Answer, ConnectionLimits, HttpProtocol
 from gateway.http.tls import uvicorn_options
-from gateway.http.workers import Worker
+from gateway.http.workers import AT_ONCE, Worker
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         own: socket.socket | None = None
         if self._worker is not None:
+            signal.signal(AT_ONCE, self._end_at_once)
             *sockets, own = self._worker.sockets()
             asyncio.get_running_loop().add_reader(self._worker.parent, self._orphaned)
         if self._admin_port is not None:
@@ -139,12 +140,17 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """uvicorn's own takes only a second SIGINT, but no second SIGTERM, for impatience.
 
-        A worker's parent says SIGINT for that. SIGTERM may come to a worker twice, from its parent
-        and from a service manager that signals all processes of a service.
+        A worker's parent has a signal of its own for that. These may come to a worker twice: from
+        its parent, and from a service manager that signals all processes of a service.
         """
-        is_worker = self._worker is not None
-        self.force_exit |= sig == signal.SIGINT if is_worker else self.should_exit
-        super().handle_exit(signal.SIGTERM if is_worker else sig, frame)
+        if self._worker is None:
+            self.force_exit = self.should_exit
+        else:
+            sig = signal.SIGTERM
+        super().handle_exit(sig, frame)
+
+    def _end_at_once(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = self.force_exit = True
 
     def _orphaned(self) -> None:
         assert self._worker is not None

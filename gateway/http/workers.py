@@ -26,6 +26,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+AT_ONCE = signal.SIGUSR2
+"""From the parent: end without waiting for anybody. Ends a worker that is still starting, too."""
+
 _FORK = multiprocessing.get_context("fork")
 _ENDED_BY = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.1
@@ -103,8 +106,8 @@ class Workers:
     def run(self) -> int:
         """Blocks until SIGTERM or SIGINT and the end of all workers; returns the exit code.
 
-        SIGHUP goes to each worker. A second SIGTERM goes to them as SIGINT, and ends them at once:
-        one more SIGTERM would be lost on a worker that had no turn since the first.
+        SIGHUP goes to each worker. A second SIGTERM goes to them as `AT_ONCE`: one more SIGTERM
+        would be lost on a worker that had no turn since the first.
         """
         with _pipe() as (read, self._write):
             for number in (*_ENDED_BY, signal.SIGHUP):
@@ -174,7 +177,7 @@ class Workers:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGHUP:
-            number = signal.SIGINT if self._ending else signal.SIGTERM
+            number = AT_ONCE if self._ending else signal.SIGTERM
             self._ending = True
         for child in self._children.values():
             _send(child, number)

@@ -116,18 +116,21 @@ class GrpcioTransport:
             raise _translated(error) from error
         return reply
 
+    def _give_up_starting(self) -> None:
+        """Closing a channel ends no write that waits for its connection."""
+        for limit in [limit for limit in self._starting if not limit.expired()]:
+            limit.reschedule(0)
+            self._starting.remove(limit)
+
     def disconnect(self) -> None:
-        # Closing a channel ends no write that waits for its connection.
-        for limit in self._starting:
-            if not limit.expired():
-                limit.reschedule(0)
-        self._starting.clear()
+        self._give_up_starting()
         task = asyncio.get_running_loop().create_task(self._channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self._channel = self._connect()
 
     async def close(self) -> None:
+        self._give_up_starting()
         for task in self._left:
             task.cancel()
         if self._left:

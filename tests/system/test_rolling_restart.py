@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.http.workers import AT_ONCE
 from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
@@ -215,31 +216,48 @@ async def test_a_second_signal_reaches_workers_that_had_no_turn_since_the_first(
         workers = _workers(gateway)
         for worker in workers:
             os.kill(worker, signal.SIGSTOP)
-        for _ in range(2):
+        try:
             gateway.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.5)  # the parent passes it on
-        for worker in workers:
-            os.kill(worker, signal.SIGCONT)
+            await _have_waiting(workers, signal.SIGTERM)
+            gateway.process.send_signal(signal.SIGTERM)
+            await _have_waiting(workers, AT_ONCE)
+        finally:
+            for worker in workers:
+                os.kill(worker, signal.SIGCONT)
         # Long before its patience is over.
         assert await asyncio.to_thread(gateway.process.wait, PATIENCE_S / 4) is not None
 
 
+async def _have_waiting(pids: list[int], number: signal.Signals) -> None:
+    async with asyncio.timeout(HANGS_AFTER_S):
+        for pid in pids:
+            while True:
+                status = Path(f"/proc/{pid}/status").read_text()
+                pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
+                if pending & 1 << (number - 1):
+                    break
+                await asyncio.sleep(0.01)
+
+
 async def test_a_service_manager_may_signal_every_process(stack: Stack, tmp_path: Path) -> None:
     """As systemd does: a worker is told twice, and still ends what it has begun."""
-    settings = {"drain_seconds": 1, "workers": 2, "redis_url": stack.redis}
+    settings = {"drain_seconds": 20, "workers": 2, "redis_url": stack.redis}
     with GatewayProcess(tmp_path / "g", stack, shutdown_grace=PATIENCE_S, **settings) as gateway:
         await _serving(gateway, 2)
         async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S) as client:
-            long = LONG | {"prompt": "Count from 1 to 300", "max_tokens": 400}
-            async with client.stream("POST", "/v1/completions", json=long) as answer:
+            long = LONG | {"prompt": "Count from 1 to 300", "max_tokens": 1900}
+            async with (
+                httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S) as other,
+                client.stream("POST", "/v1/completions", json=long) as answer,
+            ):
                 lines = answer.aiter_lines()
                 await anext(lines)
                 for worker in _workers(gateway):
                     os.kill(worker, signal.SIGTERM)
-                async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE_S) as other:
-                    await _draining(other)
+                await _draining(other)
                 gateway.process.send_signal(signal.SIGTERM)
                 assert "data: [DONE]" in [line async for line in lines]
+        gateway.process.send_signal(signal.SIGTERM)  # enough
         assert await asyncio.to_thread(gateway.process.wait, HANGS_AFTER_S) == 0
 
 
