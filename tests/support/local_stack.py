@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -94,11 +95,12 @@ class Up:
         while True:
             found = psutil.Process(self._process.pid).children(recursive=True)
             self._processes.update(found)
-            for process in filter(_runs, found):
-                arguments = " ".join(process.cmdline())
-                if prefix := re.search(r"shm-region-prefix-name=(\w+)", arguments):
-                    self._shm_prefix = prefix[1]
-                    return found
+            for process in found:
+                with suppress(psutil.NoSuchProcess):  # one that has just ended
+                    arguments = " ".join(process.cmdline())
+                    if prefix := re.search(r"shm-region-prefix-name=(\w+)", arguments):
+                        self._shm_prefix = prefix[1]
+                        return found
             assert self._process.poll() is None, f"`gateway up` ended:\n{self.stderr}"
             assert time.monotonic() < deadline, "Triton does not run"
             time.sleep(0.02)

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from gateway.http.workers import AT_ONCE
@@ -20,6 +21,7 @@ from tests.support.cluster import Balancer
 from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
 from tests.support.local_stack import Stack
 from tests.support.metrics import metric
+from tests.support.stopped import stop, wait_until_sent
 
 pytestmark = pytest.mark.slow
 
@@ -214,29 +216,18 @@ async def test_a_second_signal_reaches_workers_that_had_no_turn_since_the_first(
     with GatewayProcess(tmp_path / "g", stack, **settings) as gateway:
         await _serving(gateway, 2)
         workers = _workers(gateway)
-        for worker in workers:
-            os.kill(worker, signal.SIGSTOP)
         try:
-            gateway.process.send_signal(signal.SIGTERM)
-            await _have_waiting(workers, signal.SIGTERM)
-            gateway.process.send_signal(signal.SIGTERM)
-            await _have_waiting(workers, AT_ONCE)
+            for worker in workers:
+                stop(psutil.Process(worker))
+            for number in (signal.SIGTERM, AT_ONCE):
+                gateway.process.send_signal(signal.SIGTERM)
+                for worker in workers:
+                    wait_until_sent(worker, number)
         finally:
             for worker in workers:
                 os.kill(worker, signal.SIGCONT)
         # Long before its patience is over.
         assert await asyncio.to_thread(gateway.process.wait, PATIENCE_S / 4) is not None
-
-
-async def _have_waiting(pids: list[int], number: signal.Signals) -> None:
-    async with asyncio.timeout(HANGS_AFTER_S):
-        for pid in pids:
-            while True:
-                status = Path(f"/proc/{pid}/status").read_text()
-                pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
-                if pending & 1 << (number - 1):
-                    break
-                await asyncio.sleep(0.01)
 
 
 async def test_a_service_manager_may_signal_every_process(stack: Stack, tmp_path: Path) -> None:

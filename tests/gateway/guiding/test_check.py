@@ -21,6 +21,7 @@ from gateway.errors import InvalidRequest, Overloaded, UnsupportedParameter
 from gateway.generation import Caller, GenerationParams, Guide, Options
 from gateway.guiding.check import GuideCheck
 from guides.kinds import MAX_CHARS
+from tests.support.stopped import stop
 
 WITHIN_S = 60.0
 
@@ -34,8 +35,12 @@ async def guides() -> AsyncIterator[GuideCheck]:
 
 
 def _compilers() -> list[psutil.Process]:
-    found = psutil.Process().children()
-    return [child for child in found if "guides.worker" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # one that has just ended
+            if "guides.worker" in child.cmdline():
+                found.append(child)
+    return found
 
 
 async def _compiler() -> psutil.Process:
@@ -55,11 +60,7 @@ def regex(text: str, tenant: str = "a", **more: Any) -> Options:
 async def _stopped() -> psutil.Process:
     """The compiler, which does nothing until it is resumed."""
     compiler = await _compiler()
-    compiler.suspend()
-    deadline = time.monotonic() + WITHIN_S
-    while compiler.status() != psutil.STATUS_STOPPED:  # until then it may still read
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    stop(compiler)
     return compiler
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,7 @@ from ops.local_stack.ports import LOCALHOST, PortClaims
 from ops.local_stack.servers import Ports
 from tests.support.llmapi_models import asked
 from tests.support.local_stack import SHARED_MEMORY
+from tests.support.stopped import stop, wait_until_sent
 from tests.support.triton_server import (
     MODEL,
     Server,
@@ -115,9 +116,10 @@ class Launched:
         """The tritonserver processes by rank."""
         found = {}
         for process in self._children():
-            last = process.cmdline()[-1] if process.name() == "tritonserver" else ""
-            if "=prefix" in last:
-                found[int(last.partition("=prefix")[2].rstrip("_"))] = process
+            with suppress(psutil.NoSuchProcess):  # others come and go
+                last = process.cmdline()[-1] if process.name() == "tritonserver" else ""
+                if "=prefix" in last:
+                    found[int(last.partition("=prefix")[2].rstrip("_"))] = process
         return found
 
     def assert_nothing_is_left(self, within: float = ENDED_WITHIN) -> None:
@@ -308,21 +310,12 @@ def test_a_second_signal_waits_for_no_request(core: Path) -> None:
         launched.wait_ready()
         # A server that is stopped takes no notice of SIGTERM.
         leader = launched.ranks()[0]
-        leader.suspend()
+        stop(leader)
         launched.process.send_signal(signal.SIGTERM)
-        while not _is_pending(leader, signal.SIGTERM):
-            assert launched.process.poll() is None, launched.stderr
-            time.sleep(0.02)
+        wait_until_sent(leader.pid, signal.SIGTERM)
         launched.process.send_signal(signal.SIGTERM)
         assert launched.process.wait(ENDED_WITHIN) == 0
         launched.assert_nothing_is_left()
-
-
-def _is_pending(process: psutil.Process, number: signal.Signals) -> bool:
-    """Whether it was sent a signal that it has not taken."""
-    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-    [pending] = [line for line in status.splitlines() if line.startswith("ShdPnd:")]
-    return bool(int(pending.split()[1], 16) >> (number - 1) & 1)
 
 
 def test_ports_and_running_servers_are_looked_at_first(core: Path) -> None:
