@@ -45,7 +45,7 @@ def _freeze_triton(index: int) -> Act:
     async def act(world: World, _: Load) -> None:
         world.tritons[index].freeze()
         await asyncio.sleep(2 * world.chance.uniform(*FROZEN_S))
-        world.tritons[index].thaw()
+        await world.tritons[index].thaw()
 
     return act
 

@@ -261,7 +261,7 @@ async def test_frozen(fleet: Fleet) -> None:
     try:
         (await fleet.are_whole(asked, before)).tell("frozen")
     finally:
-        fleet.tritons[0].thaw()
+        await fleet.tritons[0].thaw()
     await fleet.until("gateway_replica_ready", 2)
 
 
@@ -289,7 +289,7 @@ async def test_drained(fleet: Fleet) -> None:
     draining = fleet.tritons[1].endpoint
     while await fleet.metric("gateway_replica_weight", replica=draining):
         await asyncio.sleep(0.01)
-    fleet.tritons[1].thaw()
+    await fleet.tritons[1].thaw()
     guided = len([n for n in range(STREAMS) if _is_guided(n)])
     while await fleet.metric("gateway_replica_in_flight", replica=draining) > guided:
         assert not all(task.done() for task in asked)

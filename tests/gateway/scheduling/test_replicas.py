@@ -224,7 +224,7 @@ async def test_a_frozen_replica_makes_nobody_wait_past_the_deadline(pair: Pair) 
             for _ in range(20):
                 assert _right(await _ask(client))
         finally:
-            frozen.thaw()
+            await frozen.thaw()
         await pair.wait_both()
         assert _right(await _ask(client))
     pair.tritons.wait_idle()
