@@ -42,6 +42,8 @@ def _kill_triton(index: int) -> Act:
 
 
 def _freeze_triton(index: int) -> Act:
+    """As a machine that is paused, but for its wakening, which Triton may not survive (`thaw`)."""
+
     async def act(world: World, _: Load) -> None:
         world.tritons[index].freeze()
         await asyncio.sleep(2 * world.chance.uniform(*FROZEN_S))

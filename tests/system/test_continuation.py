@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ STREAMS = int(os.environ.get("STREAMS", "8"))
 TOKENS = 400  # more than a replica makes until it is seen to be drained
 WITHIN_S = 120.0
 MODELS = ("demo", "zh", "ja")
+CONTINUED = "gateway_generations_continued_total"
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"frequency_penalty": 0.4, "presence_penalty": 0.3},
@@ -152,9 +154,7 @@ class Fleet:
         return asked, before
 
     async def continued(self) -> float:
-        causes = ("failed", "drained")
-        name = "gateway_generations_continued_total"
-        return sum([await self.metric(name, cause=cause) for cause in causes])
+        return sum([await self.metric(CONTINUED, cause=cause) for cause in ("failed", "drained")])
 
     async def are_whole(self, asked: list[asyncio.Task[Answer]], before: float) -> Gaps:
         """Some have gone on since `before`, and nobody can tell but by the gaps of streams, in
@@ -171,6 +171,7 @@ class Fleet:
     def configure(self, *endpoints: str | dict[str, Any]) -> None:
         document = {"anonymous": True, "replicas": list(endpoints)}
         self.config.write_text(yaml.safe_dump(document))
+        self.gateway.process.send_signal(signal.SIGHUP)
 
     def drain(self, *indexes: int) -> None:
         """These, and no other."""
@@ -283,17 +284,22 @@ async def test_cut_off(fleet: Fleet) -> None:
 async def test_drained(fleet: Fleet) -> None:
     """What is guided stays, everything else has left before its end."""
     asked, before = await fleet.half_way()
+    failed = await fleet.metric(CONTINUED, cause="failed")
     # Until the gateway has read of the drain, so that no quick engine ends its answers first.
     fleet.tritons[1].freeze()
-    fleet.drain(1)
-    draining = fleet.tritons[1].endpoint
-    while await fleet.metric("gateway_replica_weight", replica=draining):
-        await asyncio.sleep(0.01)
-    await fleet.tritons[1].thaw()
+    try:
+        fleet.drain(1)
+        draining = fleet.tritons[1].endpoint
+        while await fleet.metric("gateway_replica_weight", replica=draining):
+            await asyncio.sleep(0.01)
+    finally:
+        await fleet.tritons[1].thaw()
     guided = len([n for n in range(STREAMS) if _is_guided(n)])
     while await fleet.metric("gateway_replica_in_flight", replica=draining) > guided:
         assert not all(task.done() for task in asked)
         await asyncio.sleep(0.01)
     (await fleet.are_whole(asked, before)).tell("drained")
+    # It was not frozen for so long that the gateway gave it up.
+    assert await fleet.metric(CONTINUED, cause="failed") == failed
     fleet.drain()
     fleet.tritons.wait_idle()

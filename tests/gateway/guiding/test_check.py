@@ -28,10 +28,11 @@ WITHIN_S = 60.0
 
 @pytest.fixture
 async def guides() -> AsyncIterator[GuideCheck]:
-    guides = GuideCheck()
+    guides, before = GuideCheck(), _unreaped()
     yield guides
     guides.close()
     assert _compilers() == []
+    assert _unreaped() <= before
 
 
 def _compilers() -> list[psutil.Process]:
@@ -40,6 +41,16 @@ def _compilers() -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):  # one that has just ended
             if "guides.worker" in child.cmdline():
                 found.append(child)
+    return found
+
+
+def _unreaped() -> set[int]:
+    """Children that have ended, and that nobody has waited for."""
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
     return found
 
 

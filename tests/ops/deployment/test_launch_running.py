@@ -104,20 +104,28 @@ class Launched:
         """Remembers processes and shared memory, for `assert_nothing_is_left`."""
         self._seen.update(self._children())
         for process in self._seen:
-            maps = Path(f"/proc/{process.pid}/maps")
-            if maps.exists():
-                lines = maps.read_text(encoding="utf-8").splitlines()
+            with suppress(OSError):  # it has ended
+                lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
                 self._regions |= {line.split()[-1] for line in lines if f"{SHARED_MEMORY}/" in line}
 
     def _children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def named(self, name: str) -> list[psutil.Process]:
+        """Its processes whose name begins so; others come and go meanwhile."""
+        found = []
+        for process in self._children():
+            with suppress(psutil.NoSuchProcess):
+                if process.name().startswith(name):
+                    found.append(process)
+        return found
+
     def ranks(self) -> dict[int, psutil.Process]:
         """The tritonserver processes by rank."""
         found = {}
-        for process in self._children():
-            with suppress(psutil.NoSuchProcess):  # others come and go
-                last = process.cmdline()[-1] if process.name() == "tritonserver" else ""
+        for process in self.named("tritonserver"):
+            with suppress(psutil.NoSuchProcess):
+                last = (process.cmdline() or [""])[-1]  # it has none while it is started
                 if "=prefix" in last:
                     found[int(last.partition("=prefix")[2].rstrip("_"))] = process
         return found
@@ -223,8 +231,8 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
         assert _listens(ranks[0])
         assert not _listens(ranks[1])
         # It loads the core model alone, and never comes out of that.
-        stubs = [p for p in ranks[1].children() if p.name().startswith("triton_python")]
-        assert len(stubs) == 1
+        stubs = launched.named("triton_python")
+        assert len([stub for stub in stubs if stub.ppid() == ranks[1].pid]) == 1
         assert launched.process.poll() is None
         with launched.server.stream() as stream:
             stream.send(core_inputs(PROMPT, LONG, streaming=True))
@@ -251,8 +259,7 @@ def test_the_llmapi_repository_serves_without_mpi_and_below_it(
     with _launched(tmp_path, *more) as launched:
         launched.wait_ready()
         assert set(launched.ranks()) == {0}
-        waiting = [p for p in launched._children() if p.name() == "sleep"]
-        assert len(waiting) == ranks - 1
+        assert len(launched.named("sleep")) == ranks - 1
         question = asked("The capital of Peru is", sampling_param_max_tokens=4, streaming=True)
         replies = launched.server.ask(question)
         assert replies[-1].error is None
@@ -313,6 +320,7 @@ def test_a_second_signal_waits_for_no_request(core: Path) -> None:
         stop(leader)
         launched.process.send_signal(signal.SIGTERM)
         wait_until_sent(leader.pid, signal.SIGTERM)
+        assert launched.process.poll() is None, launched.stderr
         launched.process.send_signal(signal.SIGTERM)
         assert launched.process.wait(ENDED_WITHIN) == 0
         launched.assert_nothing_is_left()
