@@ -60,6 +60,7 @@ class EngineConfig:
     max_lora_rank: int
     max_draft_len: int
     max_prompt_embedding_table_size: int
+    least_iteration_ms: float
     synthetic: dict[str, Any]
 
 
@@ -185,5 +186,6 @@ def load_config(engine_dir: str | Path) -> EngineConfig:
         max_lora_rank=lora.get("max_lora_rank", 64),
         max_draft_len=limits.get("max_draft_len", 0),
         max_prompt_embedding_table_size=limits.get("max_prompt_embedding_table_size", 0),
+        least_iteration_ms=model.get("least_iteration_ms", 0),
         synthetic=raw.get("synthetic", {}),
     )

@@ -69,6 +69,7 @@ class RequestLoop(ABC):
         self._static = settings.batching_type == BatchingType.STATIC
         self._active: list[ActiveRequest] = []
         self._iteration = 0
+        self._least_s = config.least_iteration_ms / 1000
 
     @abstractmethod
     def _advance(self) -> Progress | None:
@@ -133,6 +134,8 @@ class RequestLoop(ABC):
             self._mailbox.publish([], self._described(IterationStats(), Progress()))
         elif progress is None:
             self._pause()
+        elif (left := started + self._least_s - time.monotonic()) > 0:
+            time.sleep(left)
 
     def _end_cancelled(self) -> list[Response]:
         cancelled = self._mailbox.cancelled

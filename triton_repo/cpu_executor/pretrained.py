@@ -16,8 +16,9 @@ GPT = "GPTForCausalLM"
 def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The part of an engine's ``config.json`` that describes the model.
 
-    ``dtype`` is that of the engine. Raises ``ValueError`` for an architecture, or a setting of it,
-    that the CPU executor cannot run.
+    ``dtype`` is that of the engine. ``least_iteration_ms`` is this executor's own: an iteration
+    takes so many milliseconds at least, as on a GPU, and leaves the CPU to others. Raises
+    ``ValueError`` for an architecture, or a setting of it, that the CPU executor cannot run.
     """
     found = hf.get("architectures")
     readers = {"LlamaForCausalLM": _llama, "GPT2LMHeadModel": _gpt2}
@@ -27,6 +28,7 @@ def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "logits_dtype": "float32",
         "vocab_size": hf["vocab_size"],
+        "least_iteration_ms": hf.get("least_iteration_ms", 0),
         **readers[found[0]](hf),
         "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},

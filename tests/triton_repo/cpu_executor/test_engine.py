@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def test_build_writes_an_engine_config(tmp_path: Path) -> None:
 def test_a_hugging_face_folder_is_an_engine_too() -> None:
     with start(GOLDEN / "gqa") as executor:
         assert run(executor, request(golden_prompt(), 5))[0].tokens() == golden_greedy()[:5]
+
+
+def test_an_iteration_takes_as_long_as_the_model_says(tmp_path: Path) -> None:
+    model = hf_folder(tmp_path / "hf", least_iteration_ms=50)
+    (model / "model.safetensors").symlink_to(GOLDEN / "gqa" / "model.safetensors")
+    with start(build(model, tmp_path / "e")) as executor:
+        began = time.monotonic()
+        assert run(executor, request(golden_prompt(), 5))[0].tokens() == golden_greedy()[:5]
+        # The last token comes out before its iteration is over.
+        assert time.monotonic() - began >= 4 * 0.05
 
 
 def test_older_hugging_face_keys(tmp_path: Path) -> None:
