@@ -195,7 +195,7 @@ class Prompts:
             # To look for its turns would take as long again.
             brief = self._words.encode(text, add_special_tokens=add_special_tokens)
             if brief is not None:
-                return array("i", brief)
+                return brief
 
         async def encode(texts: list[str]) -> list[array[int]]:
             work = partial(self._encode, texts, add_special_tokens=add_special_tokens)
@@ -241,7 +241,7 @@ class Prompts:
             if words is not None:
                 ids = words.encode(text, add_special_tokens=add_special_tokens)
                 if ids is not None:
-                    found.append(array("i", ids))
+                    found.append(ids)
                     continue
             [encoding] = self.tokenizer.encode_batch_fast(
                 [text], add_special_tokens=add_special_tokens

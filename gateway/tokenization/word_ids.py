@@ -3,8 +3,11 @@
 A byte-level BPE first cuts at its added tokens, then by a regular expression, and merges within
 each piece alone. So the ids of a text are those of its pieces, and English repeats its own. Each
 piece's ids come from the tokenizers library once; only the cutting is done here, by the same
-expression for Python's `re`, in an alphabet so small that the library is asked about each of its
-characters. All other texts, and all other kinds of tokenizers, are left to the library.
+expression for Python's `re` (`word_pattern`). All other texts, and all other kinds of tokenizers,
+are left to the library.
+
+Where words begin at single spaces, as those of all these tokenizers in use do, what lies between
+two spaces ("end.\\n\\nThen") is kept with the ids of its words, and only what is new is cut.
 """
 
 from __future__ import annotations
@@ -12,53 +15,66 @@ from __future__ import annotations
 import logging
 import random
 import re
+from array import array
 from collections.abc import Iterator
-from itertools import product
-from typing import Any
+from itertools import islice, product
+from typing import Any, NamedTuple, cast
 
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 
 from gateway.tokenization.control_tokens import any_of
+from gateway.tokenization.word_pattern import (
+    ALPHABET,
+    NONE,
+    char_class,
+    pattern_of,
+    translated,
+    words_begin_at_spaces,
+)
 
 log = logging.getLogger(__name__)
 
-# ASCII, Latin-1 and typographic punctuation: none is changed by NFC, and none is equal to an ASCII
-# letter but for its case (as the long s is).
-_ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
-# That of `ByteLevel` itself: GPT-2's encoder.py.
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# What means the same in both languages. Not so: flags, `{2}+`, which is possessive in one of them
-# alone, and "ss" where case does not matter, which is "ß" in the other.
-_SYNTAX = re.compile(
-    r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
-    r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
-    r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
-    r"|(?P<literal>[({])"
-)
-# Is in no text that is cut here: stands where a class has no character of the alphabet, and
-# between words. (The library takes a list of words, too; it loads numpy, 20 MiB, to look at it.)
-_NONE = "\ue000"
-# Words: each takes 500 bytes at most, as longer ones and those of more ids are not kept.
+# Of each kind; one takes 400 bytes at most, as what is longer and has more ids is not kept.
 _ROOM = 16_384
 _LONGEST = 64
-_MOST_IDS = 8
+_MOST_IDS = 16
+# Characters: of a shorter text all words are cut, which takes less than to look for its spaces.
+_FEW = 100
 _SAMPLES = 400
+_LONG_SAMPLES = 20
+
+_ID_BYTES = array("i").itemsize
+Ids = bytes
+"""As an `array("i")` holds them."""
+
+
+class _Cut(NamedTuple):
+    """Words of what lies between spaces, of the numbers from `start` to before `end`."""
+
+    start: int
+    end: int
+    words: list[str]
 
 
 class WordIds:
     """Knows one tokenizer's words. `of` makes them."""
 
-    def __init__(self, tokenizer: Tokenizer, words: re.Pattern[str], added: dict[str, int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, words: re.Pattern[str], added: dict[str, int], *, spaced: bool
+    ) -> None:
         self._words = words.findall
-        self._plain = re.compile(f"[{_class(_ALPHABET)}]*").fullmatch
+        self._plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._cut = re.compile(f"({any_of(added)})").split if added else None
-        self._added = {token: (token_id,) for token, token_id in added.items()}
-        self._known: dict[str, tuple[int, ...]] = dict(self._added)
+        self._added = {token: _bytes([token_id]) for token, token_id in added.items()}
+        self._spaced = spaced
+        self._known: dict[str, Ids] = {}
+        # By what follows a space that begins a word, up to the next such.
+        self._after_space: dict[str, Ids] = {}
         self._alone = Tokenizer(tokenizer.model)
         each = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        between = pre_tokenizers.Split(_NONE, "removed")
+        between = pre_tokenizers.Split(NONE, "removed")
         self._alone.pre_tokenizer = pre_tokenizers.Sequence([between, each])
-        self._before: list[int] = tokenizer.encode("").ids
+        self._before = _bytes(tokenizer.encode("").ids)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any]) -> WordIds | None:
@@ -66,89 +82,122 @@ class WordIds:
 
         `definition` is the tokenizer's JSON, which may lack the vocabulary.
         """
-        pattern, added = _pattern(definition), _added(definition)
-        words = None if pattern is None else _translated(pattern)
-        if words is None or added is None or tokenizer.truncation or tokenizer.padding:
+        pattern, added = pattern_of(definition), _added(definition)
+        words = None if pattern is None else translated(pattern)
+        if (
+            pattern is None
+            or words is None
+            or added is None
+            or tokenizer.truncation
+            or tokenizer.padding
+        ):
             return None
-        found = cls(tokenizer, words, added)
+        found = cls(tokenizer, words, added, spaced=words_begin_at_spaces(pattern))
         # What goes before a text does not depend on it: with it for one, without it for the next.
         for number, text in enumerate(_samples(list(added))):
             special = number % 2 == 1
             ids = found.encode(text, add_special_tokens=special)
             meant = tokenizer.encode(text, add_special_tokens=special).ids
-            if ids is not None and ids != meant:
+            if ids is not None and ids.tolist() != meant:
                 log.warning("words have other ids than their text, and are not kept: %r", text)
                 return None
         return found
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int] | None:
+    def encode(self, text: str, *, add_special_tokens: bool) -> array[int] | None:
         """None where the library has to do it."""
-        words: list[str] = []
+        found = [self._before] if add_special_tokens else []
         ascii_alone = text.isascii()
         for place, part in enumerate(self._cut(text) if self._cut else (text,)):
             if place % 2:
-                words.append(part)
+                found.append(self._added[part])
             elif ascii_alone or self._plain(part):
-                words += self._words(part)
+                found += self._ids_of(part)
             else:
                 return None
-        ids = self._before.copy() if add_special_tokens else []
+        return array("i", b"".join(found))
+
+    def _ids_of(self, text: str) -> list[Ids]:
+        if not self._spaced or len(text) < _FEW:
+            return self._of_words(self._words(text))
+        between = text.split(" ")
+        if between[0][-1:].isspace():
+            return self._of_new(between)
+        known = self._after_space
+        try:
+            found = [known[each] for each in between[1:]]
+        except KeyError:
+            return self._of_new(between)
+        return [*self._of_words(self._words(between[0])), *found]
+
+    def _of_new(self, between: list[str]) -> list[Ids]:
+        """Of what lies between spaces, where some is not known: that alone is cut into words."""
+        found: list[Ids | None] = [None, *map(self._after_space.get, between[1:]), None]
+        cuts, at = [], 0
+        while (start := found.index(None, at)) < len(between):
+            end = start + 1
+            if start > at and not _is_apart(between, start):
+                start -= 1
+            while end < len(between) and not _is_apart(between, end):
+                end += 1
+            piece = " ".join(between[start:end])
+            cuts.append(_Cut(start, end, self._words(f" {piece}" if start else piece)))
+            at = end
+        of_words = iter(self._of_words([word for cut in cuts for word in cut.words]))
+        whole: list[Ids] = []
+        new, at = {}, 0
+        for start, end, words in cuts:
+            whole += cast("list[Ids]", found[at:start])
+            whole.append(ids := b"".join(islice(of_words, len(words))))
+            piece = between[start]
+            if start and end == start + 1 and not piece[-1].isspace():
+                new[piece] = ids
+            at = end
+        whole += cast("list[Ids]", found[at:-1])
+        self._after_space = _with(self._after_space, new)
+        return whole
+
+    def _of_words(self, words: list[str]) -> list[Ids]:
         known = self._known
         try:
-            for word in words:
-                ids += known[word]
+            return [known[word] for word in words]
         except KeyError:
-            return [*(self._before if add_special_tokens else ()), *self._learned(words)]
-        return ids
+            learned = self._learned([word for word in dict.fromkeys(words) if word not in known])
+            return [learned[word] if word in learned else known[word] for word in words]
 
-    def _learned(self, words: list[str]) -> list[int]:
-        # Never emptied, but replaced: another thread may be at it.
-        known = self._known
-        new = [word for word in dict.fromkeys(words) if word not in known]
-        of_new: list[list[int]] = [[] for _ in new]
-        encoding = self._alone.encode(_NONE.join(new))
+    def _learned(self, words: list[str]) -> dict[str, Ids]:
+        of_words = [array("i") for _ in words]
+        encoding = self._alone.encode(NONE.join(words))
         for place, token_id in zip(encoding.word_ids, encoding.ids, strict=True):
             assert place is not None  # as for special tokens, of which it has none
-            of_new[place].append(token_id)
-        found = {word: tuple(ids) for word, ids in zip(new, of_new, strict=True)}
-        kept = {
-            word: ids
-            for word, ids in found.items()
-            if len(word) <= _LONGEST and len(ids) <= _MOST_IDS
-        }
-        if len(known) + len(kept) > _ROOM + len(self._added):
-            self._known = dict(self._added)
-        self._known.update(kept)
-        ids: list[int] = []
-        for word in words:
-            ids += known[word] if word in known else found[word]
-        return ids
+            of_words[place].append(token_id)
+        found = {word: ids.tobytes() for word, ids in zip(words, of_words, strict=True)}
+        self._known = _with(self._known, found)
+        return found
 
 
-def _pattern(definition: dict[str, Any]) -> str | None:
-    """The expression that cuts a text into words; None for other kinds of tokenizers."""
-    model, normalizer = definition["model"], definition["normalizer"]
-    plain = model["type"] == "BPE" and not any(
-        model.get(name)
-        for name in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    )
-    if not plain or (normalizer is not None and normalizer["type"] != "NFC"):
-        return None
-    steps = definition["pre_tokenizer"] or {"type": ""}
-    match steps.get("pretokenizers", [steps]):
-        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
-            return _GPT2
-        case [
-            {
-                "type": "Split",
-                "pattern": {"Regex": str(p)},
-                "behavior": "Isolated",
-                "invert": False,
-            },
-            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-        ]:
-            return p
-    return None
+def _bytes(ids: list[int]) -> Ids:
+    return array("i", ids).tobytes()
+
+
+def _is_apart(between: list[str], number: int) -> bool:
+    """Whether it begins a word with the space before it: see `words_begin_at_spaces`."""
+    before, after = between[number - 1], between[number]
+    if not after or not (before or number == 1):
+        return False
+    return not (after[0].isspace() or after[0].isnumeric() or before[-1:].isspace())
+
+
+def _with(kept: dict[str, Ids], new: dict[str, Ids]) -> dict[str, Ids]:
+    """Never emptied, but replaced: another thread may be at it."""
+    fit = {
+        text: ids
+        for text, ids in new.items()
+        if len(text) <= _LONGEST and len(ids) <= _MOST_IDS * _ID_BYTES
+    }
+    if len(kept) + len(fit) > _ROOM:
+        return fit
+    kept.update(fit)
+    return kept
 
 
 def _added(definition: dict[str, Any]) -> dict[str, int] | None:
@@ -164,44 +213,9 @@ def _added(definition: dict[str, Any]) -> dict[str, int] | None:
     return {t["content"]: t["id"] for t in tokens}
 
 
-def _translated(pattern: str) -> re.Pattern[str] | None:
-    """The same expression for Python, within the alphabet; None where that is not sure."""
-    found, at, within = "", 0, False
-    while at < len(pattern):
-        step = _SYNTAX.match(pattern, at)
-        if step is None or step["open" if within else "literal"]:
-            return None
-        at = step.end()
-        if step["chars"]:
-            chars = _class(_members(step["chars"]) or _NONE)
-            found += chars if within else f"[{chars}]"
-        else:
-            found += step[0]
-            within = (within and not step["close"]) or bool(step["open"])
-    # The two go on differently after a word of no characters.
-    with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
-    try:
-        if re.compile(with_all_lookaheads).fullmatch(""):
-            return None
-        # What lies between words is one, too.
-        return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
-    except re.error:
-        return None
-
-
-def _members(chars: str) -> str:
-    """The characters of the alphabet that the library takes for such."""
-    others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
-    return "".join(char for char in _ALPHABET if not others(char))
-
-
-def _class(chars: str) -> str:
-    return "".join(f"\\u{ord(char):04x}" for char in chars)
-
-
 def _samples(tokens: list[str]) -> Iterator[str]:
     """Texts to compare by: the same at each start."""
-    yield from (f"{char}a{char}1{char}{char} {char}" for char in _ALPHABET)
+    yield from (f"{char}a{char}1{char}{char} {char}" for char in ALPHABET)
     kinds = ["a", "S", "é", "ª", "1", "²", " ", "\xa0", "\n", "\r", "\t", "'", "!", "/", "—"]
     yield from map("".join, product(kinds, kinds))
     draw = random.Random(0)
@@ -210,3 +224,7 @@ def _samples(tokens: list[str]) -> Iterator[str]:
         yield "".join(draw.choices(more, k=draw.randint(3, 24)))
     for token in draw.sample(tokens, min(64, len(tokens))):
         yield f"a{token} {token[:-1]}{token}"
+    for _ in range(_LONG_SAMPLES):
+        text = " ".join(draw.choices(more, k=_FEW))
+        yield text
+        yield text  # of which more is known now

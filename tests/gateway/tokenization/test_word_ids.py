@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from gateway.tokenization import word_ids
+from gateway.tokenization import word_ids, word_pattern
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.word_ids import WordIds
+from gateway.tokenization.word_pattern import words_begin_at_spaces
 from ops.commands.up import DEMO_MODEL
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import serving
@@ -39,6 +40,9 @@ TEXTS = st.lists(
     | st.sampled_from("aS1 \n\t!/'\x0b\x1c\xa0\xad")
     | st.characters(codec="utf-8")
 ).map("".join)
+SPACED_TEXTS = st.lists(
+    st.sampled_from([*PIECES, "end.\n\nThen", "x\n", "\n", "x,", "7", "²"])
+).map(" ".join)
 
 
 def of(tokenizer: Tokenizer) -> WordIds | None:
@@ -73,6 +77,7 @@ TAKEN = {
     "Llama 3": _split(LLAMA_3, post_processor=_beginning()),
     "Qwen": _split(QWEN, normalizer=normalizers.NFC()),
     "GPT-4o": _split(GPT_4O),
+    "white space in one": _split(r" ?\p{L}+| ?[^\s\p{L}]+|\s+"),
     "no character of the alphabet": _split(r"\p{Mn}[th]|\p{L}+|\s+|[^\s]"),
     "between words": _split(r"\p{L}{2,}|\s+(?!\S)"),
     "demo": Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")),
@@ -83,22 +88,75 @@ TAKEN = {
     "name",
     [name if name == "demo" else pytest.param(name, marks=pytest.mark.slow) for name in TAKEN],
 )
-def test_words_give_the_ids_of_their_text(name: str) -> None:
+def test_words_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = TAKEN[name]
     words = of(tokenizer)
     assert words is not None
 
     @settings(max_examples=1000, deadline=None)
-    @given(TEXTS, st.booleans())
-    def compare(text: str, special: bool) -> None:
+    @given(TEXTS | SPACED_TEXTS, st.booleans(), st.sampled_from([0, 100]))
+    def compare(text: str, special: bool, few: int) -> None:
         assert words is not None
+        monkeypatch.setattr(word_ids, "_FEW", few)
         ids = words.encode(text, add_special_tokens=special)
         if ids is None:
             assert not text.isascii()
         else:
-            assert ids == tokenizer.encode(text, add_special_tokens=special).ids
+            assert ids.tolist() == tokenizer.encode(text, add_special_tokens=special).ids
 
     compare()
+
+
+@pytest.mark.parametrize("pattern", [word_pattern._GPT2, LLAMA_3, QWEN, GPT_4O])
+def test_words_begin_at_spaces(pattern: str) -> None:
+    assert words_begin_at_spaces(pattern)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "a b",
+        r"\p{L}+ \p{L}+",
+        "[^a]+",
+        ".+",
+        r"a\s?b",
+        "[a b]",
+        r"\p{L}[^\p{L}]",
+        r"\p{Z}",
+        "! (?=!)",
+    ],
+)
+def test_words_that_go_on_behind_a_space_are_not_cut_there(word: str) -> None:
+    assert not words_begin_at_spaces(rf"{word}|{QWEN}")
+    words = of(_split(rf"{word}|{QWEN}"))
+    assert words is not None
+    for text in ("a b " * 30, "a! !b" * 30, "the cat a  b" * 10):
+        for _ in range(2):
+            found = words.encode(text, add_special_tokens=False)
+            assert found is not None
+            assert found.tolist() == _split(rf"{word}|{QWEN}").encode(text).ids
+
+
+def test_what_is_known_between_spaces_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = of(BYTES)
+    assert words is not None
+    text = "The cat's end.\n\nThen  two, 3 and \n four" + " and the cat" * 9
+    ids = words.encode(text, add_special_tokens=False)
+    cut: list[str] = []
+    find = words._words
+    monkeypatch.setattr(words, "_words", lambda piece: cut.append(piece) or find(piece))
+    assert words.encode(text, add_special_tokens=False) == ids == array("i", BYTES.encode(text).ids)
+    assert cut == ["The", " end.\n\nThen  two, 3", " and \n four"]
+
+
+def test_white_space_at_the_end_of_a_text_may_go_on_in_another() -> None:
+    tokenizer = TAKEN["white space in one"]
+    words = of(tokenizer)
+    assert words is not None
+    before = "the cat " * 20
+    for text in (f"{before}x\n", f"{before}x\n the"):
+        ids = words.encode(text, add_special_tokens=False)
+        assert ids == array("i", tokenizer.encode(text).ids)
 
 
 def _stripping() -> Tokenizer:
@@ -175,14 +233,15 @@ async def test_a_metric_tells_whether_words_are_kept(
     assert f"\ngateway_tokenizer_keeps_words {shown}.0\n" in metrics
 
 
-def test_a_text_that_begins_a_token_at_every_place_does_not_hold_up_the_event_loop() -> None:
+@pytest.mark.parametrize("text", ["<" * 4096, " " * 4096, "a " * 2048, "a  " * 1365, "1 " * 2048])
+def test_a_text_that_is_cut_at_every_place_does_not_hold_up_the_event_loop(text: str) -> None:
     tokenizer = _copy()
     tokens = ["[INST]", *(f"<SPECIAL_{n}>" for n in range(4000))]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
     words = of(tokenizer)
     assert words is not None
     began = time.thread_time()
-    words.encode("<" * 4096, add_special_tokens=False)
+    words.encode(text, add_special_tokens=False)
     assert time.thread_time() - began < 0.05
 
 
@@ -192,10 +251,11 @@ def test_the_room_for_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert words is not None
     for number in range(510):
         text = f"w{number} {'the' * number} {'!' * (number % 80)} the cat"
-        assert words.encode(text, add_special_tokens=False) == BYTES.encode(text).ids
-    assert len(words._known) < 60
-    assert max(map(len, words._known)) <= 64
-    assert max(map(len, words._known.values())) <= 8
+        assert words.encode(text, add_special_tokens=False) == array("i", BYTES.encode(text).ids)
+    for kept in (words._known, words._after_space):
+        assert 0 < len(kept) <= 50
+        assert max(map(len, kept)) <= 64
+        assert max(map(len, kept.values())) <= 16 * array("i").itemsize
 
 
 def test_prompts_ask_the_library_for_new_words_alone() -> None:

@@ -1,0 +1,108 @@
+"""The expression by which a byte-level BPE cuts a text into words, for Python's `re`.
+
+tokenizer.json has it for Oniguruma. It means the same here within an alphabet so small that the
+library is asked about each of its characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers import Regex, pre_tokenizers
+
+# ASCII, Latin-1 and typographic punctuation: none is changed by NFC, and none is equal to an ASCII
+# letter but for its case (as the long s is).
+ALPHABET = "".join(map(chr, [*range(0x80), *range(0xA0, 0x100), *range(0x2010, 0x2028)]))
+# That of `ByteLevel` itself: GPT-2's encoder.py.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# What means the same in both languages. Not so: flags, `{2}+`, which is possessive in one of them
+# alone, and "ss" where case does not matter, which is "ß" in the other.
+_SYNTAX = re.compile(
+    r"(?P<chars>\\p\{[A-Z][a-z]?\}|\\[sS])|(?P<open>\[\^?(?!\]))|(?P<close>\])"
+    r"|\\[rntfv\\.?*+|/()\[\]{}^$-]|[^\\\[\]&~#^$({]"
+    r"|\(\?(?:i:(?![^)]*s\]?\[?s)[][a-z'|]*\)|!|=|:)|\{\d+(?:,\d*)?\}(?![?*+])"
+    r"|(?P<literal>[({])"
+)
+# Is in no text that is cut here: stands where a class has no character of the alphabet, and
+# between words. (The library takes a list of words, too; it loads numpy, 20 MiB, to look at it.)
+NONE = "\ue000"
+
+# What has no space in it, as one step; what may begin with one; what is white space alone; what
+# ends with a space before a number. No such word goes on behind a space that has no white space
+# beside it and no number behind it.
+_SOLID = (
+    r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
+    r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:[][a-z'|]*\))"
+    r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
+)
+_FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
+_WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
+_NUMBER = r", \(\?=\\p\{N\}\)"
+_SPACED = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|{_NUMBER})\|)+\\s\+")
+
+
+def pattern_of(definition: dict[str, Any]) -> str | None:
+    """The expression that cuts a text into words; None for other kinds of tokenizers."""
+    model, normalizer = definition["model"], definition["normalizer"]
+    plain = model["type"] == "BPE" and not any(
+        model.get(name)
+        for name in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    )
+    if not plain or (normalizer is not None and normalizer["type"] != "NFC"):
+        return None
+    steps = definition["pre_tokenizer"] or {"type": ""}
+    match steps.get("pretokenizers", [steps]):
+        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
+            return _GPT2
+        case [
+            {
+                "type": "Split",
+                "pattern": {"Regex": str(p)},
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return p
+    return None
+
+
+def translated(pattern: str) -> re.Pattern[str] | None:
+    """The same expression for Python, within the alphabet; None where that is not sure."""
+    found, at, within = "", 0, False
+    while at < len(pattern):
+        step = _SYNTAX.match(pattern, at)
+        if step is None or step["open" if within else "literal"]:
+            return None
+        at = step.end()
+        if step["chars"]:
+            chars = char_class(_members(step["chars"]) or NONE)
+            found += chars if within else f"[{chars}]"
+        else:
+            found += step[0]
+            within = (within and not step["close"]) or bool(step["open"])
+    # The two go on differently after a word of no characters.
+    with_all_lookaheads = re.sub(r"\(\?[!=]", "(?:|", found)
+    try:
+        if re.compile(with_all_lookaheads).fullmatch(""):
+            return None
+        # What lies between words is one, too.
+        return re.compile(rf"{found}|(?s:.)+?(?={found}|\Z)")
+    except re.error:
+        return None
+
+
+def _members(chars: str) -> str:
+    """The characters of the alphabet that the library takes for such."""
+    others = pre_tokenizers.Split(Regex(chars), "removed").pre_tokenize_str
+    return "".join(char for char in ALPHABET if not others(char))
+
+
+def char_class(chars: str) -> str:
+    return "".join(f"\\u{ord(char):04x}" for char in chars)
+
+
+def words_begin_at_spaces(pattern: str) -> bool:
+    """Whether one begins at each space with no white space beside it and no number behind it."""
+    return _SPACED.fullmatch(pattern) is not None
