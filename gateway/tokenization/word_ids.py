@@ -6,8 +6,8 @@ piece's ids come from the tokenizers library once; only the cutting is done here
 expression for Python's `re` (`word_pattern`). All other texts, and all other kinds of tokenizers,
 are left to the library.
 
-Where words begin at single spaces, as those of all these tokenizers in use do, what lies between
-two spaces ("end.\\n\\nThen") is kept with the ids of its words, and only what is new is cut.
+Where a word begins at each lone space, as those of GPT-2, GPT-4o, Llama 3 and Qwen do, what stands
+between two of them ("end.\\n\\nThen"), a piece, is kept with the ids of its words.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import random
 import re
 from array import array
 from collections.abc import Iterator
-from itertools import islice, product
-from typing import Any, NamedTuple, cast
+from itertools import product
+from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -28,8 +28,8 @@ from gateway.tokenization.word_pattern import (
     NONE,
     char_class,
     pattern_of,
+    piece_of,
     translated,
-    words_begin_at_spaces,
 )
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,10 @@ log = logging.getLogger(__name__)
 _ROOM = 16_384
 _LONGEST = 64
 _MOST_IDS = 16
-# Characters: of a shorter text all words are cut, which takes less than to look for its spaces.
+# Characters: of a shorter text all words are cut, which takes less than to look for its pieces.
 _FEW = 100
+# Pieces that a text may bring: of one with more all words are cut, and only so many are kept.
+_MOST_NEW = 64
 _SAMPLES = 400
 _LONG_SAMPLES = 20
 
@@ -48,28 +50,24 @@ Ids = bytes
 """As an `array("i")` holds them."""
 
 
-class _Cut(NamedTuple):
-    """Words of what lies between spaces, of the numbers from `start` to before `end`."""
-
-    start: int
-    end: int
-    words: list[str]
-
-
 class WordIds:
     """Knows one tokenizer's words. `of` makes them."""
 
     def __init__(
-        self, tokenizer: Tokenizer, words: re.Pattern[str], added: dict[str, int], *, spaced: bool
+        self,
+        tokenizer: Tokenizer,
+        words: re.Pattern[str],
+        piece: re.Pattern[str] | None,
+        added: dict[str, int],
     ) -> None:
         self._words = words.findall
         self._plain = re.compile(f"[{char_class(ALPHABET)}]*").fullmatch
         self._cut = re.compile(f"({any_of(added)})").split if added else None
         self._added = {token: _bytes([token_id]) for token, token_id in added.items()}
-        self._spaced = spaced
+        self._is_piece = piece and piece.fullmatch
         self._known: dict[str, Ids] = {}
-        # By what follows a space that begins a word, up to the next such.
-        self._after_space: dict[str, Ids] = {}
+        # Of a piece with the space before it, which is not in its key.
+        self._pieces: dict[str, Ids] = {}
         self._alone = Tokenizer(tokenizer.model)
         each = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         between = pre_tokenizers.Split(NONE, "removed")
@@ -92,7 +90,7 @@ class WordIds:
             or tokenizer.padding
         ):
             return None
-        found = cls(tokenizer, words, added, spaced=words_begin_at_spaces(pattern))
+        found = cls(tokenizer, words, piece_of(pattern), added)
         # What goes before a text does not depend on it: with it for one, without it for the next.
         for number, text in enumerate(_samples(list(added))):
             special = number % 2 == 1
@@ -117,44 +115,46 @@ class WordIds:
         return array("i", b"".join(found))
 
     def _ids_of(self, text: str) -> list[Ids]:
-        if not self._spaced or len(text) < _FEW:
-            return self._of_words(self._words(text))
-        between = text.split(" ")
-        if between[0][-1:].isspace():
-            return self._of_new(between)
-        known = self._after_space
-        try:
-            found = [known[each] for each in between[1:]]
-        except KeyError:
-            return self._of_new(between)
-        return [*self._of_words(self._words(between[0])), *found]
+        found = self._of_pieces(text)
+        return self._of_words(self._words(text)) if found is None else found
 
-    def _of_new(self, between: list[str]) -> list[Ids]:
-        """Of what lies between spaces, where some is not known: that alone is cut into words."""
-        found: list[Ids | None] = [None, *map(self._after_space.get, between[1:]), None]
-        cuts, at = [], 0
-        while (start := found.index(None, at)) < len(between):
-            end = start + 1
-            if start > at and not _is_apart(between, start):
-                start -= 1
-            while end < len(between) and not _is_apart(between, end):
-                end += 1
-            piece = " ".join(between[start:end])
-            cuts.append(_Cut(start, end, self._words(f" {piece}" if start else piece)))
-            at = end
-        of_words = iter(self._of_words([word for cut in cuts for word in cut.words]))
-        whole: list[Ids] = []
-        new, at = {}, 0
-        for start, end, words in cuts:
-            whole += cast("list[Ids]", found[at:start])
-            whole.append(ids := b"".join(islice(of_words, len(words))))
-            piece = between[start]
-            if start and end == start + 1 and not piece[-1].isspace():
-                new[piece] = ids
-            at = end
-        whole += cast("list[Ids]", found[at:-1])
-        self._after_space = _with(self._after_space, new)
-        return whole
+    def _of_pieces(self, text: str) -> list[Ids] | None:
+        """None where it is not worth it: a short text, spaces that are not alone, much new."""
+        is_piece = self._is_piece
+        if is_piece is None or len(text) < _FEW:
+            return None
+        # Most texts with a space that is not alone; others have what is no piece, below.
+        if "  " in text or " \n" in text or "\n " in text:
+            return None
+        first, *pieces = text.split(" ")
+        # What is before the first space and behind the last may have white space at its other end.
+        last = pieces.pop() if pieces else ""
+        if first[-1:].isspace() or not is_piece(last[:1]):
+            return None
+        known = self._pieces
+        try:
+            found = [known[piece] for piece in pieces]
+        except KeyError:
+            new = [piece for piece in dict.fromkeys(pieces) if piece not in known]
+            if not all(map(is_piece, new)):
+                return None
+            learned = self._learned_pieces(new[:_MOST_NEW])
+            if len(learned) < len(new):
+                return None
+            found = [learned[piece] if piece in learned else known[piece] for piece in pieces]
+        before, behind = self._words(first), self._words(f" {last}")
+        return [*self._of_words(before), *found, *self._of_words(behind)]
+
+    def _learned_pieces(self, pieces: list[str]) -> dict[str, Ids]:
+        words = self._words("".join([f" {piece}" for piece in pieces]))
+        of_pieces: list[list[Ids]] = []
+        for word, ids in zip(words, self._of_words(words), strict=True):
+            if word[0] == " ":  # which is nowhere in a piece but before it
+                of_pieces.append([])
+            of_pieces[-1].append(ids)
+        found = {piece: b"".join(ids) for piece, ids in zip(pieces, of_pieces, strict=True)}
+        self._pieces = _with(self._pieces, found)
+        return found
 
     def _of_words(self, words: list[str]) -> list[Ids]:
         known = self._known
@@ -179,16 +179,11 @@ def _bytes(ids: list[int]) -> Ids:
     return array("i", ids).tobytes()
 
 
-def _is_apart(between: list[str], number: int) -> bool:
-    """Whether it begins a word with the space before it: see `words_begin_at_spaces`."""
-    before, after = between[number - 1], between[number]
-    if not after or not (before or number == 1):
-        return False
-    return not (after[0].isspace() or after[0].isnumeric() or before[-1:].isspace())
-
-
 def _with(kept: dict[str, Ids], new: dict[str, Ids]) -> dict[str, Ids]:
-    """Never emptied, but replaced: another thread may be at it."""
+    """`kept` with what of `new` is small; that alone where there is no room for both.
+
+    A full one is not emptied, but replaced: another thread may be at it.
+    """
     fit = {
         text: ids
         for text, ids in new.items()
@@ -224,7 +219,9 @@ def _samples(tokens: list[str]) -> Iterator[str]:
         yield "".join(draw.choices(more, k=draw.randint(3, 24)))
     for token in draw.sample(tokens, min(64, len(tokens))):
         yield f"a{token} {token[:-1]}{token}"
-    for _ in range(_LONG_SAMPLES):
-        text = " ".join(draw.choices(more, k=_FEW))
+    # Of pieces alone: a text is cut at an added token, and what lies beside it may be short.
+    solid = ["a", "S", "é", "'", "!", "/", "—", "a's", "the", ",", "a\nS", "!\r\n\n1", "1", "²"]
+    for number in range(_LONG_SAMPLES):
+        text = " ".join(draw.choices(solid[: -2 if number % 2 else None], k=_FEW))
         yield text
-        yield text  # of which more is known now
+        yield text  # which is known now

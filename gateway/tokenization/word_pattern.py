@@ -28,18 +28,18 @@ _SYNTAX = re.compile(
 # between words. (The library takes a list of words, too; it loads numpy, 20 MiB, to look at it.)
 NONE = "\ue000"
 
-# What has no space in it, as one step; what may begin with one; what is white space alone; what
-# ends with a space before a number. No such word goes on behind a space that has no white space
-# beside it and no number behind it.
+# Of words: what begins one and may be a space, and steps that are none, ...
+_FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
 _SOLID = (
     r"(?:\\p\{[LMNPS][a-z]?\}|\[(?:\\p\{[LMNPS][a-z]?\}|\\[rn]|/)+\]"
-    r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:[][a-z'|]*\))"
+    r"|\[\^\\s(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\]|[a-z']|\(\?i:(?:[a-z'|]|\[[a-z']+\])*\))"
     r"(?:[?*+]|\{\d+(?:,\d*)?\})?"
 )
-_FIRST = r"(?: |\[\^(?:\\p\{[A-Z][a-z]?\}|\\[rn])*\])\??"
+# ... of white space alone, ...
 _WHITE = r"\\s[*+]?(?:\[\\r\\n\][*+]?|\(\?!\\S\))?"
+# ... and the demo's own, of a comma and the space before a number.
 _NUMBER = r", \(\?=\\p\{N\}\)"
-_SPACED = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|{_NUMBER})\|)+\\s\+")
+_PIECES = re.compile(rf"(?:(?:(?:{_FIRST})?(?:{_SOLID})+|{_WHITE}|(?P<number>{_NUMBER}))\|)+\\s\+")
 
 
 def pattern_of(definition: dict[str, Any]) -> str | None:
@@ -103,6 +103,14 @@ def char_class(chars: str) -> str:
     return "".join(f"\\u{ord(char):04x}" for char in chars)
 
 
-def words_begin_at_spaces(pattern: str) -> bool:
-    """Whether one begins at each space with no white space beside it and no number behind it."""
-    return _SPACED.fullmatch(pattern) is not None
+def piece_of(pattern: str) -> re.Pattern[str] | None:
+    """What texts may be made of by single spaces such that a word begins at each of these.
+
+    None where that is not sure. No word of the others holds a space but as its first character or
+    beside white space.
+    """
+    found = _PIECES.fullmatch(pattern)
+    if found is None:
+        return None
+    numbers = _members(r"\p{N}") if found["number"] else NONE
+    return re.compile(rf"(?![{char_class(numbers)}])\S(?:(?s:.)*\S)?")

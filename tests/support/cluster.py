@@ -95,9 +95,9 @@ class TritonReplica:
         (`triton_server.STARVED`); of 192 whose models had this start, none. That a model has given
         its sign of life can't be seen from outside.
         """
-        models = psutil.Process(self._child.pid).children(recursive=True)
-        assert models, "a Triton without models"
         try:
+            models = psutil.Process(self._child.pid).children(recursive=True)
+            assert models, "a Triton without models"
             for model in models:
                 with contextlib.suppress(psutil.NoSuchProcess):  # it died while it was frozen
                     model.resume()

@@ -285,13 +285,16 @@ async def test_drained(fleet: Fleet) -> None:
     """What is guided stays, everything else has left before its end."""
     asked, before = await fleet.half_way()
     failed = await fleet.metric(CONTINUED, cause="failed")
+    draining = fleet.tritons[1].endpoint
+    assert await fleet.metric("gateway_replica_weight", replica=draining) > 0
+    assert await fleet.metric("gateway_replica_in_flight", replica=draining) > 0
     # Until the gateway has read of the drain, so that no quick engine ends its answers first.
     fleet.tritons[1].freeze()
     try:
         fleet.drain(1)
-        draining = fleet.tritons[1].endpoint
-        while await fleet.metric("gateway_replica_weight", replica=draining):
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(WITHIN_S):
+            while await fleet.metric("gateway_replica_weight", replica=draining):
+                await asyncio.sleep(0.01)
     finally:
         await fleet.tritons[1].thaw()
     guided = len([n for n in range(STREAMS) if _is_guided(n)])

@@ -20,7 +20,7 @@ class Linear:
         self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None = None
     ) -> None:
         self.out_size, self.in_size = weight.shape
-        # In this order a row's product takes 0.6 of the time.
+        # In this order a row of each of the demo's weights takes 0.6 of the time (AMD EPYC).
         self._weight = np.ascontiguousarray(weight.T)
         self._bias = bias
 

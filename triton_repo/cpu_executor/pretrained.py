@@ -17,7 +17,8 @@ def pretrained_config(hf: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The part of an engine's ``config.json`` that describes the model.
 
     ``dtype`` is that of the engine. ``least_iteration_ms`` is this executor's own: an iteration
-    takes so many milliseconds at least, as on a GPU, and leaves the CPU to others. Raises
+    takes so many milliseconds at least, as on a GPU, and leaves the CPU to others; statistics give
+    what of it was work. Raises
     ``ValueError`` for an architecture, or a setting of it, that the CPU executor cannot run.
     """
     found = hf.get("architectures")

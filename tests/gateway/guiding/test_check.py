@@ -24,15 +24,17 @@ from guides.kinds import MAX_CHARS
 from tests.support.stopped import stop
 
 WITHIN_S = 60.0
+_seen: set[int] = set()
+"""Compilers that were, by their numbers."""
 
 
 @pytest.fixture
 async def guides() -> AsyncIterator[GuideCheck]:
-    guides, before = GuideCheck(), _unreaped()
+    guides = GuideCheck()
     yield guides
     guides.close()
     assert _compilers() == []
-    assert _unreaped() <= before
+    assert not _unreaped() & _seen
 
 
 def _compilers() -> list[psutil.Process]:
@@ -41,6 +43,7 @@ def _compilers() -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):  # one that has just ended
             if "guides.worker" in child.cmdline():
                 found.append(child)
+                _seen.add(child.pid)
     return found
 
 

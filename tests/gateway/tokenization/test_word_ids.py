@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from gateway.tokenization import word_ids, word_pattern
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.word_ids import WordIds
-from gateway.tokenization.word_pattern import words_begin_at_spaces
+from gateway.tokenization.word_pattern import piece_of
 from ops.commands.up import DEMO_MODEL
 from tests.support.fake_llmapi import FakeLlmapi, told
 from tests.support.fake_triton import serving
@@ -108,8 +108,8 @@ def test_words_give_the_ids_of_their_text(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("pattern", [word_pattern._GPT2, LLAMA_3, QWEN, GPT_4O])
-def test_words_begin_at_spaces(pattern: str) -> None:
-    assert words_begin_at_spaces(pattern)
+def test_piece_of(pattern: str) -> None:
+    assert piece_of(pattern)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_words_begin_at_spaces(pattern: str) -> None:
     ],
 )
 def test_words_that_go_on_behind_a_space_are_not_cut_there(word: str) -> None:
-    assert not words_begin_at_spaces(rf"{word}|{QWEN}")
+    assert not piece_of(rf"{word}|{QWEN}")
     words = of(_split(rf"{word}|{QWEN}"))
     assert words is not None
     for text in ("a b " * 30, "a! !b" * 30, "the cat a  b" * 10):
@@ -140,13 +140,35 @@ def test_words_that_go_on_behind_a_space_are_not_cut_there(word: str) -> None:
 def test_what_is_known_between_spaces_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
     words = of(BYTES)
     assert words is not None
-    text = "The cat's end.\n\nThen  two, 3 and \n four" + " and the cat" * 9
-    ids = words.encode(text, add_special_tokens=False)
+    text = "The cat's end.\n\nThen two, 3 and four" + " and the cat" * 9
     cut: list[str] = []
     find = words._words
     monkeypatch.setattr(words, "_words", lambda piece: cut.append(piece) or find(piece))
-    assert words.encode(text, add_special_tokens=False) == ids == array("i", BYTES.encode(text).ids)
-    assert cut == ["The", " end.\n\nThen  two, 3", " and \n four"]
+    for more in ("", " of five cats,", " of five cats,"):
+        ids = words.encode(text + more, add_special_tokens=False)
+        assert ids == array("i", BYTES.encode(text + more).ids)
+    assert cut[1:] == ["The", " cat", " of five", "The", " cats,", "The", " cats,"]
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "demo"])
+def test_a_start_compares_what_is_kept_of_pieces(name: str) -> None:
+    tokenizer = Tokenizer.from_str(TAKEN[name].to_str())
+    tokenizer.add_special_tokens([f"<reserved {n}>" for n in range(256)])
+    words = of(tokenizer)
+    assert words is not None
+    assert len(words._pieces) > 8
+
+
+def test_of_a_text_with_much_that_is_new_not_all_is_kept() -> None:
+    words = of(BYTES)
+    assert words is not None
+    before = len(words._pieces)
+    text = " ".join(f"w{n}" for n in range(300))
+    for known in (64, 128, 192, 256, 300, 300):
+        ids = words.encode(text, add_special_tokens=False)
+        assert ids == array("i", BYTES.encode(text).ids)
+        assert len(words._pieces) <= before + known
+    assert len(words._pieces) == before + 298
 
 
 def test_white_space_at_the_end_of_a_text_may_go_on_in_another() -> None:
@@ -154,7 +176,13 @@ def test_white_space_at_the_end_of_a_text_may_go_on_in_another() -> None:
     words = of(tokenizer)
     assert words is not None
     before = "the cat " * 20
-    for text in (f"{before}x\n", f"{before}x\n the"):
+    for text in (
+        f"{before}x\n",
+        f"{before}x\n the",
+        f"{before}x\t",
+        f"{before}x\t the",
+        f"\t {before}x",
+    ):
         ids = words.encode(text, add_special_tokens=False)
         assert ids == array("i", tokenizer.encode(text).ids)
 
@@ -252,7 +280,7 @@ def test_the_room_for_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(510):
         text = f"w{number} {'the' * number} {'!' * (number % 80)} the cat"
         assert words.encode(text, add_special_tokens=False) == array("i", BYTES.encode(text).ids)
-    for kept in (words._known, words._after_space):
+    for kept in (words._known, words._pieces):
         assert 0 < len(kept) <= 50
         assert max(map(len, kept)) <= 64
         assert max(map(len, kept.values())) <= 16 * array("i").itemsize

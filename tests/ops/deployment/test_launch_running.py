@@ -231,8 +231,9 @@ def test_the_leader_answers_while_the_other_rank_waits(folder: Path) -> None:
         assert _listens(ranks[0])
         assert not _listens(ranks[1])
         # It loads the core model alone, and never comes out of that.
-        stubs = launched.named("triton_python")
-        assert len([stub for stub in stubs if stub.ppid() == ranks[1].pid]) == 1
+        of_rank_1 = {process.pid for process in ranks[1].children()}
+        stubs = [stub for stub in launched.named("triton_python") if stub.pid in of_rank_1]
+        assert len(stubs) == 1
         assert launched.process.poll() is None
         with launched.server.stream() as stream:
             stream.send(core_inputs(PROMPT, LONG, streaming=True))
