@@ -62,7 +62,7 @@ class TritonReplica:
         self._child.start()
 
     def wait_ready(self) -> None:
-        wait_ready(self._child, self._http)
+        wait_ready(self._child, self._http, self._ports.triton_metrics)
 
     def is_ready(self) -> bool:
         return answers_ok(f"http://{self._http}/v2/health/ready")

@@ -306,7 +306,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         child = triton_child(ports, folder, prefix, folder / "triton.log", *options)
         child.start()
         try:
-            wait_ready(child, f"{LOCALHOST}:{ports.triton_http}")
+            wait_ready(child, f"{LOCALHOST}:{ports.triton_http}", ports.triton_metrics)
             yield Server(ports)
         finally:
             child.terminate()
@@ -314,10 +314,14 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
             remove_regions(prefix)
 
 
-def wait_ready(child: Child, address: str) -> None:
-    """Until the server at this address of HTTP serves all its models."""
+def wait_ready(child: Child, address: str, metrics_port: int | None = None) -> None:
+    """Until the server at this address of HTTP serves all its models, and its metrics, if asked:
+    their port is the last that it opens."""
+    urls = [f"http://{address}/v2/health/ready"]
+    if metrics_port is not None:
+        urls.append(f"http://{LOCALHOST}:{metrics_port}/metrics")
     deadline = time.monotonic() + READY_WITHIN
-    while not answers_ok(f"http://{address}/v2/health/ready"):
+    while not all(map(answers_ok, urls)):
         assert time.monotonic() < deadline, child.last_lines()
         if child.exit_status() is not None:
             assert STARVED in child.last_lines(), child.how_it_ended()
