@@ -17,6 +17,11 @@ log = logging.getLogger(__name__)
 # A read that brings more than this ends the turn: from a server that sends faster than its tokens
 # can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
 _TURN_BYTES = 2**17
+# Of many streams, reads that come within the first of each other, and each with less than that, are
+# followed by a wait of the second.
+_OFTEN_S = 0.003
+_GATHER_S = 0.002
+_SMALL_BYTES = 2**14
 # One turn of the loop writes so much of the uploads: well below a millisecond.
 _WRITE_BYTES = 2**17
 _WRITE_BUFFER_BYTES = 2**18
@@ -40,6 +45,7 @@ class BaseConnection(asyncio.Protocol):
         self._rest = b""
         self._paused = False
         self._unsent_answers = 0
+        self._gathered_at = 0.0
         self._pump_scheduled = False
         self.closed = False
         """Whether it is of no use any more, though what is written may still go out."""
@@ -119,8 +125,22 @@ class BaseConnection(asyncio.Protocol):
             log.exception("an HTTP/2 connection failed")
             self.close("internal error", Code.INTERNAL_ERROR)
 
+    def _gather(self, size: int) -> None:
+        """After a read of so many bytes, while many streams run: where reads come one soon after
+        the other with next to nothing each, the next is put off a little, for what comes meanwhile.
+
+        Else a token here and a token there are a poll, a read and a sleep of the process each:
+        a third of what they cost (bench/README.md). An upload needs the server's windows at once.
+        """
+        now = self._loop.time()
+        often = now - self._gathered_at < _OFTEN_S
+        self._gathered_at = now
+        if often and size < _SMALL_BYTES and not (self._uploads.open or self.closed):
+            self._transport.pause_reading()
+            self._loop.call_later(_GATHER_S, self._read_on)
+
     def _read_on(self) -> None:
-        if not self.closed:
+        if not (self.closed or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def _pump(self) -> None:

@@ -34,6 +34,8 @@ _LOW = _CONNECTION_WINDOW // 2
 # What a stream may still send that nobody reads: tokens that were on their way, or some logits.
 LEFT_BYTES = 2**24
 _MAX_HEADER_BYTES = 2**16
+# Streams whose tokens are worth being gathered.
+_MANY = 32
 _OF_RST: dict[int, Status] = {
     Code.REFUSED_STREAM: Status.UNAVAILABLE,
     Code.CANCEL: Status.CANCELLED,
@@ -242,6 +244,8 @@ class Connection(BaseConnection):
         for call in self.arrived:
             call.deliver()
         self.arrived.clear()
+        if len(receiving) >= _MANY:
+            self._gather(end)
         return start
 
     def _renew(self) -> None:

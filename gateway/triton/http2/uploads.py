@@ -67,6 +67,11 @@ class Uploads:
         """Whether a new request can go out at once, as one frame."""
         return size <= self.window and size <= self._initial and size <= self.max_frame
 
+    @property
+    def open(self) -> bool:
+        """Whether anything is on its way out."""
+        return bool(self._open)
+
     def ready(self) -> bool:
         """Whether `frames` has something to send."""
         return bool(self._ready) and self.window > 0
