@@ -263,8 +263,7 @@ class Meter:
     untold: int = 0
     """Of what was broken off: tokens that had come and were not read yet, and what beam searches
     may have come to, of which the engine tells at the end only."""
-    running: dict[int, Running] = field(default_factory=dict)
-    """By the place of the generation in the request."""
+    running: list[Running] = field(default_factory=list)
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
@@ -279,7 +278,7 @@ class Meter:
     @property
     def tokens_now(self) -> int:
         """With those of choices under way."""
-        return self.tokens + sum([running.tokens for running in self.running.values()])
+        return self.tokens + sum([running.tokens for running in self.running])
 
     def add(self, last: TextDelta) -> None:
         """Adds a choice by the last delta that there was of it."""

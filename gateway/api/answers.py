@@ -92,13 +92,12 @@ class _Stream:
         self._body = body
         self._count = choices
         self._usage: UsageFrames = usage
-        self._choices: dict[int, Frames] = {}
+        self._choices: list[Frames | None] = [None] * choices
         self._finished: list[TextDelta] = []
 
     def accept(self, index: int, delta: TextDelta) -> bool:
-        try:
-            choice = self._choices[index]
-        except KeyError:
+        choice = self._choices[index]
+        if choice is None:
             choice = self._choices[index] = self._answer.frames(index, self._usage)
         frames = choice.of(delta)
         if delta.finish is not None:

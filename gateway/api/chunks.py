@@ -82,7 +82,7 @@ class Frames:
         self._ids: list[int] | None = None if prompt_ids is None else []
         choice = b',"choices":[{"index":%d,' % index
         before = b"data: " + head + choice
-        self._before = before
+        self._before_bytes = len(before)
         self._usage = b"" if usage == "none" else _NULL_USAGE
         self._closing = shape.closing
         text_before, self._text_after, self._after, self._plain_after = _around(
@@ -124,6 +124,11 @@ class Frames:
             frames += b'","continued":true}]' if delta.continued else b'"}]'
             frames += self._usage + _END
         return frames
+
+    @property
+    def _before(self) -> bytes:
+        """What every frame begins with: not kept twice, in each stream."""
+        return self._text_before[: self._before_bytes]
 
     def _event(self, event: MessageEvent) -> bytes:
         delta = orjson.dumps(_event_delta(event))

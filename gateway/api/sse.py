@@ -49,6 +49,8 @@ EVENT_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 
+_NO_FIELDS: Mapping[bytes, bytes] = {}
+
 
 class cancel_on_disconnect:
     """Cancels the body when the client goes away and raises ClientDisconnected in its place.
@@ -207,7 +209,7 @@ class EventStream(Response):
         }
         exchange = exchange_of(scope)
         # Nobody asks for what the client has said while a stream lasts.
-        scope["headers"], exchange.fields = [], {}
+        scope["headers"], exchange.fields = (), _NO_FIELDS
         body = EventBody(head, exchange, send, self._patience_s, self._wire.patience)
         end = self._wire.done
         try:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from gateway.deltas import FinishReason, Sink, TextDelta, TokenDelta, TokenLogprob
 from gateway.errors import AnswerLost, GatewayError, NotTakenInTime, ReplicaLeft
@@ -25,6 +26,8 @@ from gateway.stops import Stopping, StopReason
 from gateway.tokenization.piece_stream import PieceStream
 from gateway.tokenization.text_stream import TextStream
 from gateway.triton.token_stream import Aside, TokenStream
+
+T = TypeVar("T")
 
 # Between two looks for a replica to which a stream could go from one that is drained.
 _LOOK_S = 1.0
@@ -74,7 +77,7 @@ class Choice:
         batch, index, metrics = self._batch, self._index, self._service.metrics
         metrics.in_flight.inc()
         self._of_model.prompt_tokens.inc(len(self._generation.prompt_ids))
-        batch.meter.running[index] = self
+        batch.meter.running.append(self)
         try:
             of_prompt = await _of_prompt(self._service, self._request, batch, index)
             if of_prompt is not None:
@@ -89,7 +92,7 @@ class Choice:
         finally:
             metrics.in_flight.dec()
             self._of_model.completion_tokens.inc(self._last.tokens)
-            del batch.meter.running[index]
+            batch.meter.running.remove(self)
             batch.meter.add(self._last)
             self._of_model.duration.observe(time.perf_counter() - self._started)
 
@@ -121,9 +124,9 @@ class Choice:
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
-            *(sent, batch.deadline, lease.metadata, aside(service, batch)),
-            on_sent=partial(batch.sent, self._index),
-            on_left=on_left(service, self._request, batch),
+            *(sent, batch.deadline, lease.metadata, self._aside),
+            on_sent=self._given,
+            on_left=self._left_early,
         ) as tokens:
             first = await tokens.first()
             answered(lease, batch, self._index)
@@ -138,6 +141,17 @@ class Choice:
         if lease.learns and tokens.tells_reuse and self._continuation.sent is None:
             stats = self._last.stats
             lease.reused_tokens = stats.reused_tokens if stats else 0
+
+    # Methods and no partials, of which each open stream would keep three.
+
+    def _given(self) -> None:
+        self._batch.sent(self._index)
+
+    def _left_early(self, reason: StopReason) -> Stopping:
+        return _left(self._service, self._request, self._batch, reason)
+
+    async def _aside(self, work: Callable[[], T]) -> T:
+        return await self._service.logits.run(self._batch.caller.tenant, 0, work)
 
     async def _follow(self, tokens: TokenStream, take: Callable[[TokenDelta], bool]) -> None:
         """What comes behind the first delta."""

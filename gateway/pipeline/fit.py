@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
@@ -32,7 +32,7 @@ class FittedPrompt:
     ids: array[int]
     max_tokens: int
     echo: str | None
-    forms: dict[object, TextPrompt | None]
+    forms: Mapping[object, TextPrompt | None]
 
 
 @dataclass(slots=True)
@@ -90,8 +90,19 @@ async def fit(
         ids,
         room if limit is None else min(limit, room),
         echo,
-        {each.kind: each.text for each in fits},
+        _forms(fits),
     )
+
+
+def _forms(fits: Sequence[_Fit]) -> Mapping[object, TextPrompt | None]:
+    forms: dict[object, TextPrompt | None] = {each.kind: each.text for each in fits}
+    return forms if any(forms.values()) else _as_ids(tuple(forms))
+
+
+@lru_cache(maxsize=64)
+def _as_ids(kinds: tuple[object, ...]) -> Mapping[object, TextPrompt | None]:
+    """One for all requests: it would be 200 bytes of each open stream."""
+    return dict.fromkeys(kinds)
 
 
 def _by_preference(kinds: Sequence[Kind]) -> Sequence[Kind]:

@@ -30,6 +30,7 @@ from gateway.scheduling.replicas import Replicas
 from gateway.triton.prefix_cache import Prefixes, prefixes_of
 
 _ATTEMPTS = 3
+_NOTHING = nullcontext()
 _FULL_PAUSE_S = 0.5
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def _tell(error: Exception, generation: Generation, *, begun: bool) -> None:
 
 def _using(lora: Lora | None, replica: Replica) -> AbstractContextManager[object]:
     if lora is None or lora.folders is None:
-        return nullcontext()
+        return _NOTHING
     return lora.folders.using(replica.endpoint)
 
 

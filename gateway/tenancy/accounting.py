@@ -137,7 +137,7 @@ class Account:
         ):
             return
         if reservation.left(used) < since_last:
-            for running in [*meter.running.values()]:
+            for running in [*meter.running]:
                 running.cut_short()
 
 

@@ -40,6 +40,7 @@ _RUN_UP = 64
 # Characters of all that is encoded at once. Python's `re` holds the GIL, as the library does not.
 _SHORT, _BRIEF = 4096, 512
 _KEPT_FORMATS = 256
+_NO_IDS: frozenset[int] = frozenset()
 
 Turn = tuple[str, "array[int]"]
 """Part of a chat up to a token that ends a turn, and its token ids (int32)."""
@@ -298,7 +299,7 @@ class Prompts:
         None where it is guided: behind the end of its guide no engine can go on.
         """
         if not options.params.sampling.min_tokens or options.params.guide is not None:
-            return frozenset()
+            return _NO_IDS
         return frozenset(self.further_end_ids(options))
 
     def word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -90,7 +90,7 @@ async def test_a_thousand_adapters_at_twenty_replicas_and_a_thousand_requests(
         requests = service.monitor.requests
         for number in range(REQUESTS):
             batch = _batch(number)
-            batch.meter.running[0] = _Growing()
+            batch.meter.running.append(_Growing())
             requests.begin(RequestContext(f"r{number}", model="m", path="/v1/completions"), batch)
         for number in range(360):
             service.monitor.history.step(number * 10.0, 0, 0, 0)
