@@ -114,16 +114,20 @@ def window(
     *,
     seconds: float | None = None,
     settle_s: float = 0.7,
+    ramp_s: float | None = None,
     watched: bool = False,
 ) -> Window:
     """Loads the server with `streams` closed loops and looks for `seconds`.
+
+    They begin one after the other within `ramp_s`, unless told as quickly as may be.
 
     Only `watched` is the canary there too: its 200 requests a second are CPU that is no token's.
 
     Raises Unmeasured when any stream failed: figures of a server that refuses mean nothing.
     """
     seconds = seconds or bench.seconds
-    ramp_s = streams / _STREAMS_PER_SECOND
+    if ramp_s is None:
+        ramp_s = streams / _STREAMS_PER_SECOND
     begin = time.monotonic() + ramp_s + settle_s
     load = Load(
         port=server.port,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -511,7 +510,7 @@ class HttpProtocol(asyncio.Protocol):
 def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """Host and port; None on a socket that has none."""
     found = transport.get_extra_info(end)
-    return (sys.intern(found[0]), int(found[1])) if isinstance(found, tuple) else None
+    return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
 
 
 def _decoded(path: str) -> str:

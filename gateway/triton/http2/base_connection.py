@@ -17,11 +17,10 @@ log = logging.getLogger(__name__)
 # A read that brings more than this ends the turn: from a server that sends faster than its tokens
 # can be passed on, uvloop would read 32 times before anybody else, new connections too, has a turn.
 _TURN_BYTES = 2**17
-# Of many streams, reads that come within the first of each other, and each with less than that, are
-# followed by a wait of the second.
+# A read this soon behind the one before, and with no more than that, has the next one wait so long.
 _OFTEN_S = 0.003
+_SMALL_BYTES = 2**16
 _GATHER_S = 0.002
-_SMALL_BYTES = 2**14
 # One turn of the loop writes so much of the uploads: well below a millisecond.
 _WRITE_BYTES = 2**17
 _WRITE_BUFFER_BYTES = 2**18
@@ -45,7 +44,8 @@ class BaseConnection(asyncio.Protocol):
         self._rest = b""
         self._paused = False
         self._unsent_answers = 0
-        self._gathered_at = 0.0
+        self._read_at = 0.0
+        self._gathers = False
         self._pump_scheduled = False
         self.closed = False
         """Whether it is of no use any more, though what is written may still go out."""
@@ -91,6 +91,8 @@ class BaseConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        # uvloop reads what is below TLS all the same, and at its end throws away what was paused.
+        self._gathers = transport.get_extra_info("ssl_object") is None
         self._transport.write(self._greeting())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,21 +128,22 @@ class BaseConnection(asyncio.Protocol):
             self.close("internal error", Code.INTERNAL_ERROR)
 
     def _gather(self, size: int) -> None:
-        """After a read of so many bytes, while many streams run: where reads come one soon after
-        the other with next to nothing each, the next is put off a little, for what comes meanwhile.
+        """After a read, with what was handled of so many bytes, while many streams run.
 
-        Else a token here and a token there are a poll, a read and a sleep of the process each:
-        a third of what they cost (bench/README.md). An upload needs the server's windows at once.
+        Where such reads follow one another with next to nothing in each, the next is put off for
+        what comes meanwhile: else each token is a poll, a read and a sleep of the process, two
+        fifths of its cost (bench/README.md). Not during uploads, which need the server's windows.
         """
         now = self._loop.time()
-        often = now - self._gathered_at < _OFTEN_S
-        self._gathered_at = now
-        if often and size < _SMALL_BYTES and not (self._uploads.open or self.closed):
+        often = now - self._read_at < _OFTEN_S
+        self._read_at = now
+        waits = often and size <= _SMALL_BYTES and not self._uploads.open
+        if waits and self._gathers and not self.closed:
             self._transport.pause_reading()
             self._loop.call_later(_GATHER_S, self._read_on)
 
     def _read_on(self) -> None:
-        if not (self.closed or self._transport.is_closing()):
+        if not self.closed:
             self._transport.resume_reading()
 
     def _pump(self) -> None:

@@ -121,6 +121,7 @@ class Connection(BaseConnection):
         else:
             self._transport.write(head)
             self._uploads.add(stream_id, message)
+            self._read_on()  # for the server's windows, if the next read is put off
             self._pump()
 
     def reset(self, stream_id: int, code: Code) -> None:

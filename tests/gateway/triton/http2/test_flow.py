@@ -106,60 +106,6 @@ async def test_uploads_take_turns_and_leave_room_for_the_small() -> None:
         assert await (await start(transport, b"small")).read() == b"small"
 
 
-async def streams(transport: Any, server: Server, count: int) -> list[Any]:
-    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
-    calls = [await start(transport, b"x") for _ in range(count)]
-    await until(lambda: len(server.peers[0].answered) == count)
-    # The reads of their headers are not to be taken for a token's.
-    await asyncio.sleep(0.1)
-    return calls
-
-
-async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each in a packet of its own, one soon after the other; nothing is lost or mixed up."""
-    reads = 0
-    received = Connection.data_received
-
-    def counting(self: Connection, data: bytes) -> None:
-        nonlocal reads
-        reads += 1
-        received(self, data)
-
-    server = Server(silence)
-    async with connected(server) as transport:
-        calls = await streams(transport, server, 40)
-        monkeypatch.setattr(Connection, "data_received", counting)
-        for n in range(600):
-            server.peers[0].send(calls[n % 40].stream_id, grpc_message(b"%d" % n))
-            await asyncio.sleep(0)
-        await until(lambda: sum(call.unread for call in calls) == 600)
-        assert reads < 100  # 300 where each is read as soon as it is there
-        for n in range(600):
-            assert await calls[n % 40].read() == b"%d" % n
-
-
-@pytest.mark.parametrize(("count", "uploads"), [(31, False), (40, True)])
-async def test_else_a_message_is_read_at_once(count: int, uploads: bool) -> None:
-    """Of few streams; and where the server's windows must be heard of, for an upload's sake."""
-    server = Server(silence)
-    async with connected(server) as transport:
-        calls = await streams(transport, server, count)
-        peer = server.peers[0]
-        if uploads:
-            server.acknowledges = False
-            await start(transport, bytes(MB))
-            await until(lambda: len(peer.requests.get(calls[-1].stream_id + 2, b"")) > 2**15)
-            await asyncio.sleep(0.1)
-        for n in range(100):
-            call = calls[n % count]
-            before, turns = call.unread, 0
-            peer.send(call.stream_id, grpc_message(b"token"))
-            while call.unread == before:
-                await asyncio.sleep(0)
-                turns += 1
-            assert turns < 10  # 2 by count; hundreds where it is put off
-
-
 def test_a_flood_ends_the_turn_after_one_read() -> None:
     """Else uvloop reads on for as long as there is more, and new connections wait for seconds."""
     listener = socket.create_server(("127.0.0.1", 0))

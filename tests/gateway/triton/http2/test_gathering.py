@@ -1,0 +1,180 @@
+"""Tokens of many streams are read together, and nobody else waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.triton.http2.channel import Http2Transport
+from gateway.triton.http2.connection import Connection
+from gateway.triton.transport import ConnectionOptions, Endpoint
+from ops.local_stack.ports import LOCALHOST
+from tests.support.authority import Authority
+from tests.support.http2_peer import (
+    Peer,
+    Server,
+    connected,
+    grpc_message,
+    silence,
+    start,
+    until,
+)
+
+MANY = 40
+MB = 2**20
+
+
+async def begun(transport: Any, server: Server, count: int = MANY) -> list[Any]:
+    """That many calls whose answers have begun and are not read: `unread` tells what has come."""
+    calls = [await start(transport) for _ in range(count)]
+    await until(lambda: len(server.peers[0].answered) == count)
+    # The reads of their headers are not to be taken for a token's.
+    await asyncio.sleep(0.1)
+    return calls
+
+
+async def turns_until(condition: Callable[[], Any]) -> int:
+    """How many turns the event loop takes."""
+    turns = 0
+    while not condition():
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a packet of its own, one soon after the other; nothing is lost or mixed up."""
+    reads = 0
+    received = Connection.data_received
+
+    def counting(self: Connection, data: bytes) -> None:
+        nonlocal reads
+        reads += 1
+        received(self, data)
+
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server)
+        monkeypatch.setattr(Connection, "data_received", counting)
+        for n in range(600):
+            server.peers[0].send(calls[n % MANY].stream_id, grpc_message(b"%d" % n))
+            await asyncio.sleep(0)
+        await until(lambda: sum(call.unread for call in calls) == 600)
+        assert reads < 200  # 300 where each is read as soon as it is there
+        for n in range(600):
+            assert await calls[n % MANY].read() == b"%d" % n
+
+
+async def test_none_waits_for_long() -> None:
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server)
+        loop = asyncio.get_running_loop()
+        late = 0
+
+        def after_reads(turns: int = 3) -> None:
+            """Once what was due together with this has been read, too."""
+            nonlocal late
+            if turns:
+                loop.call_soon(after_reads, turns - 1)
+            else:
+                late += 1
+
+        for n in range(100):
+            call = calls[n % MANY]
+            before = call.unread
+            timer = loop.call_later(0.02, after_reads)
+            server.peers[0].send(call.stream_id, grpc_message(b"token"))
+            await turns_until(lambda call=call, before=before: call.unread > before)
+            timer.cancel()
+        assert late == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "uploads", "pause_s"), [(31, False, 0.0), (MANY, True, 0.0), (MANY, False, 0.01)]
+)
+async def test_else_a_message_is_read_at_once(count: int, uploads: bool, pause_s: float) -> None:
+    """Of few streams; for an upload, which must hear of the server's windows; and the seldom."""
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server, count)
+        peer = server.peers[0]
+        if uploads:
+            server.acknowledges = False
+            await start(transport, bytes(MB))
+            await until(lambda: len(peer.requests.get(calls[-1].stream_id + 2, b"")) > 2**15)
+            await asyncio.sleep(0.1)
+        for n in range(100):
+            await asyncio.sleep(pause_s)
+            call = calls[n % count]
+            before = call.unread
+            peer.send(call.stream_id, grpc_message(b"token"))
+            # 2 by count, and hundreds where it is put off.
+            assert await turns_until(lambda call=call, before=before: call.unread > before) < 10
+
+
+async def test_an_upload_does_not_wait_for_a_read_that_is_put_off() -> None:
+    """For the window that its second half needs."""
+    server = Server(silence)
+    async with connected(server) as transport:
+        calls = await begun(transport, server)
+        peer = server.peers[0]
+        for n in range(10):
+            for call in calls[:2]:
+                before = call.unread
+                peer.send(call.stream_id, grpc_message(b"token"))
+                await turns_until(lambda call=call, before=before: call.unread > before)
+            last = await start(transport, bytes(100_000))
+            await turns_until(lambda n=n: len(peer.answered) == MANY + n)
+            took = await turns_until(lambda n=n: len(peer.answered) == MANY + n + 1)
+            assert took < 30
+            last.cancel()
+
+
+def test_what_has_come_over_tls_is_read_when_the_server_has_gone(tmp_path: Path) -> None:
+    """Without TLS's goodbye: uvloop throws away what it has not given out when its end comes."""
+    authority = Authority(tmp_path, "authority")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*authority.issue("server"))
+    context.set_alpn_protocols(["h2"])
+
+    async def received(call: Any) -> int:
+        count = 0
+        while await call.read() is not None:
+            count += 1
+        return count
+
+    async def run() -> list[int | BaseException]:
+        server = Server(silence)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: Peer(server), LOCALHOST, 0, ssl=context)
+        endpoint = Endpoint.parse(f"grpcs://{LOCALHOST}:{listener.sockets[0].getsockname()[1]}")
+        transport = Http2Transport(endpoint, ConnectionOptions(tls_ca=authority.file))
+        calls = await begun(transport, server)
+        peer = server.peers[0]
+        for n in range(MANY):
+            peer.send(calls[n].stream_id, grpc_message(b"token"))
+            await asyncio.sleep(0.0005)
+        for call in calls:
+            peer.send(call.stream_id, grpc_message(b"last"))
+            peer.end(call.stream_id)
+        own = peer.transport.get_extra_info("socket")
+        with socket.socket(fileno=os.dup(own.fileno())) as below:
+            below.shutdown(socket.SHUT_WR)
+        found = await asyncio.gather(*[received(call) for call in calls], return_exceptions=True)
+        await transport.close()
+        listener.close()
+        peer.transport.abort()
+        await listener.wait_closed()
+        return found
+
+    for _ in range(5):
+        assert uvloop.run(run()) == [2] * MANY
