@@ -267,7 +267,8 @@ class Meter:
     reused_tokens: int | None = None
     finished: list[FinishReason] = field(default_factory=list)
     fingerprints: dict[int, str] = field(default_factory=dict)
-    """Of the models that have answered, by the place of the generation in the request."""
+    """Of the models that have answered, by the place of the generation in the request, but for
+    those of the batch's own fingerprint."""
     continued: int = 0
     """How often one of its choices has gone on at another replica."""
     first_token: float | None = None

@@ -6,7 +6,7 @@ Streamed or not differs only here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -146,7 +146,7 @@ class Answer:
         self._kind = kind
         self._logprobs = logprobs
         self._shape = SHAPES[kind]
-        self._echo = [Content(echo)] if echo else []
+        self._echo: Sequence[Content] = [Content(echo)] if echo else ()
         if echo:
             opening = b'"delta":{"role":"assistant","content":' + orjson.dumps(echo) + b"}"
             self._shape = replace(self._shape, opening=opening)

@@ -211,6 +211,7 @@ class EventStream(Response):
         # Nobody asks for what the client has said while a stream lasts.
         scope["headers"], exchange.fields = (), _NO_FIELDS
         body = EventBody(head, exchange, send, self._patience_s, self._wire.patience)
+        del head  # which would be kept until the last
         end = self._wire.done
         try:
             async with self._account, cancel_on_disconnect(scope):

@@ -244,6 +244,7 @@ class Exchange:
             raise RuntimeError(f"{status} is no status of an answer")
         if not self.disconnected:
             self._head = self._made(status, [*headers, *self.headers])
+            self.headers.clear()  # a stream would keep them until its end
         self.status = status
 
     def _made(self, status: int, said: list[tuple[bytes, bytes]]) -> bytes:

@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import httptools
@@ -240,7 +241,8 @@ class HttpProtocol(asyncio.Protocol):
         if transport.get_extra_info("sslcontext") is not None:
             self._scheme = "https"
         # What comes by way of a path has no port.
-        self._server = _address(transport, "sockname") or ("", None)
+        own = _address(transport, "sockname")
+        self._server = _shared(*own) if own else ("", None)
         self._state.connections.add(self)  # type: ignore[arg-type]  # which are its own protocols
         if not self._all.add(self):
             self._refuse(TooManyConnections())
@@ -511,6 +513,12 @@ def _address(transport: asyncio.Transport, end: str) -> tuple[str, int] | None:
     """Host and port; None on a socket that has none."""
     found = transport.get_extra_info(end)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None
+
+
+@lru_cache(maxsize=64)
+def _shared(host: str, port: int) -> tuple[str, int]:
+    """One for all connections that came by the same address."""
+    return host, port
 
 
 def _decoded(path: str) -> str:

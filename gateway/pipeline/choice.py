@@ -87,7 +87,17 @@ class Choice:
                     self._last = of_prompt
                     return
                 await self._sink.drain(batch.deadline)
-            await self._generate()
+            try:
+                await attempt(
+                    *(self._service.replicas, self._request, batch, index),
+                    *(self._ask, self._go_on),
+                )
+            except (GatewayError, TimeoutError):
+                # The replica may fail between the last token and the word that it was that, or
+                # behind the end at which it was cut short.
+                if not self._last.tokens or not (self._last.finish or self._text.at_end):
+                    raise
+                self.cut_short()
             await whole(self._sink, batch)
         finally:
             metrics.in_flight.dec()
@@ -95,19 +105,6 @@ class Choice:
             batch.meter.running.remove(self)
             batch.meter.add(self._last)
             self._of_model.duration.observe(time.perf_counter() - self._started)
-
-    async def _generate(self) -> None:
-        service = self._service
-        try:
-            await attempt(
-                service.replicas, self._request, self._batch, self._index, self._ask, self._go_on
-            )
-        except (GatewayError, TimeoutError):
-            # The replica may fail between the last token and the word that it was that, or behind
-            # the end at which it was cut short.
-            if not self._last.tokens or not (self._last.finish or self._text.at_end):
-                raise
-            self.cut_short()
 
     async def _ask(self, lease: ReplicaLease) -> None:
         """What `attempt` asks of a replica: all of it, or what is left."""
@@ -132,6 +129,7 @@ class Choice:
             answered(lease, batch, self._index)
             self._left = None
             take(first)
+            del first  # which would be kept until the last
             try:
                 await self._follow(tokens, take)
             except (asyncio.CancelledError, TimeoutError):
@@ -275,7 +273,9 @@ def model_name(service: Service, generation: Generation) -> str:
 def answered(lease: ReplicaLease, batch: Batch, index: int) -> None:
     """The first token is there."""
     lease.answered()
-    batch.meter.fingerprints[index] = lease.engine.fingerprint
+    fingerprints, fingerprint = batch.meter.fingerprints, lease.engine.fingerprint
+    if fingerprint != batch.fingerprint or index in fingerprints:
+        fingerprints[index] = fingerprint
 
 
 def text_stream(service: Service, generation: Generation) -> TextStream | PieceStream:
@@ -332,5 +332,5 @@ async def _prompt_logprobs(
             found = await attempt(service.replicas, request, batch, first, ask)
             batch.prompt_logprobs[first] = found
     fingerprints = batch.meter.fingerprints
-    fingerprints.setdefault(index, fingerprints[first])
+    fingerprints.setdefault(index, fingerprints.get(first, batch.fingerprint))
     return batch.prompt_logprobs[first]
