@@ -50,6 +50,7 @@ class OutputFunctionCall(Described):
     status: _ItemStatus
     call_id: str
     name: str
+    namespace: str = ""
     arguments: str
 
 
@@ -59,7 +60,17 @@ class OutputCustomToolCall(Described):
     status: _ItemStatus
     call_id: str
     name: str
+    namespace: str = ""
     input: str
+
+
+class OutputToolSearchCall(Described):
+    id: str
+    type: Literal["tool_search_call"]
+    status: _ItemStatus
+    execution: Literal["client"]
+    call_id: str
+    arguments: Any
 
 
 class InputDetails(Described):
@@ -97,7 +108,13 @@ class ResponseObject(Described):
     completed_at: Count | None
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
-    output: list[OutputReasoning | OutputMessage | OutputFunctionCall | OutputCustomToolCall]
+    output: list[
+        OutputReasoning
+        | OutputMessage
+        | OutputFunctionCall
+        | OutputCustomToolCall
+        | OutputToolSearchCall
+    ]
     usage: ResponseUsage | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None

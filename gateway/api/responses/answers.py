@@ -57,7 +57,7 @@ class ResponseAnswer:
         self._tail = chat.told[1:]
         self.form = Form(
             ids=batch.request_id,
-            custom=asked.custom_tools,
+            calls=chat.called_tools,
             summarized=asked.summarized,
             encoded=asked.includes("reasoning.encrypted_content"),
             logprobs=partial(_logprobs, prompts) if chat.logprobs else None,

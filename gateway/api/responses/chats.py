@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, SkipValidation, ValidationError
 
-from gateway.api.messages import Strict
+from gateway.api.messages import Strict, Tool
 from gateway.api.parameters import Parsed, uncallable_tools
 from gateway.api.responses.items import Item, ItemReference, MessageItem, check_outputs
 from gateway.api.responses.requests import ResponsePrompt
+from gateway.api.responses.tools import MAX_TOOLS
+from gateway.api.responses.toolset import CalledTool
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
@@ -38,10 +40,17 @@ class Chat(ChatCompletionRequest):
     """A chat, with the request that it was."""
 
     asked: ResponsePrompt
-    tool_places: tuple[int, ...] = ()
-    """Of the tools that are offered, among those of the request."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_places: tuple[str, ...] = ()
+    """The paths of `tools` in the request."""
+    called_tools: SkipValidation[Mapping[str, CalledTool]] = Field(default_factory=dict)
+    """What calls are by the model's name for the tool, all but plain functions."""
+    tool_hints: tuple[str, ...] = ()
     told: bytes = b""
     """What the answer tells of the request: a JSON object."""
+
+    def _check_tool_messages(self) -> None:
+        """Leave this to `check_outputs`: items that come before may not be known yet."""
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
         parts = super().guide_parts()
@@ -58,14 +67,15 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
     if asked.continues:
         # What comes before these, and what references are to, is not known yet.
         own = [_SAID if isinstance(item, ItemReference) else item for item in own] or [_SAID]
-    chat = chat_of(asked, own)
+    chat = chat_of(asked, own, complete=not asked.continues)
     if not asked.continues:
         check_outputs(own)
-    hints = [*asked.hints]
+    hints = [*asked.hints, *chat.tool_hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+        param = hints[0].partition("=")[0]
+        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
     hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, tuple(hints))
 
@@ -78,12 +88,13 @@ def validated(model: type[M], body: bytes) -> M:
         raise _invalid(error) from None
 
 
-def chat_of(asked: ResponsePrompt, items: Sequence[Item]) -> Chat:
+def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:
     """The chat of a request: of its own items and those that are before, or of what is left.
 
-    Raises InvalidRequest.
+    `complete` as in `ResponsePrompt.chat`. Raises InvalidRequest.
     """
-    fields = {name: value for name, value in asked.chat(items).items() if value is not None}
+    given = asked.chat(items, complete=complete)
+    fields = {name: value for name, value in given.items() if value is not None}
     try:
         return Chat.model_validate(fields | {"asked": asked, "told": asked.told()})
     except ValidationError as error:
@@ -95,12 +106,12 @@ def as_written(error: InvalidRequest) -> InvalidRequest:
     return renamed(error, _WRITTEN)
 
 
-def _place(name: str, places: Sequence[int]) -> str:
+def _place(name: str, places: Sequence[str]) -> str:
     """A tool's parameter as it is called here."""
     found = _OF_TOOL.fullmatch(name)
     if found is None:
         return name
-    return f"tools[{places[int(found[1])]}].{found[2]}"
+    return f"{places[int(found[1])]}.{found[2]}"
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

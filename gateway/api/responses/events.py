@@ -137,7 +137,7 @@ class Stream:
         if item.kind == "function_call":
             self._before = (_before("response.function_call_arguments.delta", where),)
             return frames
-        if item.kind == "custom_tool_call":
+        if item.kind in ("custom_tool_call", "tool_search_call"):
             self._before = ()  # its input is known once all arguments are
             return frames
         part = where | {"content_index": 0}
@@ -172,6 +172,8 @@ class Stream:
             if whole["input"]:
                 frames = self._event(f"{kind}.delta", **where, delta=whole["input"])
             frames += self._event(f"{kind}.done", **where, input=whole["input"])
+        elif item.kind == "tool_search_call":
+            pass  # has no events of its own
         elif item.kind == "message":
             [told] = whole["content"]
             kind, text, logprobs = "response.output_text.done", told["text"], told["logprobs"]

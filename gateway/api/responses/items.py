@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AliasChoices, Discriminator, Field, Tag
+from pydantic import AliasChoices, Field, Tag
 
+from gateway.api.custom_tools import input_to_arguments
 from gateway.api.messages import Lenient
+from gateway.api.responses.tools import NamespaceTool, Tool, Tools
+from gateway.api.responses.unions import OtherObject, by_type
 from gateway.api.turns import BETWEEN, Turn, turn_of
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-CUSTOM_INPUT = "input"
-"""The one argument of the function that a custom tool is to the model."""
+SEARCH = "tool_search"
+"""The name of a tool search to the model, and the id of a call that the server executed."""
 _OURS = "thoughts:"
 
 
@@ -35,30 +38,6 @@ def decoded(content: str | None) -> str:
         return urlsafe_b64decode(content.removeprefix(_OURS)).decode()
     except (binascii.Error, ValueError):
         return ""
-
-
-def by_type(tags: Mapping[str, str], untyped: str = "") -> Discriminator:
-    """Tells objects apart by their type; those that have no type are of `untyped`.
-
-    A tag has brackets, so that it is no part of a path (`gateway.api.validation.location`).
-    """
-
-    def tag(value: Any) -> str:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        if kind is None:
-            # A reference may be no more than an id.
-            bare = isinstance(value, dict) and "id" in value and "role" not in value
-            kind = "item_reference" if bare and "item_reference" in tags else untyped
-        return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"
-
-    return Discriminator(tag)
-
-
-class OtherObject(Lenient):
-    """What is no text, or what only OpenAI's own tools make: refused by its place, and never left
-    out."""
-
-    type: str
 
 
 class ItemText(Lenient):
@@ -97,8 +76,7 @@ class FunctionCallItem(Lenient):
     call_id: str
     name: str
     arguments: str
-    # Of a tool that would not be found by its name alone.
-    namespace: None = None
+    namespace: str | None = None
 
 
 class CustomCallItem(Lenient):
@@ -107,7 +85,7 @@ class CustomCallItem(Lenient):
     call_id: str
     name: str
     input: str
-    namespace: None = None
+    namespace: str | None = None
 
 
 class CallOutputItem(Lenient):
@@ -115,6 +93,35 @@ class CallOutputItem(Lenient):
     id: str | None = None
     call_id: str
     output: str | Parts
+
+
+class SearchCallItem(Lenient):
+    """A call of `tool_search`. One that the server executed may have no `call_id`."""
+
+    type: Literal["tool_search_call"]
+    id: str | None = None
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    arguments: Any = None
+
+
+class SearchOutputItem(Lenient):
+    """The tools that a search has found, which can be called from there on."""
+
+    type: Literal["tool_search_output"]
+    id: str | None = None
+    call_id: str | None = None
+    execution: Literal["server", "client"] | None = None
+    tools: Tools
+
+
+class AdditionalToolsItem(Lenient):
+    """Tools that a developer adds."""
+
+    type: Literal["additional_tools"]
+    id: str | None = None
+    role: Literal["developer"] | None = None
+    tools: Tools
 
 
 class ReasoningItem(Lenient):
@@ -146,6 +153,9 @@ _TAGS = {
     "function_call_output": "[output]",
     "custom_tool_call": "[custom_tool_call]",
     "custom_tool_call_output": "[output]",
+    "tool_search_call": "[search_call]",
+    "tool_search_output": "[search_output]",
+    "additional_tools": "[tools]",
     "reasoning": "[reasoning]",
     "item_reference": "[reference]",
 }
@@ -154,6 +164,9 @@ Item = Annotated[
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
     | Annotated[CallOutputItem, Tag("[output]")]
+    | Annotated[SearchCallItem, Tag("[search_call]")]
+    | Annotated[SearchOutputItem, Tag("[search_output]")]
+    | Annotated[AdditionalToolsItem, Tag("[tools]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[ItemReference, Tag("[reference]")]
     | Annotated[OtherObject, Tag("[other]")],
@@ -161,23 +174,30 @@ Item = Annotated[
 ]
 
 
-def chat_messages(
-    instructions: str | None, items: Sequence[Item], before: int = 0
-) -> list[dict[str, Any]]:
-    """As chats have them: what an assistant thinks, says and calls in a row is one message.
+FlatName = Callable[[str | None, str], str]
+"""Gives the model's name for a tool, by its namespace and its name there."""
 
-    `before` of the items were not in the request's `input` but come before it. Raises
-    UnsupportedParameter for what is no text, by its place in `input`.
+
+def chat_messages(
+    instructions: str | None, items: Sequence[Item], flat: FlatName, before: int = 0
+) -> list[dict[str, Any]]:
+    """Return chat messages: what an assistant thinks, says and calls in a row is one message.
+
+    Raises UnsupportedParameter for what is no text, by its place in `input`.
+
+    Args:
+        flat: names the tools that were called.
+        before: how many of the items come before those of the request's `input`.
     """
     turns: list[Turn] = []
     if instructions:
         turns.append(Turn("system", [instructions]))
     for number, item in enumerate(items):
-        _read(turns, item, f"input[{number - before}]")
+        _read(turns, item, flat, f"input[{number - before}]")
     return [turn.message() for turn in turns]
 
 
-def _read(turns: list[Turn], item: Item, where: str) -> None:
+def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
     if isinstance(item, MessageItem):
         # Templates know the older name of a developer, and most take one such message.
         role = "system" if item.role == "developer" else item.role
@@ -189,14 +209,43 @@ def _read(turns: list[Turn], item: Item, where: str) -> None:
         if item.text:
             turn_of(turns, "assistant").thoughts.append(item.text)
     elif isinstance(item, FunctionCallItem):
-        turn_of(turns, "assistant").call(item.call_id, item.name, item.arguments)
+        name = flat(item.namespace, item.name)
+        turn_of(turns, "assistant").call(item.call_id, name, item.arguments)
     elif isinstance(item, CustomCallItem):
-        arguments = orjson.dumps({CUSTOM_INPUT: item.input}).decode()
-        turn_of(turns, "assistant").call(item.call_id, item.name, arguments)
-    else:
+        name = flat(item.namespace, item.name)
+        turn_of(turns, "assistant").call(item.call_id, name, input_to_arguments(item.input))
+    elif isinstance(item, SearchCallItem):
+        arguments = item.arguments
+        if not isinstance(arguments, str):
+            arguments = orjson.dumps(arguments or {}).decode()
+        turn_of(turns, "assistant").call(item.call_id or SEARCH, SEARCH, arguments)
+    elif isinstance(item, SearchOutputItem):
+        found = _names(item.tools, flat)
+        text = "Tools that can be called now: " + ", ".join(found) if found else "No tools found."
+        turns.append(Turn("tool", [text], answers=item.call_id or SEARCH))
+    elif not isinstance(item, AdditionalToolsItem):
         raise UnsupportedParameter(
             f"{where}: an item of type {item.type!r} is not supported by this server.", param=where
         )
+
+
+def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
+    """Return the model's names for tools, without those that no client runs."""
+    names = []
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            own = [member for member in tool.tools if not isinstance(member, OtherObject)]
+            names += [flat(tool.name, member.name) for member in own]
+        elif not isinstance(tool, OtherObject):
+            names.append(tool.name)
+    return names
+
+
+def brought_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
+    """Yield the tools that items bring, with the items' paths; `before` as in `chat_messages`."""
+    for number, item in enumerate(items, -before):
+        if isinstance(item, SearchOutputItem | AdditionalToolsItem):
+            yield f"input[{number}]", item.tools
 
 
 def check_outputs(items: Sequence[Item], before: int = 0) -> None:
@@ -206,9 +255,11 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
     """
     calls = set()
     for number, item in enumerate(items, -before):
-        if isinstance(item, FunctionCallItem | CustomCallItem):
+        if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
             calls.add(item.call_id)
-        elif isinstance(item, CallOutputItem) and item.call_id not in calls:
+        elif isinstance(item, CallOutputItem | SearchOutputItem) and item.call_id not in calls:
+            if item.call_id is None:  # of a search that the server executed
+                continue
             where = f"input[{number}].call_id" if number >= 0 else "conversation"
             raise InvalidRequest(
                 f"{where}: no call {item.call_id!r} comes before this output.", param=where

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pydantic_core import from_json
+import orjson
 
-from gateway.api.responses.items import CUSTOM_INPUT, encoded
+from gateway.api.custom_tools import arguments_to_input
+from gateway.api.responses.items import encoded
+from gateway.api.responses.toolset import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
-Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
+Kind = Literal["reasoning", "message"] | CallKind
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
 
 PREFIXES: dict[Kind, str] = {
@@ -19,6 +21,7 @@ PREFIXES: dict[Kind, str] = {
     "message": "msg",
     "function_call": "fc",
     "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
 }
 """Of the ids of items."""
 
@@ -28,14 +31,14 @@ class Form(NamedTuple):
 
     Attributes:
         ids: of the response, without its prefix; the items' ids hold it.
-        custom: the names of tools whose argument is a text.
+        calls: what calls are by the name that the model gives; others are plain functions.
         summarized: whether thoughts are told as a summary, too.
         encoded: whether they are told as `encrypted_content`, too.
         logprobs: writes those of a message; None where none are wanted.
     """
 
     ids: str
-    custom: Collection[str] = ()
+    calls: Mapping[str, CalledTool] = {}
     summarized: bool = False
     encoded: bool = False
     logprobs: Logprobs | None = None
@@ -57,17 +60,25 @@ class Item:
     def text(self) -> str:
         """Of a call, its arguments; of a custom tool's call, its input."""
         text = "".join(self.texts)
-        return _input(text) if self.kind == "custom_tool_call" else text
+        return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
     def begun(self) -> dict[str, Any]:
         """As it is while nothing of it is there."""
         told: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
-            text = "input" if self.kind == "custom_tool_call" else "arguments"
-            return told | {"call_id": self._call.call_id, "name": self._call.name, text: ""}
+            return told | self._call_members(self._call)
         if self.kind == "message":
             return told | {"role": "assistant", "content": []}
         return told | {"summary": [], "content": []}
+
+    def _call_members(self, call: CallStart) -> dict[str, Any]:
+        if self.kind == "tool_search_call":
+            return {"call_id": call.call_id, "execution": "client", "arguments": {}}
+        called = self._form.calls.get(call.name)
+        members = {"call_id": call.call_id, "name": called.name if called else call.name}
+        if called is not None and called.namespace is not None:
+            members["namespace"] = called.namespace
+        return members | {"input" if self.kind == "custom_tool_call" else "arguments": ""}
 
     def ended(self, *, cut: bool) -> dict[str, Any]:
         told = self.begun() | {"status": "incomplete" if cut else "completed"}
@@ -76,6 +87,8 @@ class Item:
             return told | {"arguments": self.text or ("" if cut else "{}")}
         if self.kind == "custom_tool_call":
             return told | {"input": self.text}
+        if self.kind == "tool_search_call":
+            return told | {"arguments": _parsed(self.text)}
         if self.kind == "message":
             return told | {"content": [self.part(self.text)]}
         text = self.text
@@ -127,7 +140,8 @@ class Output:
         thoughts = others = 0
         for event in (Content(delta.text),) if delta.events is None else delta.events:
             if isinstance(event, CallStart):
-                kind: Kind = "custom_tool_call" if event.name in form.custom else "function_call"
+                called = form.calls.get(event.name)
+                kind: Kind = called.kind if called is not None else "function_call"
                 pieces.append(Piece(self._begin(kind, event), "", []))
                 others += 1
                 continue
@@ -187,16 +201,9 @@ def ended(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
     return [item.ended(cut=cut and item is items[-1]) for item in items]
 
 
-def _input(arguments: str) -> str:
-    """The input of a custom tool, of a call that was cut as much as is there.
-
-    A model that has learned to write no arguments but the input itself may do so.
-    """
+def _parsed(arguments: str) -> Any:
+    """Return the value of a call's arguments, or their text if they are no JSON."""
     try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
+        return orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
         return arguments
-    value = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
-    if isinstance(value, str):
-        return value
-    return "" if found == {} else arguments

@@ -8,11 +8,14 @@ from functools import partial
 from gateway.api.intake import Intake
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.items import (
+    AdditionalToolsItem,
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
     Item,
     MessageItem,
+    SearchCallItem,
+    SearchOutputItem,
 )
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.serving import Prompts
@@ -104,6 +107,8 @@ async def truncated(
 
 
 def _instructs(item: Item) -> bool:
+    if isinstance(item, AdditionalToolsItem):
+        return True
     return isinstance(item, MessageItem) and item.role in ("system", "developer")
 
 
@@ -113,10 +118,11 @@ def _is_users(item: Item) -> bool:
 
 def _cuts(items: Sequence[Item], lead: int) -> list[int]:
     """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
-    last = {item.call_id: n for n, item in enumerate(items) if isinstance(item, CallOutputItem)}
+    outputs = CallOutputItem | SearchOutputItem
+    last = {item.call_id: n for n, item in enumerate(items) if isinstance(item, outputs)}
     cuts, busy = [], -1
     for n, item in enumerate(items[:-1] if items else ()):
-        if isinstance(item, FunctionCallItem | CustomCallItem):
+        if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
             busy = max(busy, last.get(item.call_id, n))
         if n >= lead and n >= busy:
             cuts.append(n + 1)

@@ -10,7 +10,13 @@ from pydantic import Field
 
 from gateway.api.field_types import StopString, StopStrings, Whole
 from gateway.api.messages import MOST_MESSAGES, Strict
-from gateway.api.responses.items import Item, ItemReference, MessageItem, chat_messages
+from gateway.api.responses.items import (
+    Item,
+    ItemReference,
+    MessageItem,
+    brought_tools,
+    chat_messages,
+)
 from gateway.api.responses.options import (
     CacheOptions,
     Conversation,
@@ -22,15 +28,8 @@ from gateway.api.responses.options import (
     ResponseStreamOptions,
     TextOptions,
 )
-from gateway.api.responses.tools import (
-    CustomTool,
-    ToolChoice,
-    Tools,
-    chat_choice,
-    function,
-    offered,
-    unenforced,
-)
+from gateway.api.responses.tools import ToolChoice, Tools
+from gateway.api.responses.toolset import Toolset
 from gateway.errors import InvalidRequest
 
 _LONG_ECHO = 256 * 1024
@@ -74,14 +73,17 @@ class ResponsePrompt(Strict):
             or any(isinstance(item, ItemReference) for item in self.items)
         )
 
-    def chat(self, items: Sequence[Item]) -> dict[str, Any]:
+    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
         """The fields of a chat request of these items, of which the last are the request's own.
 
+        `complete` is False while items that come before them are not known yet.
         Raises UnsupportedParameter and InvalidRequest.
         """
         if not items:
             raise InvalidRequest("input: must say something.", param="input")
-        messages = chat_messages(self.instructions, items, len(items) - len(self.items))
+        before = len(items) - len(self.items)
+        toolset = Toolset.of(self.tools or (), brought_tools(items, before))
+        messages = chat_messages(self.instructions, items, toolset.flat, before)
         if len(messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"input: with all that comes before it there are {len(messages)} messages; "
@@ -89,12 +91,14 @@ class ResponsePrompt(Strict):
                 param="input",
             )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
-        places = offered(self.tools or (), self.tool_choice)
-        if self.tools and places:
-            chat["tools"] = [function(self.tools[n]) for n in places]
-            chat["tool_places"] = tuple(places)
+        if offered := toolset.callable_with(self.tool_choice, complete=complete):
+            chat["tools"] = toolset.functions(offered)
+            chat["tool_places"] = tuple([each.where for each in offered])
+            chat["called_tools"] = toolset.called()
         if self.tool_choice is not None:
-            chat["tool_choice"] = chat_choice(self.tool_choice)
+            chat["tool_choice"] = toolset.chat_choice(self.tool_choice, complete=complete)
+        if self.tool_choice != "none":
+            chat["tool_hints"] = toolset.hints()
         chat["parallel_tool_calls"] = self.parallel_tool_calls
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort
@@ -113,7 +117,6 @@ class ResponsePrompt(Strict):
             yield "text.verbosity"
         if self.reasoning is not None and self.reasoning.context not in (None, "auto"):
             yield "reasoning.context"
-        yield from unenforced(self.tools or (), self.tool_choice)
 
 
 class InputTokensRequest(ResponsePrompt):
@@ -163,8 +166,8 @@ class ResponseRequest(ResponsePrompt):
     prompt: None = None
     moderation: None = None
 
-    def chat(self, items: Sequence[Item]) -> dict[str, Any]:
-        chat = super().chat(items) | {
+    def chat(self, items: Sequence[Item], *, complete: bool = True) -> dict[str, Any]:
+        chat = super().chat(items, complete=complete) | {
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -245,7 +248,3 @@ class ResponseRequest(ResponsePrompt):
             "tools": [],
         }
         return orjson.dumps(told | short)
-
-    @property
-    def custom_tools(self) -> frozenset[str]:
-        return frozenset(tool.name for tool in self.tools or () if isinstance(tool, CustomTool))

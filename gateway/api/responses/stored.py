@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from gateway.api.intake import Intake
 from gateway.api.responses import items
+from gateway.api.responses.toolset import Toolset
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
@@ -53,6 +54,9 @@ _PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
 }
 _CONTINUABLE = ("completed", "incomplete")
 
@@ -122,7 +126,7 @@ def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
     # A reference is to what was looked at when it was kept.
     told = [_SOMETHING if isinstance(item, items.ItemReference) else item for item in given]
     try:
-        items.chat_messages(None, told)
+        items.chat_messages(None, told, Toolset().flat)
     except UnsupportedParameter as error:
         where = (error.param or "").replace("input", param, 1)
         message = error.message.replace(error.param or "", where, 1)

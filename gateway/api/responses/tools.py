@@ -1,47 +1,46 @@
-"""Tools and tool choices as the Responses API has them, and as chats do."""
+"""Tools and tool choices of the Responses API as clients send them.
+
+Reference: OpenAI API, "Create a model response" (2026), and the types of its Python package.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.api.messages import FunctionName, Lenient
-from gateway.api.responses.items import CUSTOM_INPUT, OtherObject, by_type
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.api.responses.unions import OtherObject, by_type
 
-_CUSTOM = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
+MAX_TOOLS = 1024
+"""Tools of a request, those in namespaces and in items of the input included."""
 
 
-def _by_the_model(callers: list[str]) -> list[str]:
+def _check_callers(callers: list[str]) -> list[str]:
     if "direct" not in callers:
         raise PydanticCustomError("callers", "Input should have direct; no program calls tools")
     return callers
 
 
 class OwnTool(Lenient):
-    """One that the client runs."""
+    """A tool that the client runs."""
 
     name: FunctionName
     description: str | None = None
-    allowed_callers: Annotated[list[str], AfterValidator(_by_the_model)] | None = None
+    allowed_callers: Annotated[list[str], AfterValidator(_check_callers)] | None = None
 
 
 class FunctionTool(OwnTool):
+    """A function. Deferred ones (`defer_loading`) are loaded with all others."""
+
     type: Literal["function"]
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class InputFormat(Lenient):
-    """What a custom tool's input is: any text, or one that a grammar describes."""
+    """The format of a custom tool's input: any text, or one that a grammar describes."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -49,7 +48,7 @@ class InputFormat(Lenient):
 
 
 class CustomTool(OwnTool):
-    """One whose argument is a text: to the model it is a function of one string."""
+    """A tool whose argument is one text."""
 
     type: Literal["custom"]
     format: InputFormat | None = None
@@ -59,113 +58,77 @@ class CustomTool(OwnTool):
         return self.format.definition if self.format is not None else None
 
 
-Tool = Annotated[
+class SearchTool(Lenient):
+    """A search for more tools. One that the client executes is a function to the model."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
+_OWN = {"function": "[function]", "custom": "[custom]"}
+Member = Annotated[
     Annotated[FunctionTool, Tag("[function]")]
     | Annotated[CustomTool, Tag("[custom]")]
     | Annotated[OtherObject, Tag("[other]")],
-    by_type({"function": "[function]", "custom": "[custom]"}),
+    by_type(_OWN),
 ]
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+
+
+class NamespaceTool(Lenient):
+    """Tools under one name, such as those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[list[Member], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("[function]")]
+    | Annotated[CustomTool, Tag("[custom]")]
+    | Annotated[NamespaceTool, Tag("[namespace]")]
+    | Annotated[SearchTool, Tag("[search]")]
+    | Annotated[OtherObject, Tag("[other]")],
+    by_type(_OWN | {"namespace": "[namespace]", "tool_search": "[search]"}),
+]
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class NamedTool(Lenient):
-    type: Literal["function", "custom"]
+    """A tool by its name, or a whole namespace where several tools are meant."""
+
+    type: Literal["function", "custom", "namespace"]
     name: str
+    namespace: str | None = None
+
+
+_NAMED = {"function": "[named]", "custom": "[named]"}
 
 
 class AllowedTools(Lenient):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=128)]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[NamedTool, Tag("[named]")] | Annotated[OtherObject, Tag("[other]")],
+                by_type(_NAMED | {"namespace": "[named]"}),
+            ]
+        ],
+        Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS),
+    ]
 
 
 Choice = Annotated[
     Annotated[NamedTool, Tag("[named]")]
     | Annotated[AllowedTools, Tag("[allowed]")]
     | Annotated[OtherObject, Tag("[other]")],
-    by_type({"function": "[named]", "custom": "[named]", "allowed_tools": "[allowed]"}),
+    by_type(_NAMED | {"allowed_tools": "[allowed]"}),
 ]
 ToolChoice = Literal["none", "auto", "required"] | Choice
-
-
-def offered(tools: Sequence[Tool], choice: ToolChoice | None) -> list[int]:
-    """Which of the tools may be called, by their places. Raises what is wrong with a choice."""
-    for number, tool in enumerate(tools):
-        if isinstance(tool, OtherObject):
-            where = f"tools[{number}].type"
-            raise UnsupportedParameter(
-                f"{where}: {tool.type!r} is not supported by this server; allowed: function and "
-                "custom, tools that the client runs.",
-                param=where,
-            )
-    _check_names(tools)
-    if not isinstance(choice, AllowedTools):
-        return [*range(len(tools))]
-    names = {tool.name for tool in tools if not isinstance(tool, OtherObject)}
-    for number, allowed in enumerate(choice.tools):
-        if allowed.name not in names:
-            where = f"tool_choice.tools[{number}].name"
-            raise InvalidRequest(f"{where}: found {allowed.name!r}, no tool's name.", param=where)
-    wanted = {tool.name for tool in choice.tools}
-    return [
-        n
-        for n, tool in enumerate(tools)
-        if not isinstance(tool, OtherObject) and tool.name in wanted
-    ]
-
-
-def _check_names(tools: Sequence[Tool]) -> None:
-    """Raises InvalidRequest where a name does not say what its calls are."""
-    kinds: dict[str, str] = {}
-    for number, tool in enumerate(tools):
-        if (
-            not isinstance(tool, OtherObject)
-            and kinds.setdefault(tool.name, tool.type) != tool.type
-        ):
-            where = f"tools[{number}].name"
-            raise InvalidRequest(
-                f"{where}: found {tool.name!r}, also the name of a tool of type "
-                f"{kinds[tool.name]}.",
-                param=where,
-            )
-
-
-def function(tool: Tool) -> dict[str, Any]:
-    """A tool as chats have it."""
-    assert not isinstance(tool, OtherObject)  # `offered` refuses them
-    if isinstance(tool, FunctionTool):
-        told = {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.parameters,
-            "strict": tool.strict,
-        }
-        return {"type": "function", "function": told}
-    texts = [tool.description] if tool.description else []
-    if tool.format is not None and tool.grammar is not None:
-        texts.append(
-            f"The {CUSTOM_INPUT} must match this grammar ({tool.format.syntax}):\n{tool.grammar}"
-        )
-    told = {"name": tool.name, "description": "\n\n".join(texts) or None, "parameters": _CUSTOM}
-    return {"type": "function", "function": told}
-
-
-def chat_choice(choice: ToolChoice) -> Any:
-    """A choice as chats have it; of what may be called `offered` tells."""
-    if isinstance(choice, str):
-        return choice
-    if isinstance(choice, AllowedTools):
-        return choice.mode
-    if isinstance(choice, NamedTool):
-        return {"type": "function", "function": {"name": choice.name}}
-    raise UnsupportedParameter(
-        f"tool_choice.type: {choice.type!r} is not supported by this server; allowed: function, "
-        "custom and allowed_tools.",
-        param="tool_choice.type",
-    )
-
-
-def unenforced(tools: Sequence[Tool], choice: ToolChoice | None) -> Iterator[str]:
-    """What the model is told of its input, and may not keep to."""
-    if choice != "none" and any(isinstance(tool, CustomTool) and tool.grammar for tool in tools):
-        yield "tools.format"

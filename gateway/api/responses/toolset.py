@@ -1,0 +1,287 @@
+"""All tools of a request under the names by which the model calls them.
+
+A chat template knows a flat list of functions. So a namespace's tool gets the namespace's name as
+its prefix, and a call is given back with both names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from gateway.api import custom_tools
+from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
+from gateway.api.responses.tools import (
+    MAX_TOOLS,
+    AllowedTools,
+    CustomTool,
+    FunctionTool,
+    NamedTool,
+    NamespaceTool,
+    SearchTool,
+    Tool,
+    ToolChoice,
+)
+from gateway.api.responses.unions import OtherObject
+from gateway.errors import InvalidRequest, UnsupportedParameter
+
+CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
+ToolKey = tuple[str | None, str]
+"""A tool's namespace, None if it is in none, and its name there."""
+
+_KINDS: dict[str, CallKind] = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "tool_search": "tool_search_call",
+}
+# Names that are longer are refused by some templates and clients.
+_MAX_FLAT_CHARS = 64
+
+
+class CalledTool(NamedTuple):
+    """The item that a call of a tool is, and the names in it."""
+
+    kind: CallKind
+    name: str
+    namespace: str | None = None
+
+
+class OwnToolAt(NamedTuple):
+    """A tool that the client runs, and its path in the request.
+
+    Attributes:
+        about: the description of the tool's namespace.
+    """
+
+    tool: FunctionTool | CustomTool | SearchTool
+    where: str
+    namespace: str | None = None
+    about: str | None = None
+
+    @property
+    def key(self) -> ToolKey:
+        return self.namespace, self.tool.name
+
+
+def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
+    """Return the model's name for a namespace's tool; a short one has a digest at its end."""
+    between = "" if namespace.endswith("__") else "__"
+    flat = f"{namespace}{between}{name}"
+    if len(flat) <= _MAX_FLAT_CHARS and not short:
+        return flat
+    digest = blake2b(f"{namespace}\n{name}".encode(), digest_size=4).hexdigest()
+    return f"{flat[: _MAX_FLAT_CHARS - len(digest) - 1]}_{digest}"
+
+
+class Toolset:
+    """The tools of one request: its own, and those that items of its input bring.
+
+    Attributes:
+        own: tools that the client runs.
+        hosted: tools that are left out of the prompt.
+    """
+
+    def __init__(self) -> None:
+        self.own: list[OwnToolAt] = []
+        self.hosted: list[HostedTool] = []
+        self._types: dict[ToolKey, str] = {}
+        self._names: dict[ToolKey, str] = {}
+        self._bare: defaultdict[str, list[ToolKey]] = defaultdict(list)
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool], brought: Iterable[tuple[str, Sequence[Tool]]]) -> Toolset:
+        """Return the tools `tools` of a request, and those that items bring, with their paths.
+
+        A tool that is brought again keeps its first definition. Raises InvalidRequest for two
+        tools that cannot be told apart, and for too many.
+        """
+        toolset = cls()
+        for n, tool in enumerate(tools):
+            toolset._add(tool, f"tools[{n}]", again=True)
+        for path, more in brought:
+            for n, tool in enumerate(more):
+                toolset._add(tool, f"{path}.tools[{n}]", again=False)
+        toolset._name_all()
+        return toolset
+
+    def flat(self, namespace: str | None, name: str) -> str:
+        """Return the model's name for a tool, which need not be one of these."""
+        if namespace is None:
+            return name
+        return self._names.get((namespace, name)) or flat_name(namespace, name)
+
+    def callable_with(self, choice: ToolChoice | None, *, complete: bool) -> list[OwnToolAt]:
+        """Return the tools that may be called.
+
+        `complete` is False while items that may bring more tools are not known yet. Raises
+        InvalidRequest for a choice of an unknown tool, and UnsupportedParameter for one that
+        demands a call where only hosted tools could be called.
+        """
+        found = self.own
+        if isinstance(choice, AllowedTools):
+            wanted = self._allowed(choice, complete=complete)
+            found = [each for each in found if each.key in wanted]
+        demanded = choice.mode if isinstance(choice, AllowedTools) else choice
+        if demanded == "required" and not found and complete:
+            refuse_hosted(self.hosted)
+        return found
+
+    def chat_choice(self, choice: ToolChoice, *, complete: bool) -> Any:
+        """Return a choice as chats have it. Raises InvalidRequest and UnsupportedParameter."""
+        if isinstance(choice, str):
+            return choice
+        if isinstance(choice, AllowedTools):
+            return choice.mode
+        if isinstance(choice, NamedTool):
+            key = self._resolve(choice, "tool_choice", complete=complete)
+            return {"type": "function", "function": {"name": self.flat(*key)}}
+        raise UnsupportedParameter(
+            f"tool_choice.type: {choice.type!r} is not supported by this server; allowed: "
+            "function, custom and allowed_tools.",
+            param="tool_choice.type",
+        )
+
+    def functions(self, tools: Sequence[OwnToolAt]) -> list[dict[str, Any]]:
+        """Return tools as chats have them; a namespace is described with its first tool."""
+        described: set[str] = set()
+        functions = []
+        for each in tools:
+            function = _function(each.tool)
+            function["name"] = self.flat(*each.key)
+            if each.namespace is not None and each.namespace not in described:
+                described.add(each.namespace)
+                texts = (each.about, function["description"])
+                function["description"] = "\n\n".join(filter(None, texts)) or None
+            functions.append({"type": "function", "function": function})
+        return functions
+
+    def called(self) -> Mapping[str, CalledTool]:
+        """Return what calls are by the model's name for the tool, all but plain functions."""
+        return {
+            self.flat(*each.key): CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
+            for each in self.own
+            if each.namespace is not None or each.tool.type != "function"
+        }
+
+    def hints(self) -> tuple[str, ...]:
+        """Return the names of what no call can be, or need not keep to."""
+        hints = name_hosted(self.hosted)
+        if any(isinstance(each.tool, CustomTool) and each.tool.grammar for each in self.own):
+            hints.append("tools.format")
+        return tuple(hints)
+
+    def _add(self, tool: Tool, where: str, *, again: bool) -> None:
+        if isinstance(tool, NamespaceTool):
+            for n, member in enumerate(tool.tools):
+                at = f"{where}.tools[{n}]"
+                if isinstance(member, OtherObject):
+                    self.hosted.append(HostedTool(f"{at}.type", member.type))
+                else:
+                    self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
+        elif isinstance(tool, OtherObject) or _is_server_search(tool):
+            # Nothing is deferred, so a search by the server would find what is there already.
+            self.hosted.append(HostedTool(f"{where}.type", tool.type))
+        else:
+            self._add_own(OwnToolAt(tool, where), again=again)
+        count = len(self.own) + len(self.hosted)
+        if count > MAX_TOOLS:
+            raise InvalidRequest(
+                f"tools: found more than {MAX_TOOLS} tools, with those of namespaces and of "
+                f"input; allowed: {MAX_TOOLS}.",
+                param="tools",
+            )
+
+    def _add_own(self, added: OwnToolAt, *, again: bool) -> None:
+        kind = self._types.setdefault(added.key, added.tool.type)
+        if kind != added.tool.type:
+            where = f"{added.where}.name"
+            raise InvalidRequest(
+                f"{where}: found {added.tool.name!r}, also the name of a tool of type {kind}.",
+                param=where,
+            )
+        if added.key in self._names and not again:
+            return
+        if added.key not in self._names:
+            self._names[added.key] = ""
+            self._bare[added.tool.name].append(added.key)
+        self.own.append(added)
+
+    def _name_all(self) -> None:
+        """Give each tool of a namespace a name that no other tool has. Raises InvalidRequest."""
+        claims = Counter(
+            [name if space is None else flat_name(space, name) for space, name in self._names]
+        )
+        owners: dict[str, ToolKey] = {}
+        for each in self.own:
+            space, name = each.key
+            flat = name
+            if space is not None:
+                flat = flat_name(space, name, short=claims[flat_name(space, name)] > 1)
+            self._names[each.key] = flat
+            if owners.setdefault(flat, each.key) != each.key:
+                where = f"{each.where}.name"
+                raise InvalidRequest(
+                    f"{where}: found {name!r}, which is {flat!r} to the model, and so is another "
+                    "tool; rename one of them.",
+                    param=where,
+                )
+
+    def _allowed(self, choice: AllowedTools, *, complete: bool) -> set[ToolKey]:
+        wanted: set[ToolKey] = set()
+        members: defaultdict[str | None, list[ToolKey]] = defaultdict(list)
+        for each in self.own:
+            members[each.namespace].append(each.key)
+        for n, named in enumerate(choice.tools):
+            where = f"tool_choice.tools[{n}]"
+            if isinstance(named, OtherObject):
+                wanted.add((None, named.type))  # of these the client runs tool_search alone
+            elif named.type == "namespace":
+                if named.name not in members and complete:
+                    raise _unknown(f"{where}.name", named.name, "namespace's")
+                wanted.update(members.pop(named.name, ()))
+            else:
+                wanted.add(self._resolve(named, where, complete=complete))
+        return wanted
+
+    def _resolve(self, named: NamedTool, where: str, *, complete: bool) -> ToolKey:
+        """Return the tool that a choice names; without a namespace, its name may be enough."""
+        key: ToolKey = (named.namespace, named.name)
+        if key in self._names:
+            return key
+        keys = self._bare.get(named.name, []) if named.namespace is None else []
+        if len(keys) == 1:
+            return keys[0]
+        if keys:
+            spaces = ", ".join(str(space) for space, _ in keys[:8])
+            raise InvalidRequest(
+                f"{where}.namespace: {named.name!r} is a tool of several namespaces; allowed: "
+                f"{spaces}.",
+                param=f"{where}.namespace",
+            )
+        if complete:
+            raise _unknown(f"{where}.name", named.name, "tool's")
+        return key
+
+
+def _is_server_search(tool: Tool) -> bool:
+    return isinstance(tool, SearchTool) and tool.execution != "client"
+
+
+def _unknown(param: str, found: str, whose: str) -> InvalidRequest:
+    return InvalidRequest(f"{param}: found {found!r}, no {whose} name.", param=param)
+
+
+def _function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
+    if isinstance(tool, CustomTool):
+        syntax = tool.format.syntax if tool.format is not None else None
+        return {
+            "description": custom_tools.describe(tool.description, syntax, tool.grammar),
+            "parameters": custom_tools.PARAMETERS,
+        }
+    return {
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict if isinstance(tool, FunctionTool) else None,
+    }

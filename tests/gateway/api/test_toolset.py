@@ -1,0 +1,317 @@
+"""Tools of the Responses API: namespaces, hosted tools, tools that items bring, and choices."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.responses.chats import Chat, parse
+from gateway.api.responses.requests import ResponseRequest
+from gateway.api.responses.tools import MAX_TOOLS
+from gateway.deltas import TextDelta
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.parsers.tools.events import CallArguments, CallStart
+from tests.gateway.api.test_responses import FUNCTION, PATCH, QUESTION, chat, streamed, whole
+
+QUERY = {"type": "function", "name": "query", "description": "Runs SQL"}
+POSTGRES = {"type": "namespace", "name": "mcp__pg", "description": "A database", "tools": [QUERY]}
+MYSQL = POSTGRES | {"name": "mcp__my__"}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds tools"}
+SEARCH_CALL = {
+    "type": "tool_search_call",
+    "call_id": "s1",
+    "execution": "client",
+    "arguments": {"query": "sql"},
+}
+FOUND = {"type": "tool_search_output", "call_id": "s1", "execution": "client", "tools": [POSTGRES]}
+HOSTED = [
+    *("web_search", "web_search_preview", "file_search", "code_interpreter", "computer"),
+    *("mcp", "image_generation", "local_shell", "shell", "apply_patch", "next_years"),
+]
+FLAT = re.compile(r"[a-zA-Z0-9_.:/-]{1,64}")
+
+
+def names(wanted: Chat) -> list[str]:
+    return [tool.function.name for tool in wanted.tools or []]
+
+
+def hints(**fields: Any) -> tuple[str, ...]:
+    return parse(ResponseRequest, orjson.dumps({"model": "m", "input": "Hi"} | fields)).hints
+
+
+def allowed(*tools: Any, mode: str = "required") -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [*tools]}
+
+
+def test_a_namespaces_tools_are_functions_with_its_name() -> None:
+    note = PATCH | {"name": "note", "format": {"type": "text"}}
+    more = POSTGRES | {"tools": [QUERY, note]}
+    wanted = chat(tools=[FUNCTION, more, MYSQL])
+    assert names(wanted) == ["f", "mcp__pg__query", "mcp__pg__note", "mcp__my__query"]
+    descriptions = [tool.function.description for tool in wanted.tools or []]
+    assert descriptions == [
+        *(None, "A database\n\nRuns SQL", "Edits files"),
+        "A database\n\nRuns SQL",
+    ]
+
+
+texts = st.text(alphabet="ab_", min_size=1, max_size=3)
+
+
+@given(
+    st.dictionaries(texts, st.lists(texts, min_size=1, max_size=4, unique=True), max_size=4),
+    st.lists(texts, max_size=4, unique=True),
+    st.integers(1, 128),
+)
+def test_each_tool_has_a_name_of_its_own_which_leads_back(
+    spaces: dict[str, list[str]], plain: list[str], longest: int
+) -> None:
+    def long(name: str) -> str:
+        return (name * 128)[: max(longest, len(name))]
+
+    tools: list[dict[str, Any]] = [FUNCTION | {"name": name} for name in plain]
+    keys: list[tuple[str | None, str]] = [(None, name) for name in plain]
+    for space, members in spaces.items():
+        own = list(dict.fromkeys(map(long, members)))
+        tools.append(POSTGRES | {"name": space, "tools": [FUNCTION | {"name": n} for n in own]})
+        keys += [(space, name) for name in own]
+    wanted = chat(tools=tools)
+    flat = names(wanted)
+    assert len(set(flat)) == len(keys)
+    assert all(FLAT.fullmatch(name) for name in flat)
+    for (space, name), model in zip(keys, flat, strict=True):
+        deltas = [TextDelta("", 1, "stop", events=(CallStart(0, model, "c"),))]
+        [item] = whole(deltas, tools=tools)["output"]
+        assert (item.get("namespace"), item["name"]) == (space, name)
+        said = {k: v for k, v in item.items() if k != "id"}
+        again = chat(input=[QUESTION, said], tools=tools).messages[1].tool_calls or []
+        assert again[0].function.name == model  # type: ignore[union-attr]
+
+
+def test_a_function_that_is_named_as_a_namespaces_keeps_its_name() -> None:
+    wanted = chat(tools=[POSTGRES, QUERY | {"name": "mcp__pg__query"}])
+    other, plain = names(wanted)
+    assert plain == "mcp__pg__query"
+    assert re.fullmatch(r"mcp__pg__query_[0-9a-f]{8}", other)
+    with pytest.raises(InvalidRequest, match=f"'{other}' to the model") as refused:
+        chat(tools=[POSTGRES, QUERY | {"name": "mcp__pg__query"}, QUERY | {"name": other}])
+    assert refused.value.param == "tools[2].name"
+
+
+@pytest.mark.parametrize(
+    ("tool", "kind", "text"),
+    [(QUERY, "function_call", "arguments"), (PATCH, "custom_tool_call", "input")],
+)
+def test_a_call_tells_the_namespace_and_the_bare_name(
+    tool: dict[str, Any], kind: str, text: str
+) -> None:
+    name, tools = tool["name"], [POSTGRES | {"tools": [tool]}]
+    arguments = '{"input":"x"}'
+    events = (CallStart(0, f"mcp__pg__{name}", "c1"), CallArguments(0, arguments))
+    deltas = [TextDelta("", 1, "stop", events=events)]
+    [item] = whole(deltas, tools=tools)["output"]
+    assert streamed(deltas, tools=tools)["output"] == [item]
+    assert (item["type"], item["namespace"], item["name"]) == (kind, "mcp__pg", name)
+    assert item[text] == ("x" if text == "input" else arguments)
+    messages = chat(input=[QUESTION, item], tools=tools).messages
+    [call] = messages[1].tool_calls or []
+    assert call.function.name == f"mcp__pg__{name}"  # type: ignore[union-attr]
+
+
+def test_a_call_of_a_namespace_that_is_no_more_keeps_its_name() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "query", "arguments": "{}"}
+    messages = chat(input=[QUESTION, call | {"namespace": "mcp__pg"}]).messages
+    [told] = messages[1].tool_calls or []
+    assert told.function.name == "mcp__pg__query"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"type": "function", "name": "query", "namespace": "mcp__pg"},
+        {"type": "function", "name": "query"},
+    ],
+)
+def test_a_namespaces_function_can_be_chosen(named: dict[str, Any]) -> None:
+    wanted = chat(tools=[FUNCTION, POSTGRES], tool_choice=named)
+    assert wanted.forced is not None
+    assert wanted.forced.name == "mcp__pg__query"
+    only = chat(tools=[FUNCTION, POSTGRES], tool_choice=allowed(named))
+    assert names(only) == ["mcp__pg__query"]
+    assert [name for _, name in only.guide_parts()] == ["tools[1].tools[0].parameters"]
+
+
+def test_a_namespace_can_be_allowed_as_a_whole() -> None:
+    choice = allowed({"type": "namespace", "name": "mcp__my__"}, {"type": "web_search"})
+    assert names(chat(tools=[POSTGRES, MYSQL], tool_choice=choice)) == ["mcp__my__query"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ({"type": "function", "name": "query"}, "tool_choice.namespace"),
+        (allowed({"type": "function", "name": "query"}), "tool_choice.tools[0].namespace"),
+        ({"type": "function", "name": "x"}, "tool_choice.name"),
+        ({"type": "function", "name": "query", "namespace": "x"}, "tool_choice.name"),
+        (allowed({"type": "namespace", "name": "x"}), "tool_choice.tools[0].name"),
+    ],
+)
+def test_a_choice_that_names_no_tool_or_several_is_refused(choice: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(param)}: ") as refused:
+        chat(tools=[POSTGRES, MYSQL], tool_choice=choice)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+def test_a_hosted_tool_is_left_out_and_named(kind: str) -> None:
+    tools = [FUNCTION, {"type": kind, "name": "x", "server_label": "y"}]
+    assert names(chat(tools=tools)) == ["f"]
+    assert hints(tools=tools) == (f"tools[1].type={kind}",)
+    assert hints(tools=tools, tool_choice="required") == (f"tools[1].type={kind}",)
+    assert hints(tools=tools[1:]) == (f"tools[0].type={kind}",)
+    choice = allowed({"type": kind}, mode="auto")
+    assert names(chat(tools=tools, tool_choice=choice)) == []
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+def test_a_hosted_tool_is_refused_where_a_choice_demands_it(kind: str) -> None:
+    tools = [FUNCTION, {"type": kind}]
+    with pytest.raises(UnsupportedParameter, match=f"'{kind}'") as refused:
+        chat(tools=tools, tool_choice={"type": kind})
+    assert refused.value.param == "tool_choice.type"
+    for only, choice in ((tools[1:], "required"), (tools, allowed({"type": kind}))):
+        with pytest.raises(UnsupportedParameter, match=f"'{kind}'") as refused:
+            chat(tools=only, tool_choice=choice)
+        assert refused.value.param == f"tools[{len(only) - 1}].type"
+
+
+def test_a_hosted_tool_is_refused_where_the_operator_says_so() -> None:
+    body = orjson.dumps({"model": "m", "input": "Hi", "tools": [FUNCTION, {"type": "mcp"}]})
+    with pytest.raises(UnsupportedParameter, match="=mcp") as refused:
+        parse(ResponseRequest, body, strict=True)
+    assert refused.value.param == "tools[1].type"
+
+
+def test_of_many_hosted_tools_few_are_named_and_none_as_it_likes() -> None:
+    same = [{"type": "web_search"}] * 100
+    assert hints(tools=same) == ("tools[0].type=web_search",)
+    others = [{"type": f"t{n}"} for n in range(100)]
+    assert hints(tools=others)[7:] == ("tools[7].type=t7", "tools: 92 more types")
+    for wild in ("x\r\nset-cookie: a=b", "🦉", "x" * 65, "a, b"):
+        assert hints(tools=[{"type": wild}]) == ("tools[0].type",)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [FOUND, {"type": "additional_tools", "role": "developer", "tools": [POSTGRES]}],
+)
+def test_tools_that_items_bring_can_be_called(item: dict[str, Any]) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "query", "arguments": "{}"}
+    call |= {"namespace": "mcp__pg"}
+    items = [QUESTION, SEARCH_CALL, item, call]
+    wanted = chat(input=items, tools=[SEARCH])
+    assert names(wanted) == ["tool_search", "mcp__pg__query"]
+    assert wanted.called_tools["mcp__pg__query"].namespace == "mcp__pg"
+    choice = {"type": "function", "name": "query", "namespace": "mcp__pg"}
+    chosen = chat(input=items, tool_choice=choice | {"strict": True}).forced
+    assert chosen is not None
+    assert chosen.name == "mcp__pg__query"
+    required = chat(input=items, tool_choice="required")
+    assert [name for _, name in required.guide_parts()] == ["input[2].tools[0].tools[0].parameters"]
+
+
+def test_a_search_and_what_it_found_is_in_the_prompt() -> None:
+    messages = chat(input=[QUESTION, SEARCH_CALL, FOUND], tools=[SEARCH]).messages
+    assert [(m.role, m.content) for m in messages] == [
+        ("user", "Hi"),
+        ("assistant", ""),
+        ("tool", "Tools that can be called now: mcp__pg__query"),
+    ]
+    [call] = messages[1].tool_calls or []
+    assert (call.id, messages[2].tool_call_id) == ("s1", "s1")
+    server = [SEARCH_CALL | {"call_id": None}, FOUND | {"call_id": None, "tools": []}]
+    messages = chat(input=[QUESTION, *server]).messages
+    assert messages[2].content == "No tools found."
+    assert messages[2].tool_call_id == (messages[1].tool_calls or [])[0].id
+
+
+def test_a_tool_that_is_found_again_is_the_one_that_was_known() -> None:
+    other = POSTGRES | {"tools": [QUERY | {"description": "Another"}]}
+    wanted = chat(input=[QUESTION, SEARCH_CALL, FOUND | {"tools": [other]}], tools=[POSTGRES])
+    [tool] = wanted.tools or []
+    assert tool.function.description == "A database\n\nRuns SQL"
+
+
+def test_a_search_without_its_call_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no call 's1'") as refused:
+        chat(input=[QUESTION, FOUND])
+    assert refused.value.param == "input[1].call_id"
+
+
+@pytest.mark.parametrize("arguments", ['{"query": "sql", "limit": 3}', "{}", '{"query'])
+def test_a_search_is_an_item_that_the_client_executes(arguments: str) -> None:
+    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    deltas = [TextDelta("", 1, "stop", events=events)]
+    [item] = whole(deltas, tools=[SEARCH])["output"]
+    assert streamed(deltas, tools=[SEARCH])["output"] == [item]
+    assert (item["type"], item["execution"], item["call_id"]) == (
+        *("tool_search_call", "client"),
+        "c1",
+    )
+    told = json.loads(arguments) if arguments.endswith("}") else arguments
+    assert item["arguments"] == told
+    [call] = chat(input=[QUESTION, item], tools=[SEARCH]).messages[1].tool_calls or []
+    assert call.function.arguments.replace(" ", "") == arguments.replace(" ", "")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("execution", [None, "server"])
+def test_a_search_by_the_server_has_nothing_left_to_find(execution: str | None) -> None:
+    deferred = QUERY | {"defer_loading": True}
+    tools = [deferred, SEARCH | {"execution": execution}]
+    assert names(chat(tools=tools)) == ["query"]
+    assert hints(tools=tools) == ("tools[1].type=tool_search",)
+
+
+def test_tools_are_counted_with_those_of_namespaces_and_items() -> None:
+    def space(count: int) -> dict[str, Any]:
+        return POSTGRES | {"tools": [QUERY | {"name": f"q{n}"} for n in range(count)]}
+
+    assert len(names(chat(tools=[space(MAX_TOOLS)]))) == MAX_TOOLS
+    found = [QUESTION, SEARCH_CALL, FOUND]
+    for fields in (
+        {"tools": [space(MAX_TOOLS), FUNCTION]},
+        {"tools": [space(MAX_TOOLS)], "input": found},
+        {"tools": [space(MAX_TOOLS), {"type": "web_search"}]},
+    ):
+        with pytest.raises(InvalidRequest, match=f"^tools: found more than {MAX_TOOLS}"):
+            chat(**fields)
+
+
+def test_the_same_name_is_no_function_and_a_custom_tool() -> None:
+    both = POSTGRES | {"tools": [QUERY, PATCH | {"name": "query"}]}
+    with pytest.raises(InvalidRequest, match="type function") as refused:
+        chat(tools=[both])
+    assert refused.value.param == "tools[0].tools[1].name"
+    assert names(chat(tools=[POSTGRES, PATCH | {"name": "query"}])) == ["mcp__pg__query", "query"]
+
+
+def test_a_response_tells_namespaces_again() -> None:
+    deltas = [TextDelta("x", 1, "stop")]
+    [told] = whole(deltas, tools=[POSTGRES])["tools"]
+    assert (told["name"], told["tools"][0]["name"]) == ("mcp__pg", "query")
+
+
+def test_a_namespace_costs_by_its_length_alone() -> None:
+    """A description of a namespace is in the prompt once, not once for each of its tools."""
+    long = "x" * 4096
+    tools = [{"type": "function", "name": f"q{n}"} for n in range(MAX_TOOLS)]
+    wanted = chat(tools=[POSTGRES | {"description": long, "tools": tools}])
+    found = [tool.function.description for tool in wanted.tools or []]
+    assert sum(map(len, itertools.chain(filter(None, found)))) == len(long)
