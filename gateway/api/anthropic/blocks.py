@@ -5,7 +5,7 @@ Reference: Anthropic API, "Create a Message" (2026), and the types of its Python
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -16,6 +16,7 @@ from gateway.api.turns import BETWEEN, Turn, turn_of
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 _FAILED = "Error: "
+_CLIENT_FACTS = "x-anthropic-billing-header:"
 
 
 class _Text(Lenient):
@@ -49,7 +50,6 @@ class Unserved(Lenient):
         "document",
         "search_result",
         "container_upload",
-        "tool_reference",
         "server_tool_use",
         "web_search_tool_result",
         "web_fetch_tool_result",
@@ -64,14 +64,22 @@ class Unserved(Lenient):
     ]
 
 
+class _ToolReference(Lenient):
+    """A tool that a search has found. Its definition is among the request's `tools`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
 _TextBlock = Annotated[_Text | Unserved, Field(discriminator="type")]
 TextBlocks = Annotated[list[_TextBlock], Field(fail_fast=True)]
+_ResultBlock = Annotated[_Text | _ToolReference | Unserved, Field(discriminator="type")]
 
 
 class _ToolResult(Lenient):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | TextBlocks | None = None
+    content: str | Annotated[list[_ResultBlock], Field(fail_fast=True)] | None = None
     is_error: bool | None = None
 
 
@@ -95,11 +103,40 @@ class Message(Lenient):
     content: str | Annotated[list[_Block], Field(fail_fast=True)]
 
 
-def text_of(content: str | Sequence[_Text | Unserved] | None, where: str) -> str:
-    """The text of blocks that may be nothing else. Raises UnsupportedParameter."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return BETWEEN.join([_text(block, f"{where}.{n}") for n, block in enumerate(content)])
+def system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
+    """Return the text of a system prompt. Raises UnsupportedParameter for a block of another kind.
+
+    Claude Code puts a block of facts about itself in front. It differs from request to request, so
+    with it in the prompt no two requests would share a prefix in the engine's cache.
+    """
+    if system is None or isinstance(system, str):
+        return system or ""
+    return BETWEEN.join(
+        [
+            _text(block, f"system.{n}")
+            for n, block in enumerate(system)
+            if not (isinstance(block, _Text) and block.text.startswith(_CLIENT_FACTS))
+        ]
+    )
+
+
+def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
+    """Raises UnsupportedParameter, and InvalidRequest for a reference to an unknown tool."""
+    content = result.content
+    if not isinstance(content, str):
+        content = BETWEEN.join(
+            [_referred(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
+        )
+    return _FAILED + content if result.is_error else content
+
+
+def _referred(block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]) -> str:
+    if not isinstance(block, _ToolReference):
+        return _text(block, where)
+    if block.tool_name not in tools:
+        where = f"{where}.tool_name"
+        raise InvalidRequest(f"{where}: found {block.tool_name!r}, no tool's name.", param=where)
+    return f"The tool {block.tool_name} can be called now."
 
 
 def _text(block: _Text | Unserved, where: str) -> str:
@@ -111,22 +148,28 @@ def _text(block: _Text | Unserved, where: str) -> str:
     return block.text
 
 
-def chat_messages(system: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+def chat_messages(
+    system: str, messages: Sequence[Message], tools: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
 
     (Anthropic makes one turn of several messages of one side, and many templates refuse them.)
-    Raises UnsupportedParameter for a block that is no text, and InvalidRequest for one that is the
-    other side's.
+    `tools` are the names of the request's tools. Raises UnsupportedParameter for a block that is no
+    text, and InvalidRequest for one that is the other side's and for a result without its call.
     """
     turns: list[Turn] = []
+    calls: set[str] = set()
     if system:
         turns.append(Turn("system", [system]))
     for number, message in enumerate(messages):
-        _read(turns, message, f"messages.{number}.content")
+        _read(turns, message, f"messages.{number}.content", calls, tools)
     return [turn.message() for turn in turns]
 
 
-def _read(turns: list[Turn], message: Message, where: str) -> None:
+def _read(
+    turns: list[Turn], message: Message, where: str, calls: set[str], tools: Collection[str]
+) -> None:
+    """Add a message to the turns, and the ids of its calls to `calls`."""
     if isinstance(message.content, str):
         turn_of(turns, message.role).texts.append(message.content)
         return
@@ -140,15 +183,20 @@ def _read(turns: list[Turn], message: Message, where: str) -> None:
         if isinstance(block, _RedactedThinking):
             continue
         if isinstance(block, _ToolResult):
-            text = text_of(block.content, f"{place}.content")
-            if block.is_error:
-                text = _FAILED + text
+            if block.tool_use_id not in calls:
+                place = f"{place}.tool_use_id"
+                raise InvalidRequest(
+                    f"{place}: no tool_use {block.tool_use_id!r} comes before this result.",
+                    param=place,
+                )
+            text = _result_text(block, f"{place}.content", tools)
             turns.append(Turn("tool", [text], answers=block.tool_use_id))
             continue
         turn = turn_of(turns, message.role)
         if isinstance(block, _ToolUse):
             arguments = orjson.dumps(block.input).decode()
             turn.call(block.id, block.name, arguments)
+            calls.add(block.id)
         elif isinstance(block, _Thinking):
             turn.thoughts.append(block.thinking)
         else:

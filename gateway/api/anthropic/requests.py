@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, text_of
+from gateway.api import messages
+from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, system_text
 from gateway.api.field_types import StopStrings, Whole
+from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
 from gateway.api.messages import FunctionName, Lenient, Strict
 from gateway.api.parameters import Parsed, uncallable_tools
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import Guide
 
-_SERVED_TOOLS = (None, "custom")
+_CLIENT_TYPES = (None, "custom")
+"""The types of tools that the client runs."""
+_MAX_TOOLS = 1024
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -33,10 +38,13 @@ _TAGGED = frozenset({"content", "system"})
 
 
 class Tool(Lenient):
-    """One that the client runs. `type` of any other names a tool that Anthropic runs or knows."""
+    """A tool that the client runs, or of a type that Anthropic runs or knows.
+
+    One of the latter may have no name, as `mcp_toolset`.
+    """
 
     type: str | None = None
-    name: FunctionName
+    name: FunctionName | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -73,7 +81,7 @@ class Prompt(Strict):
     model: str
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
     system: str | TextBlocks | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -86,7 +94,9 @@ class Prompt(Strict):
 
     def chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
-        messages = chat_messages(text_of(self.system, "system"), self.messages)
+        own = self._own_tools
+        names = {tool.name or "" for _, tool in own}
+        messages = chat_messages(system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
         if not messages:
             raise InvalidRequest("messages: none of them says anything.", param="messages")
@@ -98,9 +108,11 @@ class Prompt(Strict):
                     param="messages",
                 )
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
-        if self.tools:
-            chat["tools"] = [_function(tool, n) for n, tool in enumerate(self.tools)]
+        if own:
+            chat["tools"] = [_function(tool, n) for n, tool in own]
+            chat["tool_places"] = tuple([n for n, _ in own])
         if self.tool_choice is not None:
+            self._check_demand(names)
             chat |= _choice(self.tool_choice)
         if self.thinking is not None and self.thinking.type != "adaptive":
             thinks = self.thinking.type != "disabled"
@@ -110,8 +122,41 @@ class Prompt(Strict):
         return chat | _output(self.output_config)
 
     @property
+    def _own_tools(self) -> list[tuple[int, Tool]]:
+        """The tools that the client runs, with their places."""
+        return [(n, tool) for n, tool in enumerate(self.tools or ()) if tool.type in _CLIENT_TYPES]
+
+    @property
+    def _hosted_tools(self) -> list[HostedTool]:
+        return [
+            HostedTool(f"tools.{n}.type", tool.type)
+            for n, tool in enumerate(self.tools or ())
+            if tool.type is not None and tool.type not in _CLIENT_TYPES
+        ]
+
+    def _check_demand(self, names: Collection[str]) -> None:
+        """Raise UnsupportedParameter if a choice demands a call of a tool that is left out.
+
+        `names` are those of the tools that the client runs.
+        """
+        choice = self.tool_choice
+        if choice is None:
+            return
+        if choice.type == "any" and not names:
+            refuse_hosted(self._hosted_tools)
+        if choice.type == "tool" and choice.name is not None and choice.name not in names:
+            named = [
+                HostedTool(f"tools.{n}.type", tool.type or "")
+                for n, tool in enumerate(self.tools or ())
+                if tool.name == choice.name
+            ]
+            refuse_hosted(named)
+
+    @property
     def hints(self) -> Iterator[str]:
         """What is accepted and means nothing here."""
+        if self.tool_choice is None or self.tool_choice.type != "none":
+            yield from name_hosted(self._hosted_tools)
         if self.context_management:
             yield "context_management"
         if self.speed == "fast":
@@ -152,7 +197,14 @@ class MessagesRequest(Prompt):
 class Chat(ChatCompletionRequest):
     """A chat, of which an answer may leave out the thoughts."""
 
+    tools: Annotated[list[messages.Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tool_places: tuple[int, ...] = ()
+    """The places of `tools` in the request."""
     omit_thinking: bool = False
+
+    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
+        parts = super().guide_parts()
+        return [(guide, _at_place(param, self.tool_places)) for guide, param in parts]
 
 
 def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
@@ -173,7 +225,8 @@ def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[C
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
+        param = hints[0].partition("=")[0]
+        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
     hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, tuple(hints))
 
@@ -187,16 +240,17 @@ def as_written(error: InvalidRequest) -> InvalidRequest:
     return renamed(error, names)
 
 
+def _at_place(param: str, places: Sequence[int]) -> str:
+    """Return a chat's parameter with a tool's place among all tools of the request."""
+    found = _OF_TOOL.fullmatch(param)
+    return param if found is None else f"tools[{places[int(found[1])]}].function.{found[2]}"
+
+
 def _function(tool: Tool, number: int) -> dict[str, Any]:
-    if tool.type not in _SERVED_TOOLS:
-        raise UnsupportedParameter(
-            f"tools.{number}.type: {tool.type!r} is not supported by this server; allowed: custom, "
-            "a tool with an input_schema that the client runs.",
-            param=f"tools.{number}.type",
-        )
-    if tool.input_schema is None:
-        where = f"tools.{number}.input_schema"
-        raise InvalidRequest(f"{where}: Field required.", param=where)
+    for field in ("name", "input_schema"):
+        if getattr(tool, field) is None:
+            where = f"tools.{number}.{field}"
+            raise InvalidRequest(f"{where}: Field required.", param=where)
     function = {
         "name": tool.name,
         "description": tool.description,

@@ -16,6 +16,7 @@ from openai._streaming import SSEDecoder
 
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
+from gateway.api.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -55,7 +56,7 @@ def test_results_of_tools_are_messages_of_their_own_in_their_place() -> None:
     found = chat(
         messages=[
             QUESTION,
-            {"role": "assistant", "content": [THOUGHT, spoken, USE]},
+            {"role": "assistant", "content": [THOUGHT, spoken, USE, USE | {"id": "t2"}]},
             {"role": "user", "content": results},
         ]
     ).messages
@@ -68,7 +69,8 @@ def test_results_of_tools_are_messages_of_their_own_in_their_place() -> None:
         ("user", "after"),
     ]
     assert found[1].reasoning_content == "hm"
-    [call] = found[1].tool_calls or []
+    call = (found[1].tool_calls or [])[0]
+    assert isinstance(call, ToolCall)
     assert isinstance(call.function.arguments, str)
     assert (call.id, json.loads(call.function.arguments)) == ("t1", {"a": 1})
     assert [m.tool_call_id for m in found[3:5]] == ["t1", "t2"]
