@@ -15,7 +15,7 @@ from gateway.api.envelopes import answer_at
 from gateway.api.failures import Failure, refusal
 from gateway.api.request_log import context_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
-from gateway.http.errors import MethodNotAllowed, UnknownUrl
+from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
 
 
 async def _failure(request: Request, error: Failure) -> Response:
@@ -34,7 +34,10 @@ def _from_framework(request: Request, error: HTTPException) -> GatewayError:
     if error.status_code == 404:
         return UnknownUrl(method, path)
     if error.status_code == 405:
-        return MethodNotAllowed(method, path, _methods(request))
+        methods = _methods(request)
+        if "POST" in methods and _offers_websocket(request):
+            return WebSocketNotOffered(path)
+        return MethodNotAllowed(method, path, methods)
     # Otherwise it is a form that cannot be read.
     kind = InvalidRequest if error.status_code < 500 else InternalError
     return kind(str(error.detail))
@@ -48,6 +51,14 @@ def _methods(request: Request) -> list[str]:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
     return sorted({method for methods in fitting for method in methods})
+
+
+def _offers_websocket(request: Request) -> bool:
+    """Return True if this is a handshake for WebSocket, which HTTP/1.0 has none of."""
+    if request.method != "GET" or request.scope["http_version"] == "1.0":
+        return False
+    protocols = request.headers.get("upgrade", "").lower().split(",")
+    return "websocket" in [protocol.strip() for protocol in protocols]
 
 
 HANDLERS: dict[type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {

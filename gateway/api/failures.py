@@ -101,6 +101,8 @@ TABLE: Mapping[type[Exception], Row] = {
     http_errors.SlowRequest: Row(408, _CLIENT, "request_timeout"),
     http_errors.ContentTooLarge: Row(413, _CLIENT, "content_too_large"),
     http_errors.UnsupportedMediaType: Row(415, _CLIENT, "unsupported_media_type"),
+    # Codex goes on over HTTP after this status, and tries again for seconds after any other.
+    http_errors.WebSocketNotOffered: Row(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: Row(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: Row(503, _SERVER, "overloaded", retry_after_s=1),
     **_adapters(404, adapter_errors.UnknownAdapter, adapter_errors.UnknownVersion),
@@ -188,6 +190,8 @@ def _headers(error: Failure) -> dict[str, str]:
     """Whether to try again: openai-python does, twice, for every 429 and 5xx, if not told."""
     if isinstance(error, http_errors.MethodNotAllowed):
         return {"allow": ", ".join(error.allowed)}
+    if isinstance(error, http_errors.WebSocketNotOffered):
+        return {"upgrade": "HTTP/1.1", "connection": "close"}
     status, _, _, retry_after_s = TABLE[type(error)]
     if isinstance(error, errors.RateLimited):
         headers = rate_headers(error.quotas)

@@ -48,6 +48,13 @@ class MethodNotAllowed(GatewayError):
         self.allowed = allowed
 
 
+class WebSocketNotOffered(GatewayError):
+    """A client asks to go on over WebSocket, where the same is served over plain HTTP."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"WebSocket is not offered here; send POST {path} over HTTP instead.")
+
+
 class ContentTooLarge(GatewayError):
     """`what` has more than `limit` bytes."""
 

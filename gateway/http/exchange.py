@@ -38,6 +38,8 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # Where an answer ends is told here alone: an application's own words could contradict it.
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
+_CLOSE = b"connection: close\r\n\r\n"
+
 App = Callable[..., Awaitable[None]]
 
 
@@ -270,7 +272,9 @@ class Exchange:
             self._has_no_body, length = True, 0
         elif length is None:
             lines.append(self._CODING)
-        lines.append(b"\r\n" if stays else b"connection: close\r\n\r\n")
+        # A header `upgrade` goes with its name here (RFC 9110, 7.8).
+        last = b"connection: upgrade, close\r\n\r\n" if status == 426 else _CLOSE
+        lines.append(b"\r\n" if stays else last)
         self._left, self.keep_alive = length, stays
         return b"".join(lines)
 
