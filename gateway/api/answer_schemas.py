@@ -77,12 +77,23 @@ class CalledTool(Described):
     function: CalledFunction
 
 
+class CalledInput(Described):
+    name: str
+    input: str
+
+
+class CalledCustomTool(Described):
+    id: str
+    type: Literal["custom"]
+    custom: CalledInput
+
+
 class AssistantMessage(Described):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
     reasoning_content: str = ""
-    tool_calls: Annotated[list[CalledTool], Field(min_length=1)] = []
+    tool_calls: Annotated[list[CalledTool | CalledCustomTool], Field(min_length=1)] = []
 
 
 class ChatChoice(_Choice):

@@ -6,7 +6,7 @@ Streamed or not differs only here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from gateway.api.chunks import (
     PromptLogprobs,
     UsageFrames,
 )
+from gateway.api.custom_calls import with_custom_calls
 from gateway.api.usage import final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
@@ -44,8 +45,11 @@ def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[
     return kept
 
 
-def _message(events: list[MessageEvent]) -> dict[str, Any]:
-    """A whole message of the same events. Without calls there is no `tool_calls`, not `[]`."""
+def _message(events: list[MessageEvent], custom: Collection[str] = ()) -> dict[str, Any]:
+    """A whole message of the same events. Without calls there is no `tool_calls`, not `[]`.
+
+    `custom` are the names of custom tools.
+    """
     content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
@@ -61,7 +65,7 @@ def _message(events: list[MessageEvent]) -> dict[str, Any]:
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = calls
+        message["tool_calls"] = with_custom_calls(calls, custom) if custom else calls
     return message
 
 
@@ -141,8 +145,10 @@ class Answer:
         prompt_logprobs: PromptLogprobs | None = None,
         token_ids: bool = False,
         echo: str = "",
+        custom: Collection[str] = (),
     ) -> None:
-        """`echo` is what the message of a chat begins with."""
+        """`echo` is what the message of a chat begins with, `custom` are names of custom tools."""
+        self._custom = custom
         self._kind = kind
         self._logprobs = logprobs
         self._shape = SHAPES[kind]
@@ -184,6 +190,7 @@ class Answer:
             usage=usage,
             logprobs=self._logprobs,
             prompt_ids=ids[index * self._prompts // self._choices] if ids else None,
+            custom=self._custom,
         )
 
     def usage_frame(self, finished: list[TextDelta], usage: UsageFrames) -> bytes:
@@ -234,7 +241,7 @@ class Answer:
             choice["message"] = _message([*self._echo, text])
         else:
             events = [event for delta in deltas for event in delta.events or ()]
-            choice["message"] = _message([*self._echo, *events])
+            choice["message"] = _message([*self._echo, *events], self._custom)
         logprobs = None
         if self._logprobs is not None:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])

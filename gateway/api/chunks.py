@@ -6,16 +6,16 @@ frame, against 5 us for building a model object).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import orjson
 
+from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
 from gateway.api.usage import usage_so_far
 from gateway.deltas import TextDelta, TokenLogprob
-from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["chat", "completion"]
@@ -75,8 +75,13 @@ class Frames:
         usage: UsageFrames,
         logprobs: Logprobs | None,
         prompt_ids: list[int] | None,
+        custom: Collection[str] = (),
     ) -> None:
-        """`prompt_ids`, unless None, go with the first frame, and each frame's ids with it."""
+        """`prompt_ids`, unless None, go with the first frame, and each frame's ids with it.
+
+        `custom` are the names of custom tools.
+        """
+        self._custom = CustomCalls(custom) if custom else None
         self._logprobs = logprobs
         self._pending: list[TokenLogprob] = []
         self._ids: list[int] | None = None if prompt_ids is None else []
@@ -112,7 +117,10 @@ class Frames:
             if self._ids is not None:
                 self._ids += delta.ids
         if delta.events is not None:
-            frames += b"".join([self._event(event) for event in delta.events])
+            events: Sequence[ChatEvent] = delta.events
+            if self._custom is not None:
+                events = self._custom.rewrite(delta.events, last=delta.finish is not None)
+            frames += b"".join([self._event(event) for event in events])
         elif delta.text:
             after = self._plain_after
             if not self._plain:
@@ -130,7 +138,7 @@ class Frames:
         """What every frame begins with: not kept twice, in each stream."""
         return self._text_before[: self._before_bytes]
 
-    def _event(self, event: MessageEvent) -> bytes:
+    def _event(self, event: ChatEvent) -> bytes:
         delta = orjson.dumps(_event_delta(event))
         return self._before + b'"delta":' + delta + self._taken() + self._after
 
@@ -172,7 +180,7 @@ class CountingFrames(Frames):
         return super().of(delta).replace(_NULL_USAGE + _END, told)
 
 
-def _event_delta(event: MessageEvent) -> dict[str, Any]:
+def _event_delta(event: ChatEvent) -> dict[str, Any]:
     """A chunk's `delta`. Of a call, id, type and name come once: clients concatenate strings."""
     if isinstance(event, Content):
         return {"content": event.text}
@@ -182,6 +190,11 @@ def _event_delta(event: MessageEvent) -> dict[str, Any]:
     if isinstance(event, CallStart):
         call |= {"id": event.call_id, "type": "function"}
         call["function"] = {"name": event.name, "arguments": ""}
+    elif isinstance(event, CustomStart):
+        call |= {"id": event.call_id, "type": "custom"}
+        call["custom"] = {"name": event.name, "input": ""}
+    elif isinstance(event, CustomInput):
+        call["custom"] = {"input": event.text}
     else:
         call["function"] = {"arguments": event.text}
     return {"tool_calls": [call]}

@@ -105,4 +105,5 @@ def _answer(service: Service, wanted: GenerationRequest, options: Options, batch
         prompt_logprobs=of_prompt,
         token_ids=bool(wanted.return_token_ids),
         echo=wanted.echoed,
+        custom=wanted.custom_names if isinstance(wanted, ChatCompletionRequest) else (),
     )

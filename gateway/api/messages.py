@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_serializer,
+)
 from pydantic_core import PydanticCustomError
 
+from gateway.api import custom_tools
 from gateway.api.strict_json import load, load_cut
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forms import BY_PARAMETERS
@@ -34,6 +46,19 @@ class Lenient(Strict):
     """
 
     model_config = ConfigDict(extra="ignore")
+
+
+def _type_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"[{kind or 'function'}]"
+
+
+# A tag has brackets, so that it is no part of a path (`gateway.api.validation.location`).
+_BY_TYPE = Discriminator(
+    _type_tag,
+    custom_error_type="type",
+    custom_error_message="Input should be of type function or custom",
+)
 
 
 class TextPart(Lenient):
@@ -92,6 +117,24 @@ class ToolCall(Lenient):
         return {"id": call_id, "type": "function", "function": function}
 
 
+class CustomCall(Lenient):
+    name: str
+    input: str
+
+
+class ChatCustomCall(Lenient):
+    """A call of a custom tool, which is one of a function to templates."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CustomCall
+
+    def for_template(self, ids: TemplateIds) -> dict[str, Any]:
+        arguments = custom_tools.input_to_arguments(self.custom.input)
+        function = FunctionCall(name=self.custom.name, arguments=arguments)
+        return ToolCall(id=self.id, function=function).for_template(ids)
+
+
 def _arguments(text: str, *, by_parameters: bool) -> Any:
     """What a call's JSON is to templates.
 
@@ -128,7 +171,19 @@ class Message(Lenient):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_calls: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[ToolCall, Tag("[function]")]
+                    | Annotated[ChatCustomCall, Tag("[custom]")],
+                    _BY_TYPE,
+                ]
+            ],
+            Field(fail_fast=True),
+        ]
+        | None
+    ) = None
     tool_call_id: str | None = None
     # What they ask for would be missed: a voice, a call of the old form, an answer that goes on
     # from this message (`continue_final_message`), images of Ollama's form.
@@ -186,9 +241,58 @@ class FunctionDefinition(Lenient):
     strict: bool | None = None
 
 
-class Tool(Lenient):
+class ChatFunctionTool(Lenient):
     type: Literal["function"]
     function: FunctionDefinition
+
+
+class Grammar(Lenient):
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(Lenient):
+    """The format of a custom tool's input: any text, or one that a grammar describes."""
+
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+
+class CustomDefinition(Lenient):
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ChatCustomTool(Lenient):
+    """A tool whose argument is one text. Templates and guides know it as `function`."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @cached_property
+    def function(self) -> FunctionDefinition:
+        given, grammar = self.custom, self.grammar
+        syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, None)
+        return FunctionDefinition(
+            name=given.name,
+            description=custom_tools.describe(given.description, syntax, definition),
+            parameters=custom_tools.PARAMETERS,
+        )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.custom.format.grammar if self.custom.format is not None else None
+
+    @model_serializer
+    def _serialize(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
+
+
+Tool = Annotated[
+    Annotated[ChatFunctionTool, Tag("[function]")] | Annotated[ChatCustomTool, Tag("[custom]")],
+    _BY_TYPE,
+]
 
 
 MOST_MESSAGES = 2048
@@ -196,13 +300,56 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
 
 
-class FunctionChoice(Lenient):
+class ToolName(Lenient):
     name: str
 
 
 class NamedChoice(Lenient):
     type: Literal["function"]
-    function: FunctionChoice
+    function: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class CustomChoice(Lenient):
+    type: Literal["custom"]
+    custom: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+OneTool = Annotated[
+    Annotated[NamedChoice, Tag("[function]")] | Annotated[CustomChoice, Tag("[custom]")], _BY_TYPE
+]
+
+
+class ChatAllowedTools(Lenient):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[OneTool], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+class AllowedChoice(Lenient):
+    type: Literal["allowed_tools"]
+    allowed_tools: ChatAllowedTools
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[NamedChoice, Tag("[function]")]
+        | Annotated[CustomChoice, Tag("[custom]")]
+        | Annotated[AllowedChoice, Tag("[allowed]")],
+        Discriminator(
+            _type_tag,
+            custom_error_type="type",
+            custom_error_message="Input should be of type function, custom or allowed_tools",
+        ),
+    ]
+)
 
 
 class JsonSchema(Strict):

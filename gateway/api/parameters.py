@@ -83,17 +83,25 @@ def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
 
 
 def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
-    """The hint that tools are where a format rules calls out; `strict` refuses it.
+    """The hints of grammars that are not enforced, and of tools where a format rules calls out.
 
-    Raises UnsupportedParameter.
+    `strict` refuses them. Raises UnsupportedParameter.
     """
-    if not chat.tools_beside_format:
-        return []
-    if strict:
-        raise UnsupportedParameter(
-            "tools: none can be called in an answer that must match this format.", param="tools"
-        )
-    return ["tools"]
+    hints = []
+    if chat.grammar_unenforced:
+        hints.append("tools.custom.format")
+        if strict:
+            raise UnsupportedParameter(
+                "tools.custom.format: no grammar of a custom tool is enforced.", param=hints[0]
+            )
+    if chat.tools_beside_format:
+        hints.append("tools")
+        if strict:
+            raise UnsupportedParameter(
+                "tools: none can be called in an answer that must match this format.",
+                param="tools",
+            )
+    return hints
 
 
 def _flat(data: Fields) -> Fields:

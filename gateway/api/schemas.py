@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import orjson
 from pydantic import Field, model_validator
@@ -19,8 +19,13 @@ from gateway.api.guides import (
     tool_guide,
 )
 from gateway.api.messages import (
+    AllowedChoice,
+    ChatCustomTool,
+    CustomChoice,
     Messages,
     NamedChoice,
+    Tool,
+    ToolChoice,
     Tools,
 )
 from gateway.errors import InvalidRequest
@@ -48,7 +53,7 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
     chat_template_kwargs: dict[str, Any] | None = None
@@ -63,7 +68,44 @@ class ChatCompletionRequest(GenerationRequest):
                 param="continue_final_message",
             )
         self._check_beside_the_prompt()
+        self._check_tool_messages()
+        self._check_tool_names()
         return self
+
+    def _check_tool_messages(self) -> None:
+        """Raise InvalidRequest for a tool message that answers no call before it."""
+        calls: set[str] = set()
+        for number, message in enumerate(self.messages):
+            if message.tool_calls:
+                calls.update([call.id for call in message.tool_calls])
+                continue
+            call_id = message.tool_call_id
+            if message.role == "tool" and call_id is not None and call_id not in calls:
+                where = f"messages.{number}.tool_call_id"
+                raise InvalidRequest(
+                    f"{where}: no call {call_id!r} comes before this message.",
+                    param=where,
+                )
+
+    def _check_tool_names(self) -> None:
+        """Raise InvalidRequest for an allowed tool that there is not, and for ambiguous names."""
+        choice, tools = self.tool_choice, self.tools or []
+        if isinstance(choice, AllowedChoice):
+            names = {tool.function.name for tool in tools}
+            for number, allowed in enumerate(choice.allowed_tools.tools):
+                if allowed.name not in names:
+                    where = f"tool_choice.allowed_tools.tools.{number}"
+                    raise InvalidRequest(
+                        f"{where}: found {allowed.name!r}, no tool's name.", param=where
+                    )
+        if custom := self.custom_names:
+            for number, tool in enumerate(tools):
+                if tool.type == "function" and tool.function.name in custom:
+                    where = f"tools.{number}.function.name"
+                    raise InvalidRequest(
+                        f"{where}: found {tool.function.name!r}, also the name of a custom tool.",
+                        param=where,
+                    )
 
     def _check_beside_the_prompt(self) -> None:
         """What its answer begins with, and is read with, stays until that has ended.
@@ -100,10 +142,11 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if not self.tools:
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
-        return tool_guide(self.tools, self.forced, parallel=self._parallel), "tool_choice"
+        tools = self.callable_tools
+        return tool_guide(tools, self.forced, parallel=self._parallel), "tool_choice"
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        tools = self.tools or []
+        tools, places = self.callable_tools, self._callable_places
         parts: list[tuple[Guide, str]] = []
         if self.forced is not None:
             of_tools = guides_of_tools(tools, self.forced)
@@ -113,16 +156,16 @@ class ChatCompletionRequest(GenerationRequest):
             of_tools = guides_of_strict_tools(tools)
         else:
             return ()
-        parts += [(guide, f"tools[{index}].function.parameters") for index, guide in of_tools]
+        parts += [(guide, f"tools[{places[n]}].function.parameters") for n, guide in of_tools]
         return parts
 
     def looser_guide(self) -> Guide | None:
-        if self.either is None or all(tool.function.strict for tool in self.tools or ()):
+        if self.either is None or all(tool.function.strict for tool in self.callable_tools):
             return None
         return self._either_guide(strict_alone=True)
 
     def _either_guide(self, *, strict_alone: bool = False) -> Guide | None:
-        wanted, tools = self.response_format, self.tools or []
+        wanted, tools = self.response_format, self.callable_tools
         if self.either is None or wanted is None:
             return None
         return either_guide(wanted, tools, parallel=self._parallel, strict_alone=strict_alone)
@@ -132,11 +175,39 @@ class ChatCompletionRequest(GenerationRequest):
         return self.parallel_tool_calls is not False
 
     @property
+    def _callable_places(self) -> Sequence[int]:
+        """The places in `tools` of those that `tool_choice` allows."""
+        tools, choice = self.tools or [], self.tool_choice
+        if not isinstance(choice, AllowedChoice):
+            return range(len(tools))
+        names = {tool.name for tool in choice.allowed_tools.tools}
+        return [n for n, tool in enumerate(tools) if tool.function.name in names]
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that `tool_choice` allows."""
+        tools = self.tools or []
+        return [tools[n] for n in self._callable_places]
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """The names of custom tools."""
+        tools = self.tools or ()
+        return frozenset([tool.custom.name for tool in tools if isinstance(tool, ChatCustomTool)])
+
+    @property
+    def grammar_unenforced(self) -> bool:
+        """Whether the model is told a grammar of a custom tool's input, which is not enforced."""
+        if self.tool_choice == "none":
+            return False
+        return any(isinstance(tool, ChatCustomTool) and tool.grammar for tool in self.tools or ())
+
+    @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates take them; None when none may be called."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
 
     @property
     def strict_unenforced(self) -> str | None:
@@ -191,9 +262,12 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def forced(self) -> ForcedCall | None:
         """The call that must happen, None where none must."""
-        if isinstance(self.tool_choice, NamedChoice):
-            return ForcedCall(self.tool_choice.function.name)
-        return ForcedCall() if self.tool_choice == "required" else None
+        choice = self.tool_choice
+        if isinstance(choice, NamedChoice | CustomChoice):
+            return ForcedCall(choice.name)
+        if isinstance(choice, AllowedChoice):
+            choice = choice.allowed_tools.mode
+        return ForcedCall() if choice == "required" else None
 
 
 class CompletionRequest(GenerationRequest):

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.api.messages import NamedChoice
 from gateway.errors import InvalidRequest
 
 # Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
-_BRANCHES = frozenset({"str", "constrained-str", "int", NamedChoice.__name__})
+_BRANCHES = frozenset({"str", "constrained-str", "int"})
 # Of a chat's parameters, those that are no words of any other language.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 
