@@ -342,7 +342,7 @@ ToolChoice = (
     | Annotated[
         Annotated[NamedChoice, Tag("[function]")]
         | Annotated[CustomChoice, Tag("[custom]")]
-        | Annotated[AllowedChoice, Tag("[allowed]")],
+        | Annotated[AllowedChoice, Tag("[allowed_tools]")],
         Discriminator(
             _type_tag,
             custom_error_type="type",

@@ -138,3 +138,113 @@ def _prompt(folder: Path, servicer: FakeTriton) -> str:
     ids = array("i", request.raw_input_contents[names.index("input_ids")])
     text: str = Tokenizer.from_file(str(folder / "tokenizer.json")).decode(list(ids))
     return text
+
+
+SPAWN = {"type": "function", "name": "spawn_agent", "strict": False, "parameters": {}}
+QUERY = {
+    "type": "function",
+    "name": "query",
+    "description": "Runs SQL",
+    "strict": False,
+    "defer_loading": True,
+    "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}},
+}
+POSTGRES = {"type": "namespace", "name": "mcp__pg", "description": "Tools", "tools": [QUERY]}
+DEFAULTS: list[dict[str, Any]] = [
+    {"type": "namespace", "name": "multi_agent_v1", "description": "Agents", "tools": [SPAWN]},
+    {"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {}},
+    {"type": "web_search", "external_web_access": False},
+]
+"""What it has besides its own functions in its default configuration."""
+NAMED = {"namespace": "mcp__pg", "name": "query"}
+
+
+def _call(name: str, **arguments: str) -> str:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{written}</tool_call>"
+
+
+async def test_a_tool_of_a_namespace_is_searched_and_called(folder: Path) -> None:
+    items = [_message("user", "How many?")]
+    servicer = FakeTriton(tokens=[], fault=None, step=0)
+    body = _body(items, AS_CUSTOM) | {"instructions": "word"}
+    body["tools"] += DEFAULTS
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_seq_len=32_768, tool_form="hermes") as (client, _, _),
+    ):
+        servicer.tokens = ids_of(folder, _call("tool_search", query="sql"))
+        told = await client.post("/v1/responses", json=body)
+        assert told.status_code == 200, told.text
+        assert (
+            told.headers["x-ignored-parameters"]
+            == "text.verbosity, tools[32].type=web_search, tools.format"
+        )
+        [search] = (await _asked(client, body))[-1]["response"]["output"]
+        assert (search["type"], search["execution"]) == ("tool_search_call", "client")
+        assert search["arguments"] == {"query": "sql"}
+        found = {"type": "tool_search_output", "execution": "client", "status": "completed"}
+        found |= {"call_id": search["call_id"], "tools": [POSTGRES]}
+        items += [search, found]
+        servicer.tokens = ids_of(folder, _call("mcp__pg__query", sql="select 1"))
+        events = await _asked(client, body | {"input": items})
+        [called] = events[-1]["response"]["output"]
+        output = {"type": "function_call_output", "call_id": called["call_id"], "output": "1"}
+        servicer.tokens = ids_of(folder, "done")
+        last = await _asked(client, body | {"input": [*items, called, output]})
+    assert last[-1]["type"] == "response.completed"
+    assert {name: called[name] for name in NAMED} == NAMED
+    assert json.loads(called["arguments"]) == {"sql": "select 1"}
+    for event in events:
+        if event["type"].startswith("response.output_item."):
+            assert {name: event["item"][name] for name in NAMED} == NAMED
+        if event["type"].endswith("arguments.done"):
+            assert event["name"] == "query"
+    prompt = _prompt(folder, servicer)
+    assert '<tool_call>{"name": "tool_search", "arguments": {"query": "sql"}}</tool_call>' in prompt
+    assert "[tool]Tools that can be called now: mcp__pg__query" in prompt
+    assert '<tool_call>{"name": "mcp__pg__query", "arguments": {"sql": "select 1"}}' in prompt
+    assert '"name": "multi_agent_v1__spawn_agent"' in prompt
+    assert "web_search" not in prompt
+
+
+@pytest.mark.parametrize("way", ["previous_response_id", "conversation", "background"])
+async def test_what_is_kept_brings_its_tools(folder: Path, way: str) -> None:
+    items = [
+        _message("user", "How many?"),
+        {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {}},
+        {"type": "tool_search_output", "call_id": "s", "execution": "client", "tools": [POSTGRES]},
+    ]
+    servicer = FakeTriton(tokens=[], fault=None, step=0)
+    body: dict[str, Any] = {"model": "m", "input": items, "stream": True}
+    body["background"] = way == "background"
+    chosen = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED | {"type": "function"}]}
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_seq_len=4096, tool_form="hermes") as (client, _, _),
+    ):
+        if way == "conversation":
+            body["conversation"] = (await client.post("/v1/conversations", json={})).json()["id"]
+        servicer.tokens = ids_of(folder, _call("mcp__pg__query", sql="select 1"))
+        first = (await _asked(client, body))[-1]["response"]
+        kept = (await client.get(f"/v1/responses/{first['id']}")).json()
+        [called] = kept["output"]
+        assert {name: called[name] for name in NAMED} == NAMED
+        listed = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+        assert [item["type"] for item in listed] == [item["type"] for item in reversed(items)]
+        assert listed[0]["tools"][0]["tools"][0]["name"] == "query"
+        goes_on = {name: body[name] for name in ("model", "conversation") if name in body}
+        if way != "conversation":
+            goes_on["previous_response_id"] = first["id"]
+        output = {"type": "function_call_output", "call_id": called["call_id"], "output": "1"}
+        goes_on |= {"input": [output], "tool_choice": chosen}
+        second = await client.post("/v1/responses", json=goes_on)
+        assert second.status_code == 200, second.text
+        [again] = second.json()["output"]
+        assert {name: again[name] for name in NAMED} == NAMED
+        unknown = goes_on | {"tool_choice": {"type": "function", "name": "x"}}
+        refused = (await client.post("/v1/responses", json=unknown)).json()["error"]
+        assert refused["param"] == "tool_choice.name"
+    prompt = _prompt(folder, servicer)
+    assert prompt.count('"name": "mcp__pg__query"') == 2  # the definition, and the call
+    assert "[tool]1" in prompt

@@ -12,6 +12,7 @@ import pytest
 from gateway.http.protocol import MAX_HEAD
 from tests.support.local_stack import Stack
 from tests.support.patience import PATIENCE_S
+from tests.support.raw_http import answers, connected, received
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
 # Some reads of the server's: what comes in the same read as a request's start is not counted.
@@ -103,3 +104,45 @@ def test_two_requests_on_one_connection(stack: Stack) -> None:
 def test_a_websocket_is_not_opened(stack: Stack) -> None:
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\r\n"
     assert _sent(stack, HEAD + upgrade)[0] == 200
+
+
+HANDSHAKE = b"host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/chat/completions"])
+def test_a_websocket_handshake_is_sent_to_http(stack: Stack, path: bytes) -> None:
+    status, headers, body = _sent(stack, b"GET " + path + b" HTTP/1.1\r\n" + HANDSHAKE)
+    assert status == 426
+    assert (headers["connection"], headers["upgrade"]) == ("upgrade, close", "HTTP/1.1")
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "websocket_not_offered")
+    assert f"POST {path.decode()}" in error["message"]
+
+
+def test_what_comes_behind_a_handshake_is_not_read(stack: Stack) -> None:
+    with connected(stack.gateway) as connection:
+        connection.sendall(b"GET /v1/responses HTTP/1.1\r\n" + HANDSHAKE + b"\x81\x05hello" + HEAD)
+        [answer] = answers(received(connection))
+    assert answer.status == 426
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /v1/responses HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+        (
+            b"GET /v1/responses HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\nhost: x\r\n\r\n",
+            405,
+        ),
+        (b"GET /v1/responses HTTP/1.0\r\n" + HANDSHAKE, 405),
+        (b"PUT /v1/responses HTTP/1.1\r\n" + HANDSHAKE, 405),
+        (b"GET /v1/realtime HTTP/1.1\r\n" + HANDSHAKE, 404),
+        (b"GET /v1/models HTTP/1.1\r\n" + HANDSHAKE, 200),
+    ],
+)
+def test_no_other_request_is(stack: Stack, head: bytes, status: int) -> None:
+    found, headers, _ = _sent(stack, head)
+    assert found == status
+    assert "upgrade" not in headers
+    if status == 405:
+        assert headers["allow"] == "POST"

@@ -1,0 +1,298 @@
+"""Custom tools, allowed tools, and results of tools in chats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+from openai.types.chat import ChatCompletion
+
+from gateway.api.answers import Answer
+from gateway.api.chunks import UsageFrames
+from gateway.api.parameters import parse
+from gateway.api.schemas import ChatCompletionRequest
+from gateway.deltas import TextDelta
+from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.generation import ANYBODY, Batch
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.events import CallArguments, CallStart, Content
+from gateway.parsers.tools.ids import TemplateIds
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.generations import generation
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+QUESTION = {"role": "user", "content": "Hi"}
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+G = {"type": "function", "function": {"name": "g"}}
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "x"'}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits", "format": GRAMMAR}}
+CHOSEN = {"type": "custom", "custom": {"name": "patch"}}
+CUSTOM_CALL = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "x\n🦉"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def parsed(*, strict: bool = False, **fields: Any) -> Any:
+    body = {"model": "m", "messages": [QUESTION]} | fields
+    return parse(ChatCompletionRequest, orjson.dumps(body), strict=strict)
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    wanted: ChatCompletionRequest = parsed(**fields).request
+    return wanted
+
+
+def allowed(*tools: Any, mode: str = "required") -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools]}}
+
+
+def offered(wanted: ChatCompletionRequest) -> list[str]:
+    return [tool["function"]["name"] for tool in wanted.offered_tools or []]
+
+
+def test_a_custom_tool_is_a_function_of_one_string() -> None:
+    wanted = chat(tools=[F, PATCH], tool_choice=CHOSEN)
+    function = (wanted.offered_tools or [])[1]
+    assert function["type"] == "function"
+    assert function["function"]["description"] == (
+        'Edits\n\nThe input must match this grammar (lark):\nstart: "x"'
+    )
+    assert function["function"]["parameters"]["required"] == ["input"]
+    assert wanted.forced is not None
+    assert wanted.forced.name == "patch"
+    guide, _ = wanted.guide()
+    assert guide is not None
+    assert '"patch"' in guide.text
+
+
+def test_a_grammar_is_named_and_refused_where_the_operator_says_so() -> None:
+    assert parsed(tools=[PATCH]).hints == ("tools.custom.format",)
+    assert parsed(tools=[PATCH], tool_choice="none").hints == ()
+    plain = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+    assert parsed(tools=[plain], strict=True).hints == ()
+    with pytest.raises(UnsupportedParameter) as refused:
+        parsed(tools=[PATCH], strict=True)
+    assert refused.value.param == "tools.custom.format"
+
+
+def test_allowed_tools_are_those_that_are_offered() -> None:
+    choice = allowed({"type": "function", "function": {"name": "g"}}, CHOSEN)
+    wanted = chat(tools=[F, G, PATCH], tool_choice=choice)
+    assert offered(wanted) == ["g", "patch"]
+    assert wanted.forced is not None
+    assert wanted.forced.name is None
+    guide, _ = wanted.guide()
+    assert guide is not None
+    assert '"f"' not in guide.text
+    assert [param for _, param in wanted.guide_parts()] == [
+        "tools[1].function.parameters",
+        "tools[2].function.parameters",
+    ]
+    auto = chat(tools=[F, G], tool_choice=allowed(choice["allowed_tools"]["tools"][0], mode="auto"))
+    assert (offered(auto), auto.forced) == (["g"], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [F], "tool_choice": allowed(CHOSEN)}, "tool_choice.allowed_tools.tools.0"),
+        ({"tools": [F], "tool_choice": CHOSEN}, "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tools": [F], "tool_choice": {"type": "custom"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": ["x"]}]}, "tools"),
+        ({"tools": [{"type": "custom"}]}, "tools"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools"),
+        ({"tools": [F, {"type": "custom", "custom": {"name": "f"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f g"}}]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "messages"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**fields).guide()
+    assert refused.value.param == param
+    assert refused.value.message.startswith(param)
+    assert "[" not in refused.value.message.partition(": ")[0]
+
+
+def test_a_tool_of_another_type_is_refused_in_words_that_say_what_is_allowed() -> None:
+    with pytest.raises(InvalidRequest, match=r"^tools\.1: .* function or custom"):
+        chat(tools=[F, {"type": "web_search"}])
+    with pytest.raises(InvalidRequest, match=r"^tools\.0\.custom\.name: "):
+        chat(tools=[{"type": "custom", "custom": {}}])
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [QUESTION, {"role": "tool", "tool_call_id": "c1", "content": "1"}],
+        [
+            {"role": "assistant", "tool_calls": [CALL | {"id": "c2"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "1"},
+        ],
+        [
+            QUESTION,
+            {"role": "tool", "tool_call_id": "c1", "content": "1"},
+            {"role": "assistant", "tool_calls": [CALL]},
+        ],
+    ],
+)
+def test_a_result_without_its_call_is_refused_by_its_place(messages: list[Any]) -> None:
+    with pytest.raises(InvalidRequest, match="no call 'c1' comes before") as refused:
+        chat(messages=messages)
+    assert refused.value.param == "messages.1.tool_call_id"
+
+
+@pytest.mark.parametrize("call", [CALL, CUSTOM_CALL])
+def test_a_call_goes_back_with_its_result(call: dict[str, Any]) -> None:
+    said = {"role": "assistant", "tool_calls": [call]}
+    results = [{"role": "tool", "tool_call_id": "c1", "content": n} for n in "12"]
+    assistant, *_ = chat(messages=[said, *results]).messages
+    [told] = assistant.for_template(TemplateIds(None))["tool_calls"]
+    assert (told["id"], told["type"]) == ("c1", "function")
+    wanted = ("f", {}) if call is CALL else ("patch", {"input": "x\n🦉"})
+    assert (told["function"]["name"], told["function"]["arguments"]) == wanted
+
+
+def test_many_results_cost_no_more_than_their_number() -> None:
+    calls = [CALL | {"id": f"c{n}"} for n in range(2000)]
+    said = {"role": "assistant", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": ""} for n in range(2000)]
+    assert len(chat(messages=[said, *results]).messages) == 2001
+
+
+def _answer() -> Answer:
+    batch = Batch(
+        request_id="r",
+        generations=[generation()],
+        prompts=1,
+        choices=1,
+        prompt_tokens=1,
+        fingerprint="fp_0",
+        caller=ANYBODY,
+        timeout_s=9,
+        deadline=9,
+    )
+    return Answer("chat", "m", batch, custom=frozenset({"patch"}))
+
+
+class _Written:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> bool:
+        self.data += data
+        return True
+
+    async def drain(self, by: float | None = None) -> None:
+        pass
+
+
+def _streamed(deltas: list[TextDelta], usage: UsageFrames) -> dict[str, Any]:
+    """The message of a stream, of which clients put together all strings of a call."""
+    body = _Written()
+    sink = _answer().stream(body, usage)
+    for delta in deltas:
+        sink.accept(0, delta)
+    content: str | None = None
+    calls: list[dict[str, Any]] = []
+    for event in SSEDecoder().iter_bytes(iter([body.data])):
+        for choice in json.loads(event.data)["choices"]:
+            if text := choice["delta"].get("content"):
+                content = (content or "") + text
+            for call in choice["delta"].get("tool_calls", ()):
+                if call["index"] == len(calls):
+                    calls.append({"id": call["id"], "type": call["type"], call["type"]: {}})
+                told = calls[call["index"]]
+                for name, text in call[told["type"]].items():
+                    told[told["type"]][name] = told[told["type"]].get(name, "") + text
+    return {"content": content, "calls": calls}
+
+
+texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
+
+
+@st.composite
+def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
+    """Events of a message, cut into deltas anywhere; the last call perhaps cut."""
+    events: list[MessageEvent] = []
+    kinds = draw(st.lists(st.sampled_from(["text", "f", "patch"]), max_size=5))
+    calls = 0
+    for kind in kinds:
+        if kind == "text":
+            events.append(Content("x" + draw(texts)))
+            continue
+        arguments = json.dumps({"input": draw(texts)}, ensure_ascii=draw(st.booleans()))
+        at = draw(st.integers(0, len(arguments)))
+        pieces = [arguments[:at], arguments[at:]]
+        events.append(CallStart(calls, kind, f"id{calls}"))
+        events += [CallArguments(calls, piece) for piece in pieces if piece]
+        calls += 1
+    if calls and kinds[-1] != "text" and draw(st.booleans()):
+        events.pop()
+    deltas: list[list[MessageEvent]] = [[]]
+    for event in events:
+        if draw(st.booleans()):
+            deltas.append([])
+        deltas[-1].append(event)
+    told = [TextDelta("", n + 1, events=tuple(own)) for n, own in enumerate(deltas)]
+    *others, last = told
+    finish = draw(st.sampled_from(["stop", "tool_calls", "length"]))
+    if draw(st.booleans()):
+        return [*told, TextDelta("", len(told), finish, events=())]
+    return [*others, TextDelta("", len(told), finish, events=last.events)]
+
+
+@given(deltas_of_calls(), st.sampled_from(["none", "last", "each"]))
+def test_a_stream_is_the_whole_answer(deltas: list[TextDelta], usage: UsageFrames) -> None:
+    whole = _answer().collected([deltas], keep=None)
+    ChatCompletion.model_validate_json(whole)
+    message = json.loads(whole)["choices"][0]["message"]
+    streamed = _streamed(deltas, usage)
+    assert streamed["content"] == message["content"]
+    assert streamed["calls"] == message.get("tool_calls", [])
+    for call in message.get("tool_calls", []):
+        assert (call["type"] == "custom") is (call[call["type"]]["name"] == "patch")
+
+
+TEMPLATE = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_tool_is_called_over_http(tmp_path: Path, stream: bool) -> None:
+    save_tokenizer(tmp_path)
+    config = {"eos_token": "!", "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    call = {"name": "patch", "arguments": {"input": "*** 🦉"}}
+    written = f"<tool_call>{json.dumps(call)}</tool_call>"
+    servicer = FakeTriton(tokens=ids_of(tmp_path, written), fault=None, step=0)
+    body = {"model": "m", "messages": [QUESTION], "tools": [F, PATCH], "stream": stream}
+    async with (
+        serving(servicer) as endpoint,
+        running(tmp_path, endpoint, max_seq_len=1024, tool_form="hermes") as (client, _, _),
+    ):
+        told = await client.post("/v1/chat/completions", json=body)
+        tokenized = {"messages": [QUESTION], "tools": [PATCH]}
+        counted = await client.post("/tokenize", json=tokenized)
+    assert (told.status_code, counted.status_code) == (200, 200), told.text
+    assert told.headers["x-ignored-parameters"] == "tools.custom.format"
+    if stream:
+        events = [event.data for event in SSEDecoder().iter_bytes(iter([told.content]))]
+        deltas = [c["delta"] for data in events[:-1] for c in json.loads(data)["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert [call["custom"] for call in calls] == [
+            {"name": "patch", "input": ""},
+            {"input": "*** 🦉"},
+        ]
+        assert calls[0]["type"] == "custom"
+    else:
+        [call] = told.json()["choices"][0]["message"]["tool_calls"]
+        assert call["custom"] == {"name": "patch", "input": "*** 🦉"}
