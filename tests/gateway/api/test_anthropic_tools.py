@@ -11,10 +11,13 @@ import pytest
 
 from gateway.api.anthropic.requests import Chat, MessagesRequest, parse
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from tests.gateway.api.test_anthropic import BODY, QUESTION, RESULT, USE, chat
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
+QUESTION = {"role": "user", "content": "Hi"}
+BODY = {"model": "m", "max_tokens": 9, "messages": [QUESTION]}
+USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "1"}
 F: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 SEARCHED = {"type": "tool_use", "id": "s1", "name": "search", "input": {}}
 REFERENCE = {"type": "tool_reference", "tool_name": "f"}
@@ -31,13 +34,16 @@ HOSTED: list[dict[str, Any]] = [
 FACTS = "x-anthropic-billing-header: cc_version=2.1.332.a1b; cc_entrypoint=cli; cch="
 
 
+def chat(**fields: Any) -> Chat:
+    return parse(MessagesRequest, orjson.dumps(BODY | fields)).request
+
+
 def names(wanted: Chat) -> list[str]:
     return [tool.function.name for tool in wanted.tools or []]
 
 
 def hints(*, strict: bool = False, **fields: Any) -> tuple[str, ...]:
-    body = {"model": "m", "max_tokens": 8, "messages": [QUESTION]} | fields
-    return parse(MessagesRequest, orjson.dumps(body), strict=strict).hints
+    return parse(MessagesRequest, orjson.dumps(BODY | fields), strict=strict).hints
 
 
 def called(*results: dict[str, Any], use: dict[str, Any] = USE) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from gateway.api.responses.tools import MAX_TOOLS
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.events import CallArguments, CallStart
-from tests.gateway.api.test_responses import FUNCTION, PATCH, QUESTION, chat, streamed, whole
+from tests.support.response_streams import FUNCTION, PATCH, QUESTION, chat, streamed, whole
 
 QUERY = {"type": "function", "name": "query", "description": "Runs SQL"}
 POSTGRES = {"type": "namespace", "name": "mcp__pg", "description": "A database", "tools": [QUERY]}
