@@ -121,7 +121,10 @@ def system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
 
 
 def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
-    """Raises UnsupportedParameter, and InvalidRequest for a reference to an unknown tool."""
+    """Return the text of a tool's result.
+
+    Raises UnsupportedParameter, and InvalidRequest for a reference to an unknown tool.
+    """
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
