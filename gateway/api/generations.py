@@ -88,7 +88,10 @@ def _strict(request: Request) -> bool:
 
 
 def _answer(service: Service, wanted: GenerationRequest, options: Options, batch: Batch) -> Answer:
-    kind: Kind = "chat" if isinstance(wanted, ChatCompletionRequest) else "completion"
+    kind: Kind = "completion"
+    custom: frozenset[str] = frozenset()
+    if isinstance(wanted, ChatCompletionRequest):
+        kind, custom = "chat", wanted.custom_names
     logprobs = None
     if wanted.alternatives is not None:
         form = chat_logprobs if kind == "chat" else completion_logprobs
@@ -105,5 +108,5 @@ def _answer(service: Service, wanted: GenerationRequest, options: Options, batch
         prompt_logprobs=of_prompt,
         token_ids=bool(wanted.return_token_ids),
         echo=wanted.echoed,
-        custom=wanted.custom_names if isinstance(wanted, ChatCompletionRequest) else (),
+        custom=custom,
     )

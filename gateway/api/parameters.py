@@ -87,7 +87,9 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
 
     `strict` refuses them. Raises UnsupportedParameter.
     """
-    hints = []
+    hints: list[str] = []
+    if not chat.tools:
+        return hints
     if chat.grammar_unenforced:
         hints.append("tools.custom.format")
         if strict:

@@ -69,7 +69,8 @@ class ChatCompletionRequest(GenerationRequest):
             )
         self._check_beside_the_prompt()
         self._check_tool_messages()
-        self._check_tool_names()
+        if self.tools or self.tool_choice is not None:
+            self._check_tool_names()
         return self
 
     def _check_tool_messages(self) -> None:
@@ -78,13 +79,12 @@ class ChatCompletionRequest(GenerationRequest):
         for number, message in enumerate(self.messages):
             if message.tool_calls:
                 calls.update([call.id for call in message.tool_calls])
-                continue
-            call_id = message.tool_call_id
-            if message.role == "tool" and call_id is not None and call_id not in calls:
+            elif message.role == "tool" and (call_id := message.tool_call_id) is not None:
+                if call_id in calls:
+                    continue
                 where = f"messages.{number}.tool_call_id"
                 raise InvalidRequest(
-                    f"{where}: no call {call_id!r} comes before this message.",
-                    param=where,
+                    f"{where}: no call {call_id!r} comes before this message.", param=where
                 )
 
     def _check_tool_names(self) -> None:
@@ -165,9 +165,10 @@ class ChatCompletionRequest(GenerationRequest):
         return self._either_guide(strict_alone=True)
 
     def _either_guide(self, *, strict_alone: bool = False) -> Guide | None:
-        wanted, tools = self.response_format, self.callable_tools
+        wanted = self.response_format
         if self.either is None or wanted is None:
             return None
+        tools = self.callable_tools
         return either_guide(wanted, tools, parallel=self._parallel, strict_alone=strict_alone)
 
     @property
@@ -192,8 +193,10 @@ class ChatCompletionRequest(GenerationRequest):
     @property
     def custom_names(self) -> frozenset[str]:
         """The names of custom tools."""
-        tools = self.tools or ()
-        return frozenset([tool.custom.name for tool in tools if isinstance(tool, ChatCustomTool)])
+        if not self.tools:
+            return frozenset()
+        custom = [tool for tool in self.tools if isinstance(tool, ChatCustomTool)]
+        return frozenset([tool.custom.name for tool in custom])
 
     @property
     def grammar_unenforced(self) -> bool:
@@ -263,6 +266,8 @@ class ChatCompletionRequest(GenerationRequest):
     def forced(self) -> ForcedCall | None:
         """The call that must happen, None where none must."""
         choice = self.tool_choice
+        if choice is None:
+            return None
         if isinstance(choice, NamedChoice | CustomChoice):
             return ForcedCall(choice.name)
         if isinstance(choice, AllowedChoice):

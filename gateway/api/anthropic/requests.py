@@ -94,7 +94,7 @@ class Prompt(Strict):
 
     def chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
-        own = self._own_tools
+        own = self._own_tools if self.tools else []
         names = {tool.name or "" for _, tool in own}
         messages = chat_messages(system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -155,7 +155,7 @@ class Prompt(Strict):
     @property
     def hints(self) -> Iterator[str]:
         """What is accepted and means nothing here."""
-        if self.tool_choice is None or self.tool_choice.type != "none":
+        if self.tools and (self.tool_choice is None or self.tool_choice.type != "none"):
             yield from name_hosted(self._hosted_tools)
         if self.context_management:
             yield "context_management"

@@ -241,10 +241,14 @@ def _names(tools: Sequence[Tool], flat: FlatName) -> list[str]:
     return names
 
 
+_BRING_TOOLS = ("tool_search_output", "additional_tools")
+
+
 def brought_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str, Sequence[Tool]]]:
     """Yield the tools that items bring, with the items' paths; `before` as in `chat_messages`."""
     for number, item in enumerate(items, -before):
-        if isinstance(item, SearchOutputItem | AdditionalToolsItem):
+        # The cheaper test comes first: `isinstance` of pydantic classes is slow.
+        if item.type in _BRING_TOOLS and isinstance(item, SearchOutputItem | AdditionalToolsItem):
             yield f"input[{number}]", item.tools
 
 

@@ -29,7 +29,7 @@ from gateway.api.responses.options import (
     TextOptions,
 )
 from gateway.api.responses.tools import ToolChoice, Tools
-from gateway.api.responses.toolset import Toolset
+from gateway.api.responses.toolset import NO_TOOLS, Toolset
 from gateway.errors import InvalidRequest
 
 _LONG_ECHO = 256 * 1024
@@ -82,7 +82,8 @@ class ResponsePrompt(Strict):
         if not items:
             raise InvalidRequest("input: must say something.", param="input")
         before = len(items) - len(self.items)
-        toolset = Toolset.of(self.tools or (), brought_tools(items, before))
+        brought = [*brought_tools(items, before)]
+        toolset = Toolset.of(self.tools or (), brought) if self.tools or brought else NO_TOOLS
         messages = chat_messages(self.instructions, items, toolset.flat, before)
         if len(messages) > MOST_MESSAGES:
             raise InvalidRequest(
@@ -91,14 +92,15 @@ class ResponsePrompt(Strict):
                 param="input",
             )
         chat: dict[str, Any] = {"model": self.model or "", "messages": messages}
-        if offered := toolset.callable_with(self.tool_choice, complete=complete):
-            chat["tools"] = toolset.functions(offered)
-            chat["tool_places"] = tuple([each.where for each in offered])
-            chat["called_tools"] = toolset.called()
+        if toolset is not NO_TOOLS:
+            if offered := toolset.callable_with(self.tool_choice, complete=complete):
+                chat["tools"] = toolset.functions(offered)
+                chat["tool_places"] = tuple([each.where for each in offered])
+                chat["called_tools"] = toolset.called()
+            if self.tool_choice != "none":
+                chat["tool_hints"] = toolset.hints()
         if self.tool_choice is not None:
             chat["tool_choice"] = toolset.chat_choice(self.tool_choice, complete=complete)
-        if self.tool_choice != "none":
-            chat["tool_hints"] = toolset.hints()
         chat["parallel_tool_calls"] = self.parallel_tool_calls
         if self.reasoning is not None and self.reasoning.effort is not None:
             chat["reasoning_effort"] = self.reasoning.effort

@@ -265,6 +265,9 @@ class Toolset:
         return key
 
 
+NO_TOOLS = Toolset()
+
+
 def _is_server_search(tool: Tool) -> bool:
     return isinstance(tool, SearchTool) and tool.execution != "client"
 
