@@ -249,7 +249,7 @@ def brought_tools(items: Sequence[Item], before: int = 0) -> Iterator[tuple[str,
     for number, item in enumerate(items, -before):
         # The cheaper test comes first: `isinstance` of pydantic classes is slow.
         if item.type in _BRING_TOOLS and isinstance(item, SearchOutputItem | AdditionalToolsItem):
-            yield f"input[{number}]", item.tools
+            yield f"input[{number}]" if number >= 0 else "conversation", item.tools
 
 
 def check_outputs(items: Sequence[Item], before: int = 0) -> None:

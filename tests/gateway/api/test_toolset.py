@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.responses.chats import Chat, parse
+from gateway.api.responses.chats import Chat, chat_of, parse
 from gateway.api.responses.requests import ResponseRequest
+from gateway.api.responses.stored import read
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -300,6 +301,14 @@ def test_the_same_name_is_no_function_and_a_custom_tool() -> None:
         chat(tools=[both])
     assert refused.value.param == "tools[0].tools[1].name"
     assert names(chat(tools=[POSTGRES, PATCH | {"name": "query"}])) == ["mcp__pg__query", "query"]
+
+
+def test_a_tool_of_an_earlier_item_is_at_fault_with_its_conversation() -> None:
+    earlier = read([SEARCH_CALL, FOUND | {"tools": [PATCH | {"name": "f"}]}])
+    asked = chat(tools=[FUNCTION]).asked
+    with pytest.raises(InvalidRequest, match="type function") as refused:
+        chat_of(asked, [*earlier, *asked.items])
+    assert refused.value.param == "conversation.tools[0].name"
 
 
 def test_a_response_tells_namespaces_again() -> None:
