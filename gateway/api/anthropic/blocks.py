@@ -121,10 +121,7 @@ def system_text(system: str | Sequence[_Text | Unserved] | None) -> str:
 
 
 def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str:
-    """Return the text of a tool's result.
-
-    Raises UnsupportedParameter, and InvalidRequest for a reference to an unknown tool.
-    """
+    """Return the text of a tool's result. Raises UnsupportedParameter."""
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
@@ -136,10 +133,9 @@ def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str
 def _referred(block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]) -> str:
     if not isinstance(block, _ToolReference):
         return _text(block, where)
-    if block.tool_name not in tools:
-        where = f"{where}.tool_name"
-        raise InvalidRequest(f"{where}: found {block.tool_name!r}, no tool's name.", param=where)
-    return f"The tool {block.tool_name} can be called now."
+    # A client whose MCP server has left sends the reference on, and could not continue after a 400.
+    can = "can" if block.tool_name in tools else "cannot"
+    return f"The tool {block.tool_name} {can} be called now."
 
 
 def _text(block: _Text | Unserved, where: str) -> str:
