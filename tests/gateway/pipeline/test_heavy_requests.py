@@ -18,7 +18,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.api.guides import structured_guide, tool_guide
-from gateway.api.messages import StructuredOutputs, Tool
+from gateway.api.messages import ChatFunctionTool, StructuredOutputs
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS
@@ -103,7 +103,7 @@ async def test_the_guide_of_many_tools_is_made_off_the_loop(tmp_path: Path) -> N
     async with _gateway(tmp_path) as (client, _):
         answer, stood = await _ask(client, "/v1/chat/completions", **fields, tool_choice="required")
         assert "tool_choice: cannot be enforced" in answer.json()["error"]["message"]
-        given = [Tool.model_validate(tool) for tool in tools]
+        given = [ChatFunctionTool.model_validate(tool) for tool in tools]
         assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True)) / 3
 
 
