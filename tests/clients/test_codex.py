@@ -248,3 +248,25 @@ async def test_what_is_kept_brings_its_tools(folder: Path, way: str) -> None:
     prompt = _prompt(folder, servicer)
     assert prompt.count('"name": "mcp__pg__query"') == 2  # the definition, and the call
     assert "[tool]1" in prompt
+
+
+async def test_tools_outlast_the_items_that_brought_them(folder: Path) -> None:
+    found = {"type": "tool_search_output", "call_id": "s", "execution": "client"}
+    items = [
+        _message("user", "How many?"),
+        {"type": "tool_search_call", "call_id": "s", "execution": "client", "arguments": {}},
+        found | {"tools": [POSTGRES]},
+        _message("assistant", "x" * 2000),
+        _message("user", "And now?"),
+    ]
+    body = {"model": "m", "input": items, "truncation": "auto", "max_output_tokens": 64}
+    servicer = FakeTriton(tokens=ids_of(folder, "done"), fault=None, step=0)
+    async with (
+        serving(servicer) as endpoint,
+        running(folder, endpoint, max_seq_len=1500, tool_form="hermes") as (client, _, _),
+    ):
+        told = await client.post("/v1/responses", json=body)
+    assert told.status_code == 200, told.text
+    prompt = _prompt(folder, servicer)
+    assert prompt.startswith("[user]And now?")
+    assert '"name": "mcp__pg__query"' in prompt

@@ -182,9 +182,12 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
             "messages.0.content.0",
         ),
         (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            {
+                "tools": [*TOOLS, {"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "tool", "name": "web_search"},
+            },
             "BadRequestError",
-            "tools.0.type",
+            "tools.1.type",
         ),
         (
             {

@@ -189,7 +189,11 @@ def deep_call(levels: int) -> dict[str, Any]:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",
         ),
-        ({"tools": [*TOOLS, {"type": "web_search"}]}, "tools[1].type"),
+        (
+            {"tools": [*TOOLS, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice.type",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
         (
             {
                 "tools": [*TOOLS, TOOLS[0] | {"name": "g", "parameters": {"$ref": "#/nowhere"}}],

@@ -59,7 +59,8 @@ async def truncated(
     """With `truncation: auto`, without the oldest items that leave an answer no room.
 
     `before` are the items that come before the request's own. Instructions that lead them all stay,
-    and a call goes with its outputs. Where a user's message can be the first that is left, it is.
+    as do the tools that items bring, and a call goes with its outputs. Where a user's message can
+    be the first that is left, it is.
     """
     asked = chat.asked
     if asked.truncation != "auto":
@@ -90,7 +91,8 @@ async def truncated(
         fitting: Chat | None = None
         while low < high:
             middle = (low + high) // 2
-            kept = [*items[:lead], *items[places[middle] :]]
+            cut = places[middle]
+            kept = [*items[:lead], *_tools_alone(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(chat_of, asked, kept))
             if await fits(candidate, room):
                 fitting, high = candidate, middle
@@ -106,9 +108,16 @@ async def truncated(
     return chat
 
 
+def _tools_alone(items: Sequence[Item]) -> list[Item]:
+    """Return the tools that items bring, without a place in the conversation."""
+    return [
+        AdditionalToolsItem.model_construct(type="additional_tools", tools=item.tools)
+        for item in items
+        if isinstance(item, SearchOutputItem | AdditionalToolsItem)
+    ]
+
+
 def _instructs(item: Item) -> bool:
-    if isinstance(item, AdditionalToolsItem):
-        return True
     return isinstance(item, MessageItem) and item.role in ("system", "developer")
 
 
