@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.api.messages import ResponseFormat, StructuredOutputs, Tool
+from gateway.api.chat_tools import Tool
+from gateway.api.messages import ResponseFormat, StructuredOutputs
 from gateway.api.strict_json import load
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide

@@ -1,9 +1,8 @@
-"""Chat messages, tools and tool choices as OpenAI defines them, and as chat templates take them."""
+"""Chat messages as OpenAI defines them, and as chat templates take them."""
 
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -16,7 +15,6 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    model_serializer,
 )
 from pydantic_core import PydanticCustomError
 
@@ -48,14 +46,14 @@ class Lenient(Strict):
     model_config = ConfigDict(extra="ignore")
 
 
-def _type_tag(value: Any) -> str:
+def type_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"[{kind or 'function'}]"
 
 
 # A tag has brackets, so that it is no part of a path (`gateway.api.validation.location`).
-_BY_TYPE = Discriminator(
-    _type_tag,
+BY_TYPE = Discriminator(
+    type_tag,
     custom_error_type="type",
     custom_error_message="Input should be of type function or custom",
 )
@@ -177,7 +175,7 @@ class Message(Lenient):
                 Annotated[
                     Annotated[ToolCall, Tag("[function]")]
                     | Annotated[ChatCustomCall, Tag("[custom]")],
-                    _BY_TYPE,
+                    BY_TYPE,
                 ]
             ],
             Field(fail_fast=True),
@@ -234,122 +232,8 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 
 
-class FunctionDefinition(Lenient):
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChatFunctionTool(Lenient):
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class Grammar(Lenient):
-    definition: str
-    syntax: Literal["lark", "regex"]
-
-
-class CustomFormat(Lenient):
-    """The format of a custom tool's input: any text, or one that a grammar describes."""
-
-    type: Literal["text", "grammar"]
-    grammar: Grammar | None = None
-
-
-class CustomDefinition(Lenient):
-    name: FunctionName
-    description: str | None = None
-    format: CustomFormat | None = None
-
-
-class ChatCustomTool(Lenient):
-    """A tool whose argument is one text. Templates and guides know it as `function`."""
-
-    type: Literal["custom"]
-    custom: CustomDefinition
-
-    @cached_property
-    def function(self) -> FunctionDefinition:
-        given, grammar = self.custom, self.grammar
-        syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, None)
-        return FunctionDefinition(
-            name=given.name,
-            description=custom_tools.describe(given.description, syntax, definition),
-            parameters=custom_tools.PARAMETERS,
-        )
-
-    @property
-    def grammar(self) -> Grammar | None:
-        return self.custom.format.grammar if self.custom.format is not None else None
-
-    @model_serializer
-    def _serialize(self) -> dict[str, Any]:
-        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
-
-
-Tool = Annotated[
-    Annotated[ChatFunctionTool, Tag("[function]")] | Annotated[ChatCustomTool, Tag("[custom]")],
-    _BY_TYPE,
-]
-
-
 MOST_MESSAGES = 2048
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
-
-
-class ToolName(Lenient):
-    name: str
-
-
-class NamedChoice(Lenient):
-    type: Literal["function"]
-    function: ToolName
-
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-
-class CustomChoice(Lenient):
-    type: Literal["custom"]
-    custom: ToolName
-
-    @property
-    def name(self) -> str:
-        return self.custom.name
-
-
-OneTool = Annotated[
-    Annotated[NamedChoice, Tag("[function]")] | Annotated[CustomChoice, Tag("[custom]")], _BY_TYPE
-]
-
-
-class ChatAllowedTools(Lenient):
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[OneTool], Field(fail_fast=True, min_length=1, max_length=128)]
-
-
-class AllowedChoice(Lenient):
-    type: Literal["allowed_tools"]
-    allowed_tools: ChatAllowedTools
-
-
-ToolChoice = (
-    Literal["none", "auto", "required"]
-    | Annotated[
-        Annotated[NamedChoice, Tag("[function]")]
-        | Annotated[CustomChoice, Tag("[custom]")]
-        | Annotated[AllowedChoice, Tag("[allowed_tools]")],
-        Discriminator(
-            _type_tag,
-            custom_error_type="type",
-            custom_error_message="Input should be of type function, custom or allowed_tools",
-        ),
-    ]
-)
 
 
 class JsonSchema(Strict):

@@ -9,6 +9,15 @@ from typing import Annotated, Any
 import orjson
 from pydantic import Field, model_validator
 
+from gateway.api.chat_tools import (
+    AllowedChoice,
+    ChatCustomTool,
+    CustomChoice,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    Tools,
+)
 from gateway.api.field_types import TokenIds, Whole, or_unset
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.guides import (
@@ -18,16 +27,7 @@ from gateway.api.guides import (
     guides_of_tools,
     tool_guide,
 )
-from gateway.api.messages import (
-    AllowedChoice,
-    ChatCustomTool,
-    CustomChoice,
-    Messages,
-    NamedChoice,
-    Tool,
-    ToolChoice,
-    Tools,
-)
+from gateway.api.messages import Messages
 from gateway.errors import InvalidRequest
 from gateway.generation import (
     ANYBODY,

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from gateway.api.answer_schemas import Count
 from gateway.api.auth import tenant_of
 from gateway.api.body import parse_json
+from gateway.api.chat_tools import Tools
 from gateway.api.field_types import MAX_IDS, TokenId
 from gateway.api.intake import Intake
-from gateway.api.messages import Messages, Strict, Tools
+from gateway.api.messages import Messages, Strict
 from gateway.api.request_log import service_of
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.errors import InvalidRequest

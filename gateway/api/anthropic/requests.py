@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from gateway.api import messages
+from gateway.api import chat_tools
 from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, system_text
+from gateway.api.anthropic.tools import (
+    MAX_TOOLS,
+    Tool,
+    ToolChoice,
+    check_demand,
+    hosted_tools,
+    own_tools,
+    to_chat_choice,
+    to_function,
+)
 from gateway.api.field_types import StopStrings, Whole
-from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
-from gateway.api.messages import FunctionName, Lenient, Strict
+from gateway.api.hosted_tools import name_hosted
+from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, uncallable_tools
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import Guide
-
-_CLIENT_TYPES = (None, "custom")
-"""The types of tools that the client runs."""
-_MAX_TOOLS = 1024
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -35,25 +41,6 @@ _WRITTEN: dict[str, str] = {
 _OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 _TAGGED = frozenset({"content", "system"})
 """Lists of blocks: within one, pydantic names the type beside the place."""
-
-
-class Tool(Lenient):
-    """A tool that the client runs, or of a type that Anthropic runs or knows.
-
-    One of the latter may have no name, as `mcp_toolset`.
-    """
-
-    type: str | None = None
-    name: FunctionName | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolChoice(Strict):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Strict):
@@ -81,7 +68,7 @@ class Prompt(Strict):
     model: str
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
     system: str | TextBlocks | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -94,7 +81,7 @@ class Prompt(Strict):
 
     def chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
-        own = self._own_tools if self.tools else []
+        own = own_tools(self.tools) if self.tools else []
         names = {tool.name or "" for _, tool in own}
         messages = chat_messages(system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
@@ -109,11 +96,11 @@ class Prompt(Strict):
                 )
             chat |= {"continue_final_message": True, "add_generation_prompt": False}
         if own:
-            chat["tools"] = [_function(tool, n) for n, tool in own]
+            chat["tools"] = [to_function(tool, n) for n, tool in own]
             chat["tool_places"] = tuple([n for n, _ in own])
         if self.tool_choice is not None:
-            self._check_demand(names)
-            chat |= _choice(self.tool_choice)
+            check_demand(self.tool_choice, self.tools or (), names)
+            chat |= to_chat_choice(self.tool_choice)
         if self.thinking is not None and self.thinking.type != "adaptive":
             thinks = self.thinking.type != "disabled"
             chat["chat_template_kwargs"] = {"enable_thinking": thinks}
@@ -122,41 +109,10 @@ class Prompt(Strict):
         return chat | _output(self.output_config)
 
     @property
-    def _own_tools(self) -> list[tuple[int, Tool]]:
-        """The tools that the client runs, with their places."""
-        return [(n, tool) for n, tool in enumerate(self.tools or ()) if tool.type in _CLIENT_TYPES]
-
-    @property
-    def _hosted_tools(self) -> list[HostedTool]:
-        return [
-            HostedTool(f"tools.{n}.type", tool.type)
-            for n, tool in enumerate(self.tools or ())
-            if tool.type is not None and tool.type not in _CLIENT_TYPES
-        ]
-
-    def _check_demand(self, names: Collection[str]) -> None:
-        """Raise UnsupportedParameter if a choice demands a call of a tool that is left out.
-
-        `names` are those of the tools that the client runs.
-        """
-        choice = self.tool_choice
-        if choice is None:
-            return
-        if choice.type == "any" and not names:
-            refuse_hosted(self._hosted_tools)
-        if choice.type == "tool" and choice.name is not None and choice.name not in names:
-            named = [
-                HostedTool(f"tools.{n}.type", tool.type or "")
-                for n, tool in enumerate(self.tools or ())
-                if tool.name == choice.name
-            ]
-            refuse_hosted(named)
-
-    @property
     def hints(self) -> Iterator[str]:
         """What is accepted and means nothing here."""
         if self.tools and (self.tool_choice is None or self.tool_choice.type != "none"):
-            yield from name_hosted(self._hosted_tools)
+            yield from name_hosted(hosted_tools(self.tools))
         if self.context_management:
             yield "context_management"
         if self.speed == "fast":
@@ -197,7 +153,7 @@ class MessagesRequest(Prompt):
 class Chat(ChatCompletionRequest):
     """A chat, of which an answer may leave out the thoughts."""
 
-    tools: Annotated[list[messages.Tool], Field(max_length=_MAX_TOOLS)] | None = None
+    tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_places: tuple[int, ...] = ()
     """The places of `tools` in the request."""
     omit_thinking: bool = False
@@ -244,33 +200,6 @@ def _at_place(param: str, places: Sequence[int]) -> str:
     """Return a chat's parameter with a tool's place among all tools of the request."""
     found = _OF_TOOL.fullmatch(param)
     return param if found is None else f"tools[{places[int(found[1])]}].function.{found[2]}"
-
-
-def _function(tool: Tool, number: int) -> dict[str, Any]:
-    for field in ("name", "input_schema"):
-        if getattr(tool, field) is None:
-            where = f"tools.{number}.{field}"
-            raise InvalidRequest(f"{where}: Field required.", param=where)
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
-
-
-def _choice(choice: ToolChoice) -> dict[str, Any]:
-    if (choice.name is None) is (choice.type == "tool"):
-        raise InvalidRequest(
-            "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"
-        )
-    chosen: dict[str, Any] = {"parallel_tool_calls": not choice.disable_parallel_tool_use}
-    if choice.type == "tool":
-        chosen["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    else:
-        chosen["tool_choice"] = "required" if choice.type == "any" else choice.type
-    return chosen
 
 
 def _output(config: OutputConfig | None) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, SkipValidation, ValidationError
 
-from gateway.api.messages import Strict, Tool
+from gateway.api.chat_tools import Tool
+from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, uncallable_tools
-from gateway.api.responses.items import Item, ItemReference, MessageItem, check_outputs
+from gateway.api.responses.item_messages import check_outputs
+from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.requests import ResponsePrompt
+from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
-from gateway.api.responses.toolset import CalledTool
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words

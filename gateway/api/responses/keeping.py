@@ -16,7 +16,8 @@ from gateway.api.body import LARGE_BODY
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.conversation_items import all_items, head_of, item_records
-from gateway.api.responses.items import Item, ItemReference, check_outputs
+from gateway.api.responses.item_messages import check_outputs
+from gateway.api.responses.items import Item, ItemReference
 from gateway.api.responses.known_turns import KnownTurns
 from gateway.api.responses.looks import Asking
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest

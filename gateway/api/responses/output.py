@@ -9,7 +9,7 @@ import orjson
 
 from gateway.api.custom_tools import arguments_to_input
 from gateway.api.responses.items import encoded
-from gateway.api.responses.toolset import CalledTool, CallKind
+from gateway.api.responses.tool_names import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 

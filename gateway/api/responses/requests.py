@@ -10,13 +10,8 @@ from pydantic import Field
 
 from gateway.api.field_types import StopString, StopStrings, Whole
 from gateway.api.messages import MOST_MESSAGES, Strict
-from gateway.api.responses.items import (
-    Item,
-    ItemReference,
-    MessageItem,
-    brought_tools,
-    chat_messages,
-)
+from gateway.api.responses.item_messages import brought_tools, chat_messages
+from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.options import (
     CacheOptions,
     Conversation,

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from gateway.api.intake import Intake
 from gateway.api.responses import items
+from gateway.api.responses.item_messages import chat_messages
 from gateway.api.responses.toolset import Toolset
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
@@ -126,7 +127,7 @@ def dumped(given: Sequence[items.Item], param: str = "input") -> list[Item]:
     # A reference is to what was looked at when it was kept.
     told = [_SOMETHING if isinstance(item, items.ItemReference) else item for item in given]
     try:
-        items.chat_messages(None, told, Toolset().flat)
+        chat_messages(None, told, Toolset().flat)
     except UnsupportedParameter as error:
         where = (error.param or "").replace("input", param, 1)
         message = error.message.replace(error.param or "", where, 1)

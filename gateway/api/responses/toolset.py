@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.api import custom_tools
 from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
+from gateway.api.responses.tool_names import CalledTool, CallKind, flat_name
 from gateway.api.responses.tools import (
     MAX_TOOLS,
     AllowedTools,
@@ -27,7 +27,6 @@ from gateway.api.responses.tools import (
 from gateway.api.responses.unions import OtherObject
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
-CallKind = Literal["function_call", "custom_tool_call", "tool_search_call"]
 ToolKey = tuple[str | None, str]
 """A tool's namespace, None if it is in none, and its name there."""
 
@@ -36,16 +35,6 @@ _KINDS: dict[str, CallKind] = {
     "custom": "custom_tool_call",
     "tool_search": "tool_search_call",
 }
-# Names that are longer are refused by some templates and clients.
-_MAX_FLAT_CHARS = 64
-
-
-class CalledTool(NamedTuple):
-    """The item that a call of a tool is, and the names in it."""
-
-    kind: CallKind
-    name: str
-    namespace: str | None = None
 
 
 class OwnToolAt(NamedTuple):
@@ -63,16 +52,6 @@ class OwnToolAt(NamedTuple):
     @property
     def key(self) -> ToolKey:
         return self.namespace, self.tool.name
-
-
-def flat_name(namespace: str, name: str, *, short: bool = False) -> str:
-    """Return the model's name for a namespace's tool; a short one has a digest at its end."""
-    between = "" if namespace.endswith("__") else "__"
-    flat = f"{namespace}{between}{name}"
-    if len(flat) <= _MAX_FLAT_CHARS and not short:
-        return flat
-    digest = blake2b(f"{namespace}\n{name}".encode(), digest_size=4).hexdigest()
-    return f"{flat[: _MAX_FLAT_CHARS - len(digest) - 1]}_{digest}"
 
 
 class Toolset:

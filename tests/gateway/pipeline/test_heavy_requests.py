@@ -17,8 +17,9 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
+from gateway.api.chat_tools import ChatFunctionTool
 from gateway.api.guides import structured_guide, tool_guide
-from gateway.api.messages import ChatFunctionTool, StructuredOutputs
+from gateway.api.messages import StructuredOutputs
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS

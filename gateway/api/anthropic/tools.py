@@ -1,0 +1,94 @@
+"""Tools and tool choices of the Messages API, and the functions of a chat that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+from gateway.api.hosted_tools import HostedTool, refuse_hosted
+from gateway.api.messages import FunctionName, Lenient, Strict
+from gateway.errors import InvalidRequest
+
+MAX_TOOLS = 1024
+_CLIENT_TYPES = (None, "custom")
+"""The types of tools that the client runs."""
+
+
+class Tool(Lenient):
+    """A tool that the client runs, or of a type that Anthropic runs or knows.
+
+    One of the latter may have no name, as `mcp_toolset`.
+    """
+
+    type: str | None = None
+    name: FunctionName | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
+    """Return the tools that the client runs, with their places."""
+    return [(n, tool) for n, tool in enumerate(tools) if tool.type in _CLIENT_TYPES]
+
+
+def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
+    """Return the tools that are left out of the prompt."""
+    return [
+        HostedTool(f"tools.{n}.type", tool.type)
+        for n, tool in enumerate(tools)
+        if tool.type is not None and tool.type not in _CLIENT_TYPES
+    ]
+
+
+def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]) -> None:
+    """Raise UnsupportedParameter if a choice demands a call of a tool that is left out.
+
+    Args:
+        choice: the request's tool_choice.
+        tools: all tools of the request.
+        own: the names of those that the client runs.
+    """
+    if choice.type == "any" and not own:
+        refuse_hosted(hosted_tools(tools))
+    if choice.type == "tool" and choice.name not in own:
+        named = [
+            HostedTool(f"tools.{n}.type", tool.type or "")
+            for n, tool in enumerate(tools)
+            if choice.name is not None and tool.name == choice.name
+        ]
+        refuse_hosted(named)
+
+
+def to_function(tool: Tool, number: int) -> dict[str, Any]:
+    """Return a tool as chats have it. Raises InvalidRequest, which names its place."""
+    for field in ("name", "input_schema"):
+        if getattr(tool, field) is None:
+            where = f"tools.{number}.{field}"
+            raise InvalidRequest(f"{where}: Field required.", param=where)
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": function}
+
+
+def to_chat_choice(choice: ToolChoice) -> dict[str, Any]:
+    if (choice.name is None) is (choice.type == "tool"):
+        raise InvalidRequest(
+            "tool_choice.name: goes with the type `tool`, which needs it.", param="tool_choice.name"
+        )
+    chosen: dict[str, Any] = {"parallel_tool_calls": not choice.disable_parallel_tool_use}
+    if choice.type == "tool":
+        chosen["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    else:
+        chosen["tool_choice"] = "required" if choice.type == "any" else choice.type
+    return chosen

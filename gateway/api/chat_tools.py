@@ -1,0 +1,127 @@
+"""Tools and tool choices of chats as OpenAI defines them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_serializer
+
+from gateway.api import custom_tools
+from gateway.api.messages import BY_TYPE, FunctionName, Lenient, type_tag
+
+
+class FunctionDefinition(Lenient):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatFunctionTool(Lenient):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class Grammar(Lenient):
+    definition: str
+    syntax: Literal["lark", "regex"]
+
+
+class CustomFormat(Lenient):
+    """The format of a custom tool's input: any text, or one that a grammar describes."""
+
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+
+class CustomDefinition(Lenient):
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class ChatCustomTool(Lenient):
+    """A tool whose argument is one text. Templates and guides know it as `function`."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    @cached_property
+    def function(self) -> FunctionDefinition:
+        given, grammar = self.custom, self.grammar
+        syntax, definition = (grammar.syntax, grammar.definition) if grammar else (None, None)
+        return FunctionDefinition(
+            name=given.name,
+            description=custom_tools.describe(given.description, syntax, definition),
+            parameters=custom_tools.PARAMETERS,
+        )
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.custom.format.grammar if self.custom.format is not None else None
+
+    @model_serializer
+    def _serialize(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.function.model_dump(exclude_none=True)}
+
+
+Tool = Annotated[
+    Annotated[ChatFunctionTool, Tag("[function]")] | Annotated[ChatCustomTool, Tag("[custom]")],
+    BY_TYPE,
+]
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+
+
+class ToolName(Lenient):
+    name: str
+
+
+class NamedChoice(Lenient):
+    type: Literal["function"]
+    function: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class CustomChoice(Lenient):
+    type: Literal["custom"]
+    custom: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+OneTool = Annotated[
+    Annotated[NamedChoice, Tag("[function]")] | Annotated[CustomChoice, Tag("[custom]")], BY_TYPE
+]
+
+
+class ChatAllowedTools(Lenient):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[OneTool], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+class AllowedChoice(Lenient):
+    type: Literal["allowed_tools"]
+    allowed_tools: ChatAllowedTools
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[
+        Annotated[NamedChoice, Tag("[function]")]
+        | Annotated[CustomChoice, Tag("[custom]")]
+        | Annotated[AllowedChoice, Tag("[allowed_tools]")],
+        Discriminator(
+            type_tag,
+            custom_error_type="type",
+            custom_error_message="Input should be of type function, custom or allowed_tools",
+        ),
+    ]
+)
