@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_DEPTH = 100
 # llguidance takes 65,000 symbols in all, and every character is one.
@@ -69,6 +70,23 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
+
+
+def without_empty(ebnf: str) -> str:
+    """Return the grammar with ``""`` for each empty alternative, on which xgrammar throws."""
+    tokens = _Converter(ebnf).tokens
+    pieces: list[str] = []
+    done = 0
+    for index, (before, token) in enumerate(pairwise(tokens)):
+        starts = before.kind == "defines" or before.text in ("(", "|")
+        # A rule ends where the name of the next one is defined.
+        ends = token.kind == "end" or token.text in (")", "|")
+        ends |= token.kind == "name" and tokens[min(index + 2, len(tokens) - 1)].kind == "defines"
+        if starts and ends:
+            end = before.start + len(before.text)
+            pieces += [ebnf[done:end], ' ""']
+            done = end
+    return "".join([*pieces, ebnf[done:]])
 
 
 class _Converter:
@@ -152,8 +170,6 @@ class _Converter:
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))
-        if not parts and token.text != ")":
-            raise self._error("an alternative is empty", token)
         return " ".join(parts) or '""'
 
     def _element(self, depth: int) -> str:

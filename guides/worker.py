@@ -17,6 +17,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from guides.ebnf import without_empty
+from guides.expressions import to_xgrammar
 from guides.grammar import to_grammar
 from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
@@ -45,6 +47,8 @@ class Checker:
             check_length(text)
             if kind == "json_schema":
                 return self._of_schema(json.loads(text), backend)
+            if backend == "xgrammar" and kind != "json":
+                text = to_xgrammar(text) if kind == "regex" else without_empty(text)
         except (ValueError, RecursionError) as error:
             return Verdict(str(error), "")
         except MemoryError:

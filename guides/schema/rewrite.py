@@ -13,7 +13,7 @@ from guides.schema.atom import NOTHING, Atom, Parts, at_least, forbids
 from guides.schema.keywords import refuse
 from guides.schema.objects import variants, with_names
 from guides.schema.reading import MAX_DEPTH, Reader
-from guides.schema.scalars import numbers, strings
+from guides.schema.scalars import numbers, pattern, strings
 
 Schema = dict[str, Any]
 
@@ -132,6 +132,9 @@ class _Writer:
             written["items"] = False if found is None else found
         yield written
 
+    def _pattern(self, text: str, path: str) -> str:
+        return pattern(text, path) if self._reader.backend == "xgrammar" else text
+
     def _object(self, atom: Atom) -> Iterator[Schema]:
         known = {name: self._schema(parts) for name, parts in atom.properties.items()}
         properties = {name: found for name, found in known.items() if found is not None}
@@ -147,7 +150,12 @@ class _Writer:
         if atom.required:
             written["required"] = list(atom.required)
         if atom.patterns:
-            found_patterns = {key: self._schema(parts) for key, parts in atom.patterns.items()}
+            found_patterns = {
+                self._pattern(key, atom.path): self._schema(parts)
+                for key, parts in atom.patterns.items()
+            }
+            if len(found_patterns) < len(atom.patterns):
+                refuse(atom.path, "patternProperties: two of the expressions are the same")
             if None in found_patterns.values():
                 refuse(atom.path, "patternProperties: nothing is valid for one of them")
             written["patternProperties"] = found_patterns

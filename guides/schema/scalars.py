@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from guides.expressions import to_xgrammar
 from guides.kinds import Backend
 from guides.schema.atom import Atom
 from guides.schema.keywords import FORMATS, refuse
@@ -24,6 +25,8 @@ def strings(atom: Atom, backend: Backend) -> Iterator[Schema]:
     sized = bool(said.keys() & {"minLength", "maxLength"})
     if said.get("format") not in FORMATS or sized or "pattern" in said:
         said.pop("format", None)
+    if "pattern" in said and backend == "xgrammar":
+        said["pattern"] = pattern(said["pattern"], atom.path)
     low, high = int(said.get("minLength", 0)), said.get("maxLength")
     if high is not None and low > high:
         return
@@ -36,6 +39,14 @@ def strings(atom: Atom, backend: Backend) -> Iterator[Schema]:
         times = f"{{{low},{'' if high is None else int(high)}}}"
         said = {"pattern": f"^{found[1]}{times}$"}
     yield {"type": "string", **said}
+
+
+def pattern(text: str, path: str) -> str:
+    """Return a pattern as xgrammar compiles it. Raises ValueError with the JSON path."""
+    try:
+        return to_xgrammar(text)
+    except ValueError as error:
+        refuse(path, str(error))
 
 
 def numbers(atom: Atom) -> Iterator[Schema]:
