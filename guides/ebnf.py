@@ -73,7 +73,16 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
 
 
 def without_empty(ebnf: str) -> str:
-    """Return the grammar with ``""`` for each empty alternative, on which xgrammar throws."""
+    """Return the grammar with ``""`` for each empty alternative, on which xgrammar throws.
+
+    Raises ValueError for what is no EBNF.
+    """
+    if "::=" not in ebnf:
+        # vLLM takes Lark as well, and converts it.
+        raise ValueError(
+            "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
+            "not Lark (docs/structured-output.md#grammars)"
+        )
     tokens = _Converter(ebnf).tokens
     pieces: list[str] = []
     done = 0
