@@ -100,7 +100,9 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if not self.tools:
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
-        return tool_guide(self.tools, self.forced, parallel=self._parallel), "tool_choice"
+        return tool_guide(
+            self.tools, self.forced, parallel=self._parallel, named=self.name_place
+        ), ("tool_choice")
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
         tools = self.tools or []
@@ -113,7 +115,10 @@ class ChatCompletionRequest(GenerationRequest):
             of_tools = guides_of_strict_tools(tools)
         else:
             return ()
-        parts += [(guide, f"tools[{index}].function.parameters") for index, guide in of_tools]
+        parts += [
+            (guide, self.name_place(f"tools[{index}].function.parameters"))
+            for index, guide in of_tools
+        ]
         return parts
 
     def looser_guide(self) -> Guide | None:
@@ -125,7 +130,13 @@ class ChatCompletionRequest(GenerationRequest):
         wanted, tools = self.response_format, self.tools or []
         if self.either is None or wanted is None:
             return None
-        return either_guide(wanted, tools, parallel=self._parallel, strict_alone=strict_alone)
+        return either_guide(
+            wanted,
+            tools,
+            parallel=self._parallel,
+            named=self.name_place,
+            strict_alone=strict_alone,
+        )
 
     @property
     def _parallel(self) -> bool:
@@ -171,7 +182,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def _formatted(self) -> bool:
-        plain = self.response_format is None or self.response_format.type == "text"
+        plain = self.response_format is None or self.response_format.is_plain
         return not plain or self.structured_outputs is not None
 
     @property

@@ -154,6 +154,10 @@ class Chat(ChatCompletionRequest):
 
     omit_thinking: bool = False
 
+    def name_place(self, place: str) -> str:
+        found = _OF_TOOL.fullmatch(place)
+        return place if found is None else f"tools.{found[1]}.input_schema"
+
 
 def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
     """Validates a JSON body. `strict` refuses hints.

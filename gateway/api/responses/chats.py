@@ -16,7 +16,6 @@ from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide
 
 M = TypeVar("M", bound=Strict)
 
@@ -43,9 +42,10 @@ class Chat(ChatCompletionRequest):
     told: bytes = b""
     """What the answer tells of the request: a JSON object."""
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        parts = super().guide_parts()
-        return [(guide, _place(name, self.tool_places)) for guide, name in parts]
+    def name_place(self, place: str) -> str:
+        if place == "response_format.json_schema.schema":
+            return "text.format.schema"
+        return _place(place, self.tool_places)
 
 
 def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
