@@ -72,8 +72,10 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
         yield _SIGNS.get(token.text, token.kind), token.text
 
 
-def without_empty(ebnf: str) -> str:
-    """Return the grammar with ``""`` for each empty alternative, on which xgrammar throws.
+def to_xgrammar(ebnf: str) -> str:
+    """Return the grammar as every release of xgrammar compiles it.
+
+    An empty alternative is ``""``, and each rule has one line: releases up to 0.1.18 know no other.
 
     Raises ValueError for what is no EBNF.
     """
@@ -84,18 +86,18 @@ def without_empty(ebnf: str) -> str:
             "not Lark (docs/structured-output.md#grammars)"
         )
     tokens = _Converter(ebnf).tokens
-    pieces: list[str] = []
-    done = 0
-    for index, (before, token) in enumerate(pairwise(tokens)):
-        starts = before.kind == "defines" or before.text in ("(", "|")
-        # A rule ends where the name of the next one is defined.
-        ends = token.kind == "end" or token.text in (")", "|")
-        ends |= token.kind == "name" and tokens[min(index + 2, len(tokens) - 1)].kind == "defines"
+    rules: list[list[str]] = [[]]
+    for index, (token, after) in enumerate(pairwise(tokens)):
+        following = tokens[min(index + 2, len(tokens) - 1)]
+        if token.kind == "name" and after.kind == "defines":
+            rules.append([])
+        rules[-1].append(token.text)
+        starts = token.kind == "defines" or token.text in ("(", "|")
+        ends = after.kind == "end" or after.text in (")", "|")
+        ends |= after.kind == "name" and following.kind == "defines"
         if starts and ends:
-            end = before.start + len(before.text)
-            pieces += [ebnf[done:end], ' ""']
-            done = end
-    return "".join([*pieces, ebnf[done:]])
+            rules[-1].append('""')
+    return "\n".join([" ".join(rule) for rule in rules if rule])
 
 
 class _Converter:

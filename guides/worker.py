@@ -19,8 +19,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from guides.ebnf import without_empty
-from guides.expressions import to_xgrammar
+from guides import ebnf, expressions
 from guides.grammar import to_grammar
 from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
@@ -57,7 +56,8 @@ class Checker:
             if kind == "json_schema":
                 return self._of_schema(json.loads(text), backend, best_effort)
             if backend == "xgrammar" and kind != "json":
-                text = to_xgrammar(text) if kind == "regex" else without_empty(text)
+                written_by = expressions if kind == "regex" else ebnf
+                text = written_by.to_xgrammar(text)
         except (ValueError, RecursionError) as error:
             return Verdict(str(error), "")
         except MemoryError:

@@ -75,6 +75,7 @@ ACCEPTED: list[tuple[Kind, Any]] = [
     ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
     ("ebnf_grammar", 'root ::= (| "a") x\nx ::= | "b" ||\ny ::= ()'),
     ("ebnf_grammar", 'root ::= "a" |\n# end'),
+    ("ebnf_grammar", 'root ::= # start\n "a"\n | x\n [b]? # end\nx ::=\n "c"'),
 ]
 # All releases throw on these, and the gateway refuses them.
 THROWN: list[tuple[Kind, str]] = [
