@@ -52,10 +52,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the text must match, as the engine's guided decoding takes it."""
+    """What the text must match, as the engine's guided decoding takes it.
+
+    `best_effort` maps JSON paths of a schema to what the client calls the schemas there: under
+    these, what cannot be enforced is left out.
+    """
 
     type: Kind
     text: str
+    best_effort: tuple[tuple[str, str], ...] = ()
 
 
 class Folders(Protocol):
@@ -189,6 +194,8 @@ class Options:
     """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
     looser_guide: Guide | None = None
     """What to be content with where no engine can enforce the guide."""
+    unenforced: tuple[str, ...] = ()
+    """The keywords of the guide's schemas that are not enforced, as header text."""
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
     caller: Caller = field(default_factory=lambda: ANYBODY)
@@ -312,6 +319,8 @@ class Batch:
     caller: Caller
     timeout_s: float
     deadline: float
+    unenforced: tuple[str, ...] = ()
+    """The keywords of the guide's schemas that are not enforced, as header text."""
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """Of the tokens of prompts, by the place of the generation that shows them."""

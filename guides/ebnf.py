@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_DEPTH = 100
 # llguidance takes 65,000 symbols in all, and every character is one.
@@ -69,6 +70,34 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
+
+
+def to_xgrammar(ebnf: str) -> str:
+    """Return the grammar as every release of xgrammar compiles it.
+
+    An empty alternative is ``""``, and each rule has one line: releases up to 0.1.18 know no other.
+
+    Raises ValueError for what is no EBNF.
+    """
+    if "::=" not in ebnf:
+        # vLLM takes Lark as well, and converts it.
+        raise ValueError(
+            "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
+            "not Lark (docs/structured-output.md#grammars)"
+        )
+    tokens = _Converter(ebnf).tokens
+    rules: list[list[str]] = [[]]
+    for index, (token, after) in enumerate(pairwise(tokens)):
+        following = tokens[min(index + 2, len(tokens) - 1)]
+        if token.kind == "name" and after.kind == "defines":
+            rules.append([])
+        rules[-1].append(token.text)
+        starts = token.kind == "defines" or token.text in ("(", "|")
+        ends = after.kind == "end" or after.text in (")", "|")
+        ends |= after.kind == "name" and following.kind == "defines"
+        if starts and ends:
+            rules[-1].append('""')
+    return "\n".join([" ".join(rule) for rule in rules if rule])
 
 
 class _Converter:
@@ -152,8 +181,6 @@ class _Converter:
             if token.kind == "name" and self._peek(1).kind == "defines":
                 break
             parts.append(self._repeated(self._element(depth)))
-        if not parts and token.text != ")":
-            raise self._error("an alternative is empty", token)
         return " ".join(parts) or '""'
 
     def _element(self, depth: int) -> str:

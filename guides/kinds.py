@@ -15,8 +15,14 @@ MAX_CHARS = 128 * 1024
 
 
 class Verdict(NamedTuple):
-    """Why an engine would fail on a guide, None if nothing is wrong with it; and else its text, as
-    the engine is to be given it."""
+    """The result of compiling a guide.
+
+    `refusal` is why an engine would fail on the guide, None if it would not; `text` is the guide as
+    the engine is to be given it. `left_out` has the JSON paths of keywords that are not enforced,
+    and `left_out_more` counts further ones.
+    """
 
     refusal: str | None
     text: str
+    left_out: tuple[str, ...] = ()
+    left_out_more: int = 0

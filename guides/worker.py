@@ -1,10 +1,10 @@
 """A process that compiles guides which strangers wrote, so that nothing else has to.
 
-`python -m guides.worker` reads one request a line, ``[kind, text, backend]`` in JSON, and answers
-each with a line: ``[reason, text, size]``, where `reason` says why it is no guide, null if it is
-one, `text` is what the engine is to be given for it, and `size` is the memory in bytes that the
-process has now. A guide that takes more CPU time or memory than it may ends the process by a
-signal, and so may one that breaks the compiler: that is why it is one.
+`python -m guides.worker` reads one request a line, ``[kind, text, backend, best_effort]`` in JSON,
+and answers each with a line: ``[verdict, size]``, where `verdict` has the fields of `Verdict`, and
+`size` is the memory in bytes that the process has now. Under the JSON paths `best_effort`, what
+cannot be enforced of a schema is left out. A guide that takes more CPU time or memory than it may
+ends the process by a signal, and so may one that breaks the compiler: that is why it is one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from guides import ebnf, expressions
 from guides.grammar import to_grammar
 from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
 from guides.reasons import NOTHING_FITS, reason
+from guides.schema.enforcement import Enforcement
 from guides.schema.keywords import pointer, step, subschemas
-from guides.schema.rewrite import rewrite
+from guides.schema.reading import Reader
+from guides.schema.rewrite import rewrite, write
 
 CPU_S = 2
 """A usual schema takes 3 ms, and the largest that `limits` lets pass some hundred."""
@@ -39,25 +44,40 @@ class Checker:
         # With the parser's state an error would be long and mean nothing to a client.
         self._limits = LLParserLimits(verbose_errors=False)
 
-    def verdict(self, kind: Kind, text: str, backend: Backend) -> Verdict:
-        """What becomes of a guide; the schema of one is written anew."""
+    def verdict(
+        self, kind: Kind, text: str, backend: Backend, best_effort: Sequence[str] = ()
+    ) -> Verdict:
+        """Return what becomes of a guide; the schema of one is written anew.
+
+        Under the JSON paths `best_effort`, what cannot be enforced of a schema is left out.
+        """
         try:
             check_length(text)
             if kind == "json_schema":
-                return self._of_schema(json.loads(text), backend)
+                return self._of_schema(json.loads(text), backend, best_effort)
+            if backend == "xgrammar" and kind != "json":
+                written_by = expressions if kind == "regex" else ebnf
+                text = written_by.to_xgrammar(text)
         except (ValueError, RecursionError) as error:
             return Verdict(str(error), "")
         except MemoryError:
             return Verdict("it is too large", "")
         return Verdict(self._refusal(kind, text, backend), text)
 
-    def _of_schema(self, schema: Any, backend: Backend) -> Verdict:
-        text = _dumped(rewrite(schema, backend))
+    def _of_schema(self, schema: Any, backend: Backend, best_effort: Sequence[str]) -> Verdict:
+        enforcement = Enforcement(best_effort)
+        text = _dumped(write(Reader(schema, backend, enforcement)))
         refusal = self._refusal("json_schema", text, backend)
+        if refusal is not None and best_effort:
+            # Expressions are compiled alone where the schema as a whole does not compile.
+            enforcement = Enforcement(best_effort)
+            why_not = partial(self._refusal, "regex", backend=backend)
+            text = _dumped(write(Reader(schema, backend, enforcement, why_not)))
+            refusal = self._refusal("json_schema", text, backend)
         if refusal is not None:
             place, refusal = self._place(schema, backend, refusal)
             refusal = f"{place}: {refusal}"
-        return Verdict(refusal, text)
+        return Verdict(refusal, text, enforcement.left_out, enforcement.left_out_more)
 
     def _place(self, schema: Any, backend: Backend, refusal: str) -> tuple[str, str]:
         """The JSON path of the smallest part that alone is refused by the compiler, and why."""
@@ -101,12 +121,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     checker = Checker()
     for line in sys.stdin.buffer:
-        kind, text, backend = json.loads(line)
+        kind, text, backend, best_effort = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
         end = int(used.ru_utime + used.ru_stime) + CPU_S + 1
         resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
-        found = checker.verdict(kind, text, backend)
-        print(json.dumps([*found, _size()]), flush=True)
+        found = checker.verdict(kind, text, backend, best_effort)
+        print(json.dumps([found, _size()]), flush=True)
 
 
 def _size() -> int:

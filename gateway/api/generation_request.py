@@ -230,7 +230,7 @@ class GenerationRequest(Strict):
         """What the answer must match, and the parameter that says so."""
         found: list[tuple[Guide, str]] = []
         if self.response_format is not None:
-            guide = format_guide(self.response_format)
+            guide = format_guide(self.response_format, self.name_place)
             found += [(guide, "response_format")] if guide else []
         if self.structured_outputs is not None:
             found.append((structured_guide(self.structured_outputs), "structured_outputs"))
@@ -240,6 +240,10 @@ class GenerationRequest(Strict):
                 param="structured_outputs",
             )
         return found[0] if found else (None, None)
+
+    def name_place(self, place: str) -> str:
+        """Return what the protocol calls a schema's place in a chat's request."""
+        return place
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
         """What the guide is made of where that is several, with their parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -19,24 +19,51 @@ from gateway.parsers.tools.forced import ForcedCall, arguments_guide, calls_guid
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
+Places = tuple[tuple[str, str], ...]
+"""JSON paths in a guide's schema, each with what the client calls the schema there."""
+NamePlace = Callable[[str], str]
+"""Names a place in a chat's request as the protocol calls it."""
+
+
 def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
-    """`response_format` of OpenAI, as a JSON schema; None for plain text."""
-    if wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
+    """Return the JSON schema of a `response_format`; None for one that has none."""
+    if wanted.type in ("json_object", "json"):
         return wanted.schema_ or _OBJECT
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+    if wanted.type != "json_schema":
+        return None
+    schema = wanted.schema_ if wanted.json_schema is None else wanted.json_schema.schema_
+    if schema is None or (wanted.schema_ is not None and wanted.json_schema is not None):
         raise InvalidRequest(
-            "response_format.json_schema.schema: must be given for type json_schema.",
+            "response_format.json_schema.schema: must be given once for type json_schema.",
             param="response_format",
         )
-    return wanted.json_schema.schema_
+    return schema
 
 
-def format_guide(wanted: ResponseFormat) -> Guide | None:
-    """The same as a guide."""
+def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
+    """Return the guide of a `response_format`; None where the answer may be any text."""
+    if wanted.is_plain:
+        return None
     schema = format_schema(wanted)
-    return None if schema is None else Guide("json_schema", _dump(schema))
+    if schema is not None:
+        return Guide("json_schema", _dump(schema), _format_places(wanted, "$", named))
+    field = "regex" if wanted.type == "regex" else "grammar"
+    text: str | None = getattr(wanted, field)
+    if text is None:
+        raise InvalidRequest(
+            f"response_format.{field}: must be given for type {wanted.type}.",
+            param="response_format",
+        )
+    return Guide("regex" if wanted.type == "regex" else "ebnf_grammar", text)
+
+
+def _format_places(wanted: ResponseFormat, path: str, named: NamePlace) -> Places:
+    """Return where the schema of a format is best effort."""
+    given = wanted.json_schema
+    if (wanted if given is None else given).strict:
+        return ()
+    name = "response_format.schema" if given is None else "response_format.json_schema.schema"
+    return ((path, named(name)),)
 
 
 def structured_guide(wanted: StructuredOutputs) -> Guide:
@@ -64,26 +91,29 @@ def structured_guide(wanted: StructuredOutputs) -> Guide:
 
 
 def either_guide(
-    wanted: ResponseFormat, tools: list[Tool], *, parallel: bool, strict_alone: bool = False
+    wanted: ResponseFormat,
+    tools: list[Tool],
+    *,
+    parallel: bool,
+    named: NamePlace,
+    strict_alone: bool = False,
 ) -> Guide:
-    """What an answer must match that is calls or in the format.
+    """Return what an answer must match that is calls or in the format.
 
-    `strict_alone` leaves the arguments of tools that are not strict to the model; so does a schema
-    of theirs that cannot be part of a guide. Raises InvalidRequest for any other.
+    `strict_alone` leaves the arguments of tools that are not strict to the model.
     """
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     held = {tool.function.name: None for tool in tools if tool.function.strict or not strict_alone}
     schema = format_schema(wanted) or {}
-    try:
-        return Guide("json_schema", either_schema(schema, functions, held, parallel=parallel))
-    except InvalidRequest:
-        if strict_alone:
-            raise
-        return either_guide(wanted, tools, parallel=parallel, strict_alone=True)
+    places = _format_places(wanted, "$.$defs.answer", named) + _tool_places(tools, held, named)
+    text = either_schema(schema, functions, held, parallel=parallel)
+    return Guide("json_schema", text, places)
 
 
-def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guide:
-    """What an answer must match that is a call which must happen."""
+def tool_guide(
+    tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: NamePlace = str
+) -> Guide:
+    """Return what an answer must match that is a call which must happen."""
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name
     if name is not None:
@@ -93,14 +123,29 @@ def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool) -> Guid
                 f"tool_choice: found {name!r}, allowed: {known}.", param="tool_choice"
             )
         functions, parallel = {name: functions[name]}, False
-    return Guide("json_schema", calls_guide(functions, parallel=parallel))
+    text = calls_guide(functions, parallel=parallel)
+    return Guide("json_schema", text, _tool_places(tools, functions, named))
+
+
+def _tool_places(tools: list[Tool], held: Iterable[str], named: NamePlace) -> Places:
+    """Return where the arguments of tools are best effort, of those in `held`."""
+    last = {tool.function.name: index for index, tool in enumerate(tools)}
+    return tuple(
+        [
+            (f"$.$defs.arguments{place}", named(f"tools[{last[name]}].function.parameters"))
+            for place, name in enumerate(held)
+            if not tools[last[name]].function.strict
+        ]
+    )
 
 
 def guides_of_tools(tools: list[Tool], forced: ForcedCall) -> Iterator[tuple[int, Guide]]:
     """What `tool_guide` is made of, by the tools' places: what the arguments of each must match."""
     for index, tool in enumerate(tools):
         if forced.name in (None, tool.function.name):
-            yield index, Guide("json_schema", arguments_guide(tool.function.parameters))
+            # The name is of no use: a guide of one tool is compiled to find what is wrong alone.
+            places = () if tool.function.strict else (("$", ""),)
+            yield index, Guide("json_schema", arguments_guide(tool.function.parameters), places)
 
 
 def guides_of_strict_tools(tools: list[Tool]) -> Iterator[tuple[int, Guide]]:

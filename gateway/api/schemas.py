@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -41,6 +42,8 @@ from gateway.parsers.message import MessageForm
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.forced import ForcedCall
 
+OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
+"""A place in one of the tools that can be called, by its number among these."""
 _MOST_BESIDE_THE_PROMPT = 64 * 1024
 """Bytes."""
 
@@ -142,11 +145,19 @@ class ChatCompletionRequest(GenerationRequest):
             )
         if not self.tools:
             raise InvalidRequest("tool_choice forces a call but tools is empty.", param="tools")
-        tools = self.callable_tools
-        return tool_guide(tools, self.forced, parallel=self._parallel), "tool_choice"
+        guide = tool_guide(
+            self.callable_tools, self.forced, parallel=self._parallel, named=self.name_place
+        )
+        return guide, "tool_choice"
+
+    def name_place(self, place: str) -> str:
+        found = OF_TOOL.fullmatch(place)
+        if found is None:
+            return place
+        return f"tools[{self._callable_places[int(found[1])]}].function.{found[2]}"
 
     def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        tools, places = self.callable_tools, self._callable_places
+        tools = self.callable_tools
         parts: list[tuple[Guide, str]] = []
         if self.forced is not None:
             of_tools = guides_of_tools(tools, self.forced)
@@ -156,7 +167,9 @@ class ChatCompletionRequest(GenerationRequest):
             of_tools = guides_of_strict_tools(tools)
         else:
             return ()
-        parts += [(guide, f"tools[{places[n]}].function.parameters") for n, guide in of_tools]
+        parts += [
+            (guide, self.name_place(f"tools[{n}].function.parameters")) for n, guide in of_tools
+        ]
         return parts
 
     def looser_guide(self) -> Guide | None:
@@ -168,8 +181,13 @@ class ChatCompletionRequest(GenerationRequest):
         wanted = self.response_format
         if self.either is None or wanted is None:
             return None
-        tools = self.callable_tools
-        return either_guide(wanted, tools, parallel=self._parallel, strict_alone=strict_alone)
+        return either_guide(
+            wanted,
+            self.callable_tools,
+            parallel=self._parallel,
+            named=self.name_place,
+            strict_alone=strict_alone,
+        )
 
     @property
     def _parallel(self) -> bool:
@@ -245,7 +263,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def _formatted(self) -> bool:
-        plain = self.response_format is None or self.response_format.type == "text"
+        plain = self.response_format is None or self.response_format.is_plain
         return not plain or self.structured_outputs is not None
 
     @property

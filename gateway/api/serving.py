@@ -120,7 +120,7 @@ async def prepared(
                 if as_written is None:
                     raise
                 raise as_written(error) from None
-            ready.hints = hints
+            ready.hints = (*hints, *ready.batch.unenforced)
             return ready
 
 

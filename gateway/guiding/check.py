@@ -22,12 +22,17 @@ _WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
 _KEPT, _KEPT_CHARS = 4096, 16 * 2**20
 # So many parts of a guide are looked at for the one that is wrong: each takes a turn.
 _PARTS = 8
+_MAX_NAME_CHARS = 200
 
 
 class GuideCheck:
-    """Tenants take turns, one guide at a time; verdicts are kept. Belongs to one event loop."""
+    """Tenants take turns, one guide at a time; verdicts are kept. Belongs to one event loop.
 
-    def __init__(self) -> None:
+    `strict` refuses what cannot be enforced of schemas that are best effort.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
         self._process = GuideProcess()
         self._turns = TurnThread("guides", _WAITING, _WAITING_OF_ONE, waits_to_be="compiled")
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -53,13 +58,15 @@ class GuideCheck:
             raise UnsupportedParameter(
                 f"{param}: this key may not use guided decoding.", param=param
             )
-        refusal, text = await self._verdict(guide, backend, caller.tenant)
-        if refusal is not None and options.looser_guide is not None:
+        found = await self._verdict(guide, backend, caller.tenant)
+        if found.refusal is not None and options.looser_guide is not None:
             guide = options.looser_guide
-            refusal, text = await self._verdict(guide, backend, caller.tenant)
-        if refusal is None:
-            params = replace(options.params, guide=replace(guide, text=text))
-            return replace(options, params=params)
+            found = await self._verdict(guide, backend, caller.tenant)
+        if found.refusal is None:
+            params = replace(options.params, guide=Guide(guide.type, found.text))
+            unenforced = _named(found, guide)
+            return replace(options, params=params, unenforced=unenforced)
+        refusal = found.refusal
         # A guide of several is made of each one's own; the first that is wrong is named.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
         for part, name in parts[:_PARTS]:
@@ -81,7 +88,10 @@ class GuideCheck:
         if len(guide.text) > MAX_CHARS:
             return Verdict(f"it has {len(guide.text)} characters; allowed: {MAX_CHARS}", "")
         text = guide.text.encode()
-        key = hashlib.sha256(f"{backend} {guide.type} ".encode() + text).digest()
+        if self._strict and guide.best_effort:
+            guide = replace(guide, best_effort=())
+        places = ",".join([path for path, _ in guide.best_effort])
+        key = hashlib.sha256(f"{backend} {guide.type} {places} ".encode() + text).digest()
         if (known := self._verdicts.get(key)) is not None:
             self._verdicts.move_to_end(key)
             return self._of(guide, known)
@@ -92,9 +102,10 @@ class GuideCheck:
             # Another's request may have brought the same one in the meantime.
             if (known := self._verdicts.get(key)) is not None:
                 return known
-            refusal, written = self._process.verdict(guide, backend)
+            found = self._process.verdict(guide, backend)
             # What is the client's own text need not be kept.
-            found = Verdict(refusal, "" if written == guide.text else written)
+            if found.text == guide.text:
+                found = found._replace(text="")
             # Before the next turn begins, and even if the client has left.
             loop.call_soon_threadsafe(self._keep, key, found)
             return found
@@ -103,13 +114,35 @@ class GuideCheck:
 
     @staticmethod
     def _of(guide: Guide, kept: Verdict) -> Verdict:
-        return kept if kept.text else Verdict(kept.refusal, guide.text)
+        return kept if kept.text else kept._replace(text=guide.text)
 
     def _keep(self, key: bytes, verdict: Verdict) -> None:
         if key in self._verdicts:
             return
         self._verdicts[key] = verdict
-        self._kept_chars += len(verdict.text)
+        self._kept_chars += _chars(verdict)
         while len(self._verdicts) > _KEPT or self._kept_chars > _KEPT_CHARS:
             _, oldest = self._verdicts.popitem(last=False)
-            self._kept_chars -= len(oldest.text)
+            self._kept_chars -= _chars(oldest)
+
+
+def _chars(verdict: Verdict) -> int:
+    return len(verdict.text) + sum(map(len, verdict.left_out))
+
+
+def _named(verdict: Verdict, guide: Guide) -> tuple[str, ...]:
+    """Return the keywords that are not enforced as text of a header, by the client's names."""
+    names = []
+    for path in verdict.left_out:
+        place, name = next(
+            (place, name)
+            for place, name in reversed(guide.best_effort)
+            if path.startswith((f"{place}.", f"{place}["))
+        )
+        # Commas stand between the names in the header.
+        text = f"{name}{path[len(place) :]}".replace(",", "\\x2c")
+        text = "".join([c if " " <= c <= "~" else ascii(c)[1:-1] for c in text])
+        names.append(text if len(text) <= _MAX_NAME_CHARS else f"{text[:_MAX_NAME_CHARS]}...")
+    if verdict.left_out_more:
+        names.append(f"and {verdict.left_out_more} more")
+    return tuple(names)

@@ -35,14 +35,15 @@ class GuideProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def verdict(self, guide: Guide, backend: Backend) -> Verdict:
-        """Why the engine would fail on `guide`, or what it is given for it.
+        """Return why the engine would fail on `guide`, or what it is given for it.
 
         Raises Overloaded where no process can be started, this machine is too busy, or the process
         ended by what is not the guide's doing.
         """
         process = self._started()
         stdin, stdout = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
-        request = json.dumps([guide.type, guide.text, backend]).encode() + b"\n"
+        best_effort = [path for path, _ in guide.best_effort]
+        request = json.dumps([guide.type, guide.text, backend, best_effort]).encode() + b"\n"
         try:
             stdin.write(request)
             stdin.flush()
@@ -50,10 +51,10 @@ class GuideProcess:
         except (OSError, ValueError):  # it has died, or was closed as the gateway ends
             answer = b""
         if answer:
-            reason, text, size = json.loads(answer)
+            (reason, text, left_out, more), size = json.loads(answer)
             if size > _MAX_BYTES:  # what a large one took stays with the process
                 self.close()
-            return Verdict(reason, text)
+            return Verdict(reason, text, tuple(left_out), more)
         if answer is None:
             self.close()
             raise _busy()

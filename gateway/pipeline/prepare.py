@@ -56,6 +56,7 @@ async def prepare(
         caller=options.caller,
         timeout_s=timeout_s,
         deadline=came + timeout_s,
+        unenforced=options.unenforced,
     )
 
 

@@ -6,23 +6,32 @@ from dataclasses import replace
 from typing import Any
 
 from guides.schema.atom import Atom, Parts, joined
-from guides.schema.keywords import refuse
+from guides.schema.enforcement import Enforcement
 
 _LARGER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
 _SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
+_OF_PARTS = {
+    "properties": "properties",
+    "required": "required",
+    "patterns": "patternProperties",
+    "names": "propertyNames",
+    "needs": "dependentRequired",
+    "prefix": "prefixItems",
+}
+"""The keywords of an object's or array's parts, by the attributes of atoms."""
 
 
-def in_common(one: Atom, other: Atom) -> Atom | None:
-    """What is valid for both, which are no references; None if nothing is.
+def in_common(one: Atom, other: Atom, enforcement: Enforcement) -> Atom | None:
+    """Return what is valid for both, which are no references; None if nothing is.
 
-    Raises ValueError where no atom says it.
+    Raises ValueError where no atom says it, unless it is best effort.
     """
     if one.is_any or other.is_any:
         return other if one.is_any else one
     if one.values is None and other.values is not None:
         one, other = other, one
     if one.values is not None:
-        values = tuple([value for value in one.values if fits(value, other)])
+        values = tuple([value for value in one.values if fits(value, other, enforcement)])
         return replace(one, values=values) if values else None
     types = {one.type, other.type}
     if len(types) > 1 and types != {"integer", "number"}:
@@ -31,17 +40,17 @@ def in_common(one: Atom, other: Atom) -> Atom | None:
         one,
         type="integer" if "integer" in types else one.type,
         is_idle=one.is_idle and other.is_idle,
-        simple=_simple(one, other),
+        simple=_simple(one, other, enforcement),
         names=joined(one.names, other.names) or (),
         names_some=one.names_some or other.names_some,
         required=tuple(dict.fromkeys(one.required + other.required)),
     )
     if one.type == "object":
-        return _objects(both, one, other)
+        return _objects(both, one, other, enforcement)
     return _arrays(both, one, other) if one.type == "array" else both
 
 
-def _simple(one: Atom, other: Atom) -> dict[str, Any]:
+def _simple(one: Atom, other: Atom, enforcement: Enforcement) -> dict[str, Any]:
     found = dict(one.simple)
     for keyword, value in other.simple.items():
         if keyword not in found:
@@ -51,16 +60,19 @@ def _simple(one: Atom, other: Atom) -> dict[str, Any]:
         elif keyword in _SMALLER:
             found[keyword] = min(found[keyword], value)
         elif found[keyword] != value:
-            if keyword != "format":
-                refuse(other.path, f"{keyword} beside another {keyword} is not supported")
-            del found[keyword]  # it is an annotation, and which is meant cannot be known
+            if keyword == "format":
+                del found[keyword]  # it is an annotation, and which is meant cannot be known
+                continue
+            why = f"{keyword} beside another {keyword} is not supported"
+            enforcement.leave_out(other.path, keyword, why)
     return found
 
 
-def _objects(both: Atom, one: Atom, other: Atom) -> Atom:
-    for here, there in ((one, other), (other, one)):
-        if here.patterns and (there.properties or there.patterns or there.additional is not None):
-            refuse(here.path, "patternProperties of objects that are joined is not supported")
+def _objects(both: Atom, one: Atom, other: Atom, enforcement: Enforcement) -> Atom:
+    if one.patterns and (other.properties or other.patterns or other.additional is not None):
+        one = _without_patterns(one, enforcement)
+    if other.patterns and (one.properties or one.patterns or one.additional is not None):
+        other = _without_patterns(other, enforcement)
     properties = {
         name: joined(_property(one, name), _property(other, name)) or ()
         for name in (one.properties | other.properties)
@@ -73,6 +85,12 @@ def _objects(both: Atom, one: Atom, other: Atom) -> Atom:
     return replace(
         both, properties=properties, additional=additional, patterns=patterns, needs=needs
     )
+
+
+def _without_patterns(atom: Atom, enforcement: Enforcement) -> Atom:
+    why = "patternProperties of objects that are joined is not supported"
+    enforcement.leave_out(atom.path, "patternProperties", why)
+    return replace(atom, patterns={}, additional=())
 
 
 def _property(atom: Atom, name: str) -> Parts | None:
@@ -89,10 +107,10 @@ def _item(atom: Atom, index: int) -> Parts | None:
     return atom.prefix[index] if index < len(atom.prefix) else atom.items
 
 
-def fits(value: Any, atom: Atom) -> bool:
-    """Whether an atom that is no reference has this value.
+def fits(value: Any, atom: Atom, enforcement: Enforcement) -> bool:
+    """Return True if an atom that is no reference has this value, or may have it.
 
-    Raises ValueError where that takes more than to look at it.
+    Raises ValueError where that takes more than to look at it, unless it is best effort.
     """
     if atom.is_any:
         return True
@@ -100,14 +118,15 @@ def fits(value: Any, atom: Atom) -> bool:
         return any(are_equal(value, each) for each in atom.values)
     if atom.type not in types_of(value):
         return False
-    said = {
-        key
-        for key in ("properties", "required", "patterns", "names", "needs", "prefix")
-        if getattr(atom, key)
-    }
-    if said or atom.additional is not None or atom.items is not None:
-        refuse(atom.path, "enum or const beside what is said of its parts is not supported")
-    return all(_holds(keyword, limit, value, atom) for keyword, limit in atom.simple.items())
+    said = [keyword for name, keyword in _OF_PARTS.items() if getattr(atom, name)]
+    said += ["additionalProperties"] if atom.additional is not None else []
+    said += ["items"] if atom.items is not None else []
+    for keyword in said:
+        why = "enum or const beside what is said of its parts is not supported"
+        enforcement.leave_out(atom.path, keyword, why)
+    return all(
+        _holds(keyword, limit, value, atom, enforcement) for keyword, limit in atom.simple.items()
+    )
 
 
 def types_of(value: Any) -> tuple[str, ...]:
@@ -122,7 +141,7 @@ def types_of(value: Any) -> tuple[str, ...]:
     )
 
 
-def _holds(keyword: str, limit: Any, value: Any, atom: Atom) -> bool:
+def _holds(keyword: str, limit: Any, value: Any, atom: Atom, enforcement: Enforcement) -> bool:
     size = value if isinstance(value, int | float) else len(value)
     match keyword:
         case "format":
@@ -135,7 +154,9 @@ def _holds(keyword: str, limit: Any, value: Any, atom: Atom) -> bool:
             return bool(size > limit)
         case "exclusiveMaximum":
             return bool(size < limit)
-    refuse(atom.path, f"{keyword} beside enum or const is not supported")
+    why = f"{keyword} beside enum or const is not supported"
+    enforcement.leave_out(atom.path, keyword, why)
+    return True
 
 
 def are_equal(one: Any, other: Any) -> bool:

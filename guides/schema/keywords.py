@@ -83,19 +83,27 @@ def pointer(keys: list[str | int]) -> str:
     return "/".join(["#", *parts])
 
 
-def inspect(schema: Mapping[str, Any], path: str, backend: Backend) -> None:
-    """Raises ValueError for a keyword whose value is none for it, or that nothing enforces."""
+def inspect(schema: Mapping[str, Any], path: str) -> None:
+    """Raises ValueError for a keyword whose value is none for it."""
     for keyword, value in schema.items():
         if (expected := _EXPECTED.get(keyword)) is not None and not expected[0](value):
             found = f"found {_shown(value)}" if _is_short(value) else "what it has is none"
             refuse(path, f"{keyword}: {found}; allowed: {expected[1]}")
+
+
+def unsupported(schema: Mapping[str, Any], backend: Backend) -> Iterator[tuple[str, str]]:
+    """Yield the keywords that no compiler enforces, each with why."""
+    for keyword, value in schema.items():
         if (
             keyword in _NO_COMPILER
             or (keyword == "uniqueItems" and value)
             or (keyword == "multipleOf" and backend == "xgrammar")
             or (keyword.startswith("unevaluated") and isinstance(value, dict))
         ):
-            refuse(path, f"{keyword} is not supported")
+            yield keyword, f"{keyword} is not supported"
+        elif keyword == "$ref" and value != "#" and not value.startswith("#/"):
+            allowed = "#/ and the place in the schema"
+            yield keyword, f"$ref: {value} cannot be followed; allowed: {allowed}"
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from guides.schema.atom import NOTHING, Atom, forbids
-from guides.schema.keywords import refuse
+from guides.schema.enforcement import Enforcement
 from guides.schema.reading import Reader
 
 # Names that depend on others double the alternatives.
@@ -27,14 +27,20 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
             pattern = allowed[0].simple.get("pattern") if len(allowed) == 1 else None
             if pattern is None or len(allowed[0].simple) > 1:
                 keywords = " and ".join(part.schema) if isinstance(part.schema, dict) else ""
-                refuse(path, f"propertyNames with {keywords} is not supported")
+                why = f"propertyNames with {keywords} is not supported"
+                reader.enforcement.leave_out(path, keywords.partition(" ")[0] or "const", why)
+                continue
             if atom.properties or atom.patterns or atom.required:
-                refuse(path, "propertyNames with pattern beside properties is not supported")
+                why = "propertyNames with pattern beside properties is not supported"
+                reader.enforcement.leave_out(path, "pattern", why)
+                continue
             patterns = {} if forbids(additional) else {pattern: additional}
             atom = replace(atom, patterns=patterns, additional=NOTHING)
             continue
         if atom.patterns:
-            refuse(path, "propertyNames beside patternProperties is not supported")
+            why = "propertyNames beside patternProperties is not supported"
+            reader.enforcement.leave_out(path, "enum", why)
+            continue
         names = [name for each in allowed for name in each.values or () if isinstance(name, str)]
         properties = {
             name: parts if name in names else NOTHING for name, parts in atom.properties.items()
@@ -44,7 +50,7 @@ def with_names(atom: Atom, reader: Reader) -> Atom:
     return atom
 
 
-def variants(atom: Atom) -> Iterator[Atom]:
+def variants(atom: Atom, enforcement: Enforcement) -> Iterator[Atom]:
     """The object, or several in place of what depends on whether properties are there."""
     needs = dict(atom.needs)
     properties, required = dict(atom.properties), dict.fromkeys(atom.required)
@@ -55,8 +61,9 @@ def variants(atom: Atom) -> Iterator[Atom]:
     for name in (*required, *open_ends):
         if name not in properties:
             if atom.patterns:
-                refuse(atom.path, f"required: {name} beside patternProperties is not supported")
-            properties[name] = atom.additional or ()
+                why = f"required: {name} beside patternProperties is not supported"
+                enforcement.leave_out(atom.path, "patternProperties", why)
+            properties[name] = () if atom.patterns else atom.additional or ()
     atom = replace(atom, properties=properties, required=tuple(required), needs={})
     if not open_ends:
         yield atom
@@ -66,9 +73,16 @@ def variants(atom: Atom) -> Iterator[Atom]:
         or atom.patterns
         or not (atom.additional is None or forbids(atom.additional))
     ):
-        refuse(atom.path, "dependentRequired of an object like this is not supported")
+        why = "dependentRequired of an object like this is not supported"
+        enforcement.leave_out(atom.path, "dependentRequired", why)
+        yield atom
+        return
     name = open_ends[0]
     rest = {key: needs[key] for key in open_ends[1:]}
     without = {key: parts for key, parts in properties.items() if key != name}
-    yield from variants(replace(atom, properties=without, additional=NOTHING, needs=rest))
-    yield from variants(replace(atom, required=(*required, name, *needs[name]), needs=rest))
+    yield from variants(
+        replace(atom, properties=without, additional=NOTHING, needs=rest), enforcement
+    )
+    yield from variants(
+        replace(atom, required=(*required, name, *needs[name]), needs=rest), enforcement
+    )

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
 from urllib.parse import unquote
 
+from guides.expressions import to_xgrammar
 from guides.kinds import Backend
 from guides.schema.atom import Atom, Part, Parts, at_least, atom_of, listed
 from guides.schema.common import fits, in_common
-from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step
+from guides.schema.enforcement import STRICT, Enforcement
+from guides.schema.keywords import ABOUT, TYPES, inspect, refuse, step, unsupported
 
 # Alternatives multiply where several stand together, and those of oneOf are compared in pairs.
 _MAX_STEPS = 50_000
 MAX_DEPTH = 100
 _MAX_DEPTH_APART = 4
+# These may name properties, or items, of the object, or array, that they stand in.
+_NAMING = frozenset(
+    {
+        *("$ref", "$dynamicRef", "$recursiveRef", "if", "dependentSchemas", "contains"),
+        *("unevaluatedProperties", "unevaluatedItems"),
+    }
+)
 
 
 class Reader:
-    """Reads the schemas of one document; `backend` says what is refused."""
+    """Reads the schemas of one document; `backend` says what cannot be enforced."""
 
-    def __init__(self, document: Any, backend: Backend) -> None:
+    def __init__(
+        self,
+        document: Any,
+        backend: Backend,
+        enforcement: Enforcement = STRICT,
+        why_not: Callable[[str], str | None] = lambda expression: None,
+    ) -> None:
+        """`why_not` returns why the compiler refuses an expression, None if it compiles."""
         self.backend = backend
+        self.enforcement = enforcement
+        self._why_not = why_not
+        self._naming_left_out = 0
         self._document = document
         self._steps = 0
         self._depth = 0
@@ -40,8 +59,6 @@ class Reader:
 
     def target(self, ref: str, path: str) -> Part:
         """What `ref` leads to. Raises ValueError where nothing is there."""
-        if ref != "#" and not ref.startswith("#/"):
-            refuse(path, f"$ref: {ref} cannot be followed; allowed: #/ and the place in the schema")
         found, place = self._document, "$"
         for escaped in unquote(ref).split("/")[1:]:
             key = escaped.replace("~1", "/").replace("~0", "~")
@@ -54,6 +71,22 @@ class Reader:
         if not isinstance(found, dict | bool):
             refuse(path, f"$ref: {ref} is no schema")
         return Part(found, place)
+
+    def expression(self, text: str, path: str, keyword: str) -> str | None:
+        """Return an expression as `backend` compiles it; None if it is left out.
+
+        Raises ValueError for one that cannot be compiled, unless it is best effort.
+        """
+        try:
+            found = to_xgrammar(text) if self.backend == "xgrammar" else text
+        except ValueError as error:
+            why: str | None = str(error)
+        else:
+            why = self._why_not(found)
+        if why is None:
+            return found
+        self.enforcement.leave_out(path, keyword, why)
+        return None
 
     def spend(self, path: str) -> None:
         self._steps += 1
@@ -69,7 +102,9 @@ class Reader:
         if self._depth > MAX_DEPTH:
             refuse(path, f"schemas are nested more than {MAX_DEPTH} deep")
         self._depth += 1
-        inspect(schema, path, self.backend)
+        inspect(schema, path)
+        before = self._naming_left_out
+        schema = self._enforced(schema, path)
         all_of = [_own(schema, path)]
         if "const" in schema:
             all_of.append([Atom(path=path, values=(schema["const"],))])
@@ -84,12 +119,34 @@ class Reader:
         if "oneOf" in schema:
             all_of.append(self._one_of(schema, path, within))
         found = self._all(all_of, within)
-        if schema.get("unevaluatedProperties") is False or schema.get("unevaluatedItems") is False:
+        ends = schema.get("unevaluatedProperties") is False or (
+            schema.get("unevaluatedItems") is False
+        )
+        if self._naming_left_out > before:
+            for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+                if schema.get(keyword) is False:
+                    self.enforcement.leave_out(path, keyword)
+            # What was left out may name properties beside those that are known.
+            found = [_opened(atom) for atom in self._followed(found, within)]
+        elif ends:
             found = [
                 self._nothing_more(atom, schema, path) for atom in self._followed(found, within)
             ]
         self._depth -= 1
         return found
+
+    def _enforced(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """Return the schema without what no compiler enforces.
+
+        Raises ValueError unless it is best effort.
+        """
+        found = dict(unsupported(schema, self.backend))
+        if not found:
+            return schema
+        for keyword, why in found.items():
+            self.enforcement.leave_out(path, keyword, why)
+            self._naming_left_out += keyword in _NAMING
+        return {keyword: value for keyword, value in schema.items() if keyword not in found}
 
     def _all(self, all_of: Sequence[list[Atom]], within: tuple[str, ...]) -> list[Atom]:
         """The alternatives that all of these lists have in common."""
@@ -107,7 +164,7 @@ class Reader:
             for one in self._followed(found, within):
                 for other in follows:
                     self.spend(other.path)
-                    if (both := in_common(one, other)) is not None:
+                    if (both := in_common(one, other, self.enforcement)) is not None:
                         joined.append(both)
             found = joined
         return found
@@ -119,7 +176,10 @@ class Reader:
                 yield atom
                 continue
             if atom.ref in within:
-                refuse(atom.path, f"$ref: {atom.ref} leads back to itself")
+                why = f"$ref: {atom.ref} leads back to itself"
+                self.enforcement.leave_out(atom.path, "$ref", why)
+                yield Atom(path=atom.path)
+                continue
             there = self._read(self.target(atom.ref, atom.path), (*within, atom.ref))
             yield from at_least(self._followed(there, (*within, atom.ref)), atom.required)
 
@@ -146,9 +206,14 @@ class Reader:
         tag = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
         if isinstance(tag, str):
             branches = [[self._tagged(atom, tag, within) for atom in each] for each in branches]
+        before = self._naming_left_out
         for (i, one), (k, other) in combinations(enumerate(branches), 2):
             if not self._are_apart(one, other, within, 0):
-                refuse(path, f"oneOf: a value may be valid for both [{i}] and [{k}]; write anyOf")
+                why = f"oneOf: a value may be valid for both [{i}] and [{k}]; write anyOf"
+                self.enforcement.leave_out(path, "oneOf", why)  # it is read as anyOf
+                break
+        # Comparing reads what is deeper than the properties of this schema.
+        self._naming_left_out = before
         return [atom for each in branches for atom in each]
 
     def _idle(self, atoms: list[Atom], within: tuple[str, ...]) -> set[str | None]:
@@ -182,7 +247,7 @@ class Reader:
             one, other = other, one
         if one.values is not None:
             try:
-                return not any(fits(value, other) for value in one.values)
+                return not any(fits(value, other, STRICT) for value in one.values)
             except ValueError:  # it takes more than to look at them
                 return False
         if one.type != other.type:
@@ -203,6 +268,12 @@ class Reader:
             for name in one.required
             if name in other.required and name in one.properties and name in other.properties
         )
+
+
+def _opened(atom: Atom) -> Atom:
+    if atom.type == "object" and atom.additional is None:
+        return replace(atom, additional=())
+    return atom
 
 
 def _own(schema: dict[str, Any], path: str) -> list[Atom]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from guides.kinds import Backend
+from guides.limits import MAX_WEIGHT
 from guides.schema.atom import NOTHING, Atom, Parts, at_least, forbids
 from guides.schema.keywords import refuse
 from guides.schema.objects import variants, with_names
@@ -29,12 +30,21 @@ def rewrite(document: Any, backend: Backend, ref: str = "#") -> Schema:
 
     Raises ValueError with keyword and JSON path for what cannot be enforced.
     """
-    return _Writer(document, backend).write(ref)
+    return write(Reader(document, backend), ref)
+
+
+def write(reader: Reader, ref: str = "#") -> Schema:
+    """Return what stands at `ref` in the reader's schema, as `rewrite` does.
+
+    What the reader leaves out as best effort is not enforced: then more is valid.
+    """
+    return _Writer(reader).write(ref)
 
 
 class _Writer:
-    def __init__(self, document: Any, backend: Backend) -> None:
-        self._reader = Reader(document, backend)
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._enforcement = reader.enforcement
         self._names: dict[tuple[str, tuple[str, ...]], str] = {}
         self._waiting: deque[tuple[str, Atom]] = deque()
         self._root = "#"
@@ -84,13 +94,13 @@ class _Writer:
             many = len(atom.values) > 1
             yield {"enum": list(atom.values)} if many else {"const": atom.values[0]}
         elif atom.type in ("number", "integer"):
-            yield from numbers(atom)
+            yield from numbers(atom, self._enforcement)
         elif atom.type == "string":
-            yield from strings(atom, self._reader.backend)
+            yield from strings(atom, self._reader)
         elif atom.type == "array":
             yield from self._array(atom)
         elif atom.type == "object":
-            for each in variants(with_names(atom, self._reader)):
+            for each in variants(with_names(atom, self._reader), self._enforcement):
                 yield from self._object(each)
         else:
             yield {"type": atom.type}
@@ -108,8 +118,30 @@ class _Writer:
             self._waiting.append((name, atom))
         return f"#/$defs/{self._names[key]}"
 
+    def _patterns(self, atom: Atom) -> dict[str, Schema]:
+        written: dict[str, Schema] = {}
+        for key, parts in atom.patterns.items():
+            found = self._reader.expression(key, atom.path, "patternProperties")
+            if found is None:
+                continue
+            schema = self._schema(parts)
+            why = "two of the expressions are the same" if found in written else ""
+            if why or schema is None:
+                why = why or "nothing is valid for one of them"
+                self._enforcement.leave_out(
+                    atom.path, "patternProperties", f"patternProperties: {why}"
+                )
+                schema = {}
+            written[found] = schema
+        return written
+
     def _array(self, atom: Atom) -> Iterator[Schema]:
-        low, high = atom.simple.get("minItems", 0), atom.simple.get("maxItems", math.inf)
+        simple = dict(atom.simple)
+        for keyword in ("minItems", "maxItems"):
+            if simple.get(keyword, 0) > MAX_WEIGHT and self._enforcement.is_best_effort(atom.path):
+                del simple[keyword]
+                self._enforcement.leave_out(atom.path, keyword)
+        low, high = simple.get("minItems", 0), simple.get("maxItems", math.inf)
         prefix: list[Schema] = []
         items = atom.items
         for parts in atom.prefix:
@@ -124,7 +156,7 @@ class _Writer:
             return
         if items is None and (not prefix or low > len(prefix)):
             items = ()  # where it is not said, releases of xgrammar throw
-        written: Schema = {"type": "array", **atom.simple}
+        written: Schema = {"type": "array", **simple}
         if prefix:
             written["prefixItems"] = prefix
         if items is not None:
@@ -139,26 +171,24 @@ class _Writer:
         if never & set(atom.required):
             return
         if never and (atom.patterns or not (atom.additional is None or forbids(atom.additional))):
-            names = ", ".join(sorted(never))
-            refuse(atom.path, f"properties: {names} can have no value")
+            why = f"properties: {', '.join(sorted(never))} can have no value"
+            self._enforcement.leave_out(atom.path, "properties", why)
         written: Schema = {"type": "object"}
         if properties:
             written["properties"] = properties
         if atom.required:
             written["required"] = list(atom.required)
-        if atom.patterns:
-            found_patterns = {key: self._schema(parts) for key, parts in atom.patterns.items()}
-            if None in found_patterns.values():
-                refuse(atom.path, "patternProperties: nothing is valid for one of them")
-            written["patternProperties"] = found_patterns
-        additional = atom.additional
+        patterns = self._patterns(atom)
+        if patterns:
+            written["patternProperties"] = patterns
+        additional = atom.additional if len(patterns) == len(atom.patterns) else ()
         if additional is None:
             additional = NOTHING if known or atom.names_some or atom.patterns else ()
         found = self._schema(additional)
         written["additionalProperties"] = False if found is None else found
         written |= atom.simple
         low, high = atom.simple.get("minProperties", 0), atom.simple.get("maxProperties", math.inf)
-        if written["additionalProperties"] is False and not atom.patterns:
+        if written["additionalProperties"] is False and not patterns:
             high = min(high, len(properties))
         if max(low, len(atom.required)) <= high:
             yield written

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from guides.kinds import Backend
+from guides.limits import MAX_WEIGHT
 from guides.schema.atom import Atom
-from guides.schema.keywords import FORMATS, refuse
+from guides.schema.enforcement import Enforcement
+from guides.schema.keywords import FORMATS
+from guides.schema.reading import Reader
 
 Schema = dict[str, Any]
 
@@ -18,8 +20,18 @@ _MAX_INTEGER = 2**63 - 1
 _REPEATED = re.compile(r"\^(\[\^?(?:[^\[\]\\]|\\.)+\]|\\[dws]|[A-Za-z0-9])([*+])\$", re.DOTALL)
 
 
-def strings(atom: Atom, backend: Backend) -> Iterator[Schema]:
+def strings(atom: Atom, reader: Reader) -> Iterator[Schema]:
     said = dict(atom.simple)
+    enforcement = reader.enforcement
+    for keyword in ("minLength", "maxLength"):
+        if said.get(keyword, 0) > MAX_WEIGHT and enforcement.is_best_effort(atom.path):
+            del said[keyword]
+            enforcement.leave_out(atom.path, keyword)
+    if "pattern" in said:
+        found = reader.expression(said["pattern"], atom.path, "pattern")
+        said |= {"pattern": found}
+        if found is None:
+            del said["pattern"]
     # xgrammar enforces one of these three; and a format is an annotation.
     sized = bool(said.keys() & {"minLength", "maxLength"})
     if said.get("format") not in FORMATS or sized or "pattern" in said:
@@ -27,21 +39,25 @@ def strings(atom: Atom, backend: Backend) -> Iterator[Schema]:
     low, high = int(said.get("minLength", 0)), said.get("maxLength")
     if high is not None and low > high:
         return
-    if "pattern" in said and sized and backend == "xgrammar":
-        found = _REPEATED.fullmatch(said["pattern"])
-        if found is None:
-            keyword = "maxLength" if high is not None else "minLength"
-            refuse(atom.path, f"{keyword} beside pattern is not supported")
-        low = max(low, int(found[2] == "+"))
-        times = f"{{{low},{'' if high is None else int(high)}}}"
-        said = {"pattern": f"^{found[1]}{times}$"}
+    if "pattern" in said and sized and reader.backend == "xgrammar":
+        repeated = _REPEATED.fullmatch(said["pattern"])
+        if repeated is None:
+            for keyword in ("maxLength", "minLength"):
+                if keyword in said:
+                    why = f"{keyword} beside pattern is not supported"
+                    enforcement.leave_out(atom.path, keyword, why)
+            said = {"pattern": said["pattern"]}
+        else:
+            low = max(low, int(repeated[2] == "+"))
+            times = f"{{{low},{'' if high is None else int(high)}}}"
+            said = {"pattern": f"^{repeated[1]}{times}$"}
     yield {"type": "string", **said}
 
 
-def numbers(atom: Atom) -> Iterator[Schema]:
+def numbers(atom: Atom, enforcement: Enforcement) -> Iterator[Schema]:
     said = dict(atom.simple)
     if atom.type == "integer":
-        said = _whole(said, atom.path)
+        said = _whole(said, atom.path, enforcement)
     low, high = said.get("minimum", -math.inf), said.get("maximum", math.inf)
     above, below = said.get("exclusiveMinimum"), said.get("exclusiveMaximum")
     # Of two bounds on one side the tighter one is meant.
@@ -55,7 +71,7 @@ def numbers(atom: Atom) -> Iterator[Schema]:
         yield {"type": atom.type, **said}
 
 
-def _whole(said: dict[str, Any], path: str) -> dict[str, Any]:
+def _whole(said: dict[str, Any], path: str, enforcement: Enforcement) -> dict[str, Any]:
     """Bounds of integers as the integers that they leave."""
     found = {key: value for key, value in said.items() if key == "multipleOf"}
     lows, highs = [], []
@@ -73,5 +89,7 @@ def _whole(said: dict[str, Any], path: str) -> dict[str, Any]:
         found["maximum"] = min(highs)
     for keyword in ("minimum", "maximum"):
         if abs(found.get(keyword, 0)) > _MAX_INTEGER:
-            refuse(path, f"{keyword}: a bound of integers has 64 bits")
+            why = f"{keyword}: a bound of integers has 64 bits"
+            enforcement.leave_out(path, keyword, why)
+            del found[keyword]
     return found

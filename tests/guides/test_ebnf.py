@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from guides.ebnf import MAX_DEPTH, MAX_LENGTH, to_lark
+from guides.ebnf import MAX_DEPTH, MAX_LENGTH, to_lark, to_xgrammar
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
 
@@ -90,8 +90,6 @@ def test_a_grammar_matches_what_it_says(ebnf: str, good: list[str], bad: list[st
         (r'root ::= "\x110000"', r"line 1, column 10: \x110000 is not a character"),
         ("root ::= [z-a]", "line 1, column 10: [z-a]: a range ends before it begins"),
         ("root ::= .", "line 1, column 10: unexpected '.'"),
-        ('root ::= "a" |', "line 1, column 15: an alternative is empty"),
-        ('root ::= ("a" | | "b")', "line 1, column 17: an alternative is empty"),
         ('root ::= "\0"', "line 1, column 10: \0 is not a character"),
         ("root ::= []", "line 1, column 10: [] matches nothing"),
         ('root ::= "a"{3,2}', "line 1, column 13: {3,2}: the upper bound is below the lower one"),
@@ -174,3 +172,18 @@ def test_any_text_is_converted_or_refused(text: str) -> None:
         return
     grammar = LLMatcher.grammar_from_lark(lark)
     assert not LLMatcher(tokenizers()[1], grammar, log_level=0).is_error()
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "expected"),
+    [
+        ('root ::= "a" |', 'root ::= "a" | ""'),
+        ('root ::= "a" |\nx ::= "b"', 'root ::= "a" | ""\nx ::= "b"'),
+        ("root ::= ( | [a])\n b? # c\nb ::=", 'root ::= ( "" | [a] ) b ?\nb ::= ""'),
+        ('root ::= ("a" | | "b")', 'root ::= ( "a" | "" | "b" )'),
+        ("root ::= ()", 'root ::= ( "" )'),
+        ('root ::= "|" [|(] "()"', 'root ::= "|" [|(] "()"'),
+    ],
+)
+def test_each_rule_is_a_line_without_empty_alternatives(ebnf: str, expected: str) -> None:
+    assert to_xgrammar(ebnf) == expected

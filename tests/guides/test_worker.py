@@ -14,9 +14,9 @@ from guides.worker import CPU_S
 
 def test_each_guide_has_an_answer_and_the_process_its_bounds() -> None:
     asked = [
-        ["regex", "a+", "xgrammar"],
-        ["regex", "(", "xgrammar"],
-        ["json_schema", '{"const": "é😀"}', "llguidance"],
+        ["regex", "a+", "xgrammar", []],
+        ["regex", "(", "xgrammar", []],
+        ["json_schema", '{"const": "é😀"}', "llguidance", []],
     ]
     with subprocess.Popen(
         [sys.executable, "-m", "guides.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -33,9 +33,9 @@ def test_each_guide_has_an_answer_and_the_process_its_bounds() -> None:
         memory, _ = worker.rlimit(psutil.RLIMIT_AS)
         process.stdin.close()
         assert process.wait(60) == 0  # nobody asks any more
-    assert [reason is None for reason, _, _ in answers] == [True, False, True]
-    assert [text for _, text, _ in answers] == ["a+", "(", '{"const":"é😀"}']
-    assert all(2**20 < size < 100 * 2**20 for _, _, size in answers)
+    assert [verdict[0] is None for verdict, _ in answers] == [True, False, True]
+    assert [verdict[1] for verdict, _ in answers] == ["a+", "(", '{"const":"é😀"}']
+    assert all(2**20 < size < 100 * 2**20 for _, size in answers)
     # Of all its life so far, this much more.
     used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     assert CPU_S < cpu <= used + CPU_S + 1

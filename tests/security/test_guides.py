@@ -24,11 +24,13 @@ BAD = {"structured_outputs": {"regex": "("}}
 
 
 def _tool(name: str, parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+    function = {"name": name, "parameters": parameters, "strict": True}
+    return {"type": "function", "function": function}
 
 
 def _schema(schema: Any) -> dict[str, Any]:
-    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    given = {"name": "s", "schema": schema, "strict": True}
+    wanted = {"type": "json_schema", "json_schema": given}
     return {"response_format": wanted}
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -24,11 +23,10 @@ from gateway.api.field_types import StopStrings, Whole
 from gateway.api.hosted_tools import name_hosted
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, uncallable_tools
-from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -38,7 +36,6 @@ _WRITTEN: dict[str, str] = {
     "stop": "stop_sequences",
 }
 """What a chat's parameters are called here, where that differs."""
-_OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 _TAGGED = frozenset({"content", "system"})
 """Lists of blocks: within one, pydantic names the type beside the place."""
 
@@ -158,9 +155,9 @@ class Chat(ChatCompletionRequest):
     """The places of `tools` in the request."""
     omit_thinking: bool = False
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        parts = super().guide_parts()
-        return [(guide, _at_place(param, self.tool_places)) for guide, param in parts]
+    def name_place(self, place: str) -> str:
+        found = OF_TOOL.fullmatch(place)
+        return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
 
 
 def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
@@ -190,16 +187,10 @@ def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[C
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Names the parameter as the client wrote it, where a chat calls it otherwise."""
     names, param = _WRITTEN, error.param or ""
-    if found := _OF_TOOL.fullmatch(param):
+    if found := OF_TOOL.fullmatch(param):
         field = "input_schema" if found[2] == "parameters" else found[2]
         names = names | {param: f"tools.{found[1]}.{field}"}
     return renamed(error, names)
-
-
-def _at_place(param: str, places: Sequence[int]) -> str:
-    """Return a chat's parameter with a tool's place among all tools of the request."""
-    found = _OF_TOOL.fullmatch(param)
-    return param if found is None else f"tools[{places[int(found[1])]}].function.{found[2]}"
 
 
 def _output(config: OutputConfig | None) -> dict[str, Any]:

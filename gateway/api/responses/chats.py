@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
@@ -16,11 +15,10 @@ from gateway.api.responses.items import Item, ItemReference, MessageItem
 from gateway.api.responses.requests import ResponsePrompt
 from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
-from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide
 
 M = TypeVar("M", bound=Strict)
 
@@ -35,7 +33,6 @@ _WRITTEN: dict[str, str] = {
     "response_format": "text.format",
 }
 """What a chat's parameters are called here, where that differs."""
-_OF_TOOL = re.compile(r"tools\[(\d+)\]\.function\.(\w+)")
 
 
 class Chat(ChatCompletionRequest):
@@ -54,9 +51,10 @@ class Chat(ChatCompletionRequest):
     def _check_tool_messages(self) -> None:
         """Leave this to `check_outputs`: items that come before may not be known yet."""
 
-    def guide_parts(self) -> Sequence[tuple[Guide, str]]:
-        parts = super().guide_parts()
-        return [(guide, _place(name, self.tool_places)) for guide, name in parts]
+    def name_place(self, place: str) -> str:
+        if place == "response_format.json_schema.schema":
+            return "text.format.schema"
+        return _place(place, self.tool_places)
 
 
 def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
@@ -110,7 +108,7 @@ def as_written(error: InvalidRequest) -> InvalidRequest:
 
 def _place(name: str, places: Sequence[str]) -> str:
     """A tool's parameter as it is called here."""
-    found = _OF_TOOL.fullmatch(name)
+    found = OF_TOOL.fullmatch(name)
     if found is None:
         return name
     return f"{places[int(found[1])]}.{found[2]}"

@@ -130,10 +130,10 @@ def _arguments(parameters: Schema | None) -> Schema:
 
 
 def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> Any:
-    """A copy of a schema in which references to its root lead to `root`.
+    """Return a copy of a schema in which references to its root lead to `root`.
 
-    Raises InvalidRequest, which names `param` and begins with `what`, if it refers to another
-    document or is nested too deep.
+    References to other documents are left as they are, for the compiler to refuse. Raises
+    InvalidRequest, which names `param` and begins with `what`, if the schema is nested too deep.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRequest(f"{what} are nested more than {_MAX_DEPTH} levels deep.", param=param)
@@ -148,13 +148,7 @@ def moved(schema: Any, root: str, what: str, *, param: str, depth: int = 0) -> A
         return [within(item) for item in schema]
     copy: Schema = {}
     for keyword, value in schema.items():
-        if keyword == "$ref" and isinstance(value, str):
-            if not value.startswith("#"):
-                raise InvalidRequest(
-                    f"{what} refer to {value}; only references within the schema, which begin"
-                    " with #, can be followed.",
-                    param=param,
-                )
+        if keyword == "$ref" and isinstance(value, str) and (value + "/").startswith("#/"):
             copy[keyword] = root + value[1:]
         elif keyword in _MAPS and isinstance(value, dict):
             copy[keyword] = {name: within(part) for name, part in value.items()}

@@ -164,7 +164,6 @@ def test_tools_may_be_called_where_the_format_is_an_object_of_known_properties()
 
 
 def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
-    elsewhere = {"type": "object", "properties": {"a": {"$ref": "other.json"}}}
     odd = {"type": "object", "properties": {"a": {"not": {}}}}
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": odd}},
@@ -182,14 +181,12 @@ def test_a_tool_that_is_not_strict_is_no_reason_to_refuse_a_format() -> None:
         "response_format",
         "tools[1].function.parameters",
     ]
-    tools[0]["function"]["parameters"] = elsewhere
-    guide, _ = _chat(tools=tools, **TITLE).request.guide()
-    assert guide == looser
-    tools[0]["function"] |= {"parameters": elsewhere, "strict": True}
+    assert guide.best_effort == (
+        ("$.$defs.answer", "response_format.json_schema.schema"),
+        ("$.$defs.arguments0", "tools[0].function.parameters"),
+    )
+    tools[0]["function"] |= {"strict": True}
     assert _chat(tools=tools, **TITLE).request.looser_guide() is None
-    with pytest.raises(InvalidRequest, match=r"other\.json") as caught:
-        _chat(tools=tools, **TITLE).request.guide()
-    assert caught.value.param == "tools"
 
 
 def test_an_endpoint_refuses_what_only_the_other_one_serves() -> None:

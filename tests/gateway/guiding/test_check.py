@@ -282,6 +282,37 @@ async def test_a_looser_guide_does_where_the_first_cannot_be_enforced(guides: Gu
     assert (await guides.checked(options, "xgrammar")).params.guide == good
 
 
+@pytest.fixture
+def odd() -> Options:
+    """A schema that is best effort, of 40 properties of which none can be enforced."""
+    names = [f"{n}\r\n, é" * 40 for n in range(10, 50)]
+    text = json.dumps({"properties": {name: {"uniqueItems": True} for name in names}})
+    guide = Guide("json_schema", text, (("$", "response_format.schema"),))
+    params = GenerationParams(guide=guide)
+    return Options(seed=0, params=params, guide_param="structured_outputs")
+
+
+async def test_what_is_left_out_fits_a_header(guides: GuideCheck, odd: Options) -> None:
+    for _ in range(2):  # compiled, then kept
+        named = (await guides.checked(odd, "xgrammar")).unenforced
+        assert len(named) == 17
+        assert named[-1] == "and 24 more"
+        assert all(name.startswith("response_format.schema.properties[") for name in named[:-1])
+        assert all("," not in name and name.isascii() and name.isprintable() for name in named)
+        assert len(", ".join(named)) < 4096
+
+
+async def test_a_verdict_is_of_one_degree_of_effort(guides: GuideCheck, odd: Options) -> None:
+    await guides.checked(odd, "xgrammar")
+    guide = odd.params.guide
+    assert guide is not None
+    strict = replace(odd, params=GenerationParams(guide=replace(guide, best_effort=())))
+    assert "uniqueItems is not supported" in await refused(guides, strict)
+    always = GuideCheck(strict=True)
+    assert "uniqueItems is not supported" in await refused(always, odd)
+    always.close()
+
+
 async def test_what_is_not_checked_is_the_looser_guide(guides: GuideCheck) -> None:
     """A schema that nobody was promised could end all requests of an engine."""
     bad, good = Guide("json_schema", '{"type":"foo"}'), Guide("json_schema", '{"type":"null"}')

@@ -1,0 +1,172 @@
+"""Regular expressions, rewritten as the subset that every release of xgrammar compiles.
+
+Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an alternative that
+is empty unless it is the last of a group. The rewritten expression matches the same texts: an empty
+alternative becomes ``(...)?``, and each group a plain one. A guide matches a complete text, so
+``^`` and ``$`` are empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+# Every text has one way to be cut up by this, in linear time: what is not closed goes to the end.
+_EXPRESSION = re.compile(
+    r"""
+      (?P<escape> \\ (?s:.) | \\ \Z )
+    | (?P<class>  \[ \^? \]? (?: [^\]\\] | \\ (?s:.) )* (?: \] | \\? \Z ) )
+    | (?P<open>   \( (?: \? (?: : | P?<[^=!>]*>? )? )? )
+    | (?P<close>  \) )
+    | (?P<or>     \| )
+    | (?P<times>  \{ \d+ (?: , \d* )? \} )
+    | (?P<sign>   [*+?] )
+    | (?P<part>   (?s:.) )
+    """,
+    re.VERBOSE,
+)
+_CLASS_PART = re.compile(r"\\.|\[|--|&&|~~", re.DOTALL)
+
+MAX_DEPTH = 100
+
+Part = tuple[str, str]
+"""The kind (``open``, ``close``, ``or``, ``times``, ``sign``, ``class``, ``escape`` or ``part``)
+and the text of a part of an expression."""
+
+
+def parts_of(expression: str) -> Iterator[Part]:
+    """Yield the parts of an expression in order."""
+    for found in _EXPRESSION.finditer(expression):
+        yield found.lastgroup or "", found.group()
+
+
+@dataclass(slots=True)
+class _Element:
+    """A character, class or group, with its repetition. `empty` is an element that has no text."""
+
+    text: str
+    empty: bool = False
+    optional: bool = False
+    repeated: bool = False
+
+    def written(self) -> str:
+        return f"{self.text}?" if self.optional else self.text
+
+
+@dataclass(slots=True)
+class _Group:
+    alternatives: list[list[_Element]] = field(default_factory=lambda: [[]])
+
+    def element(self) -> _Element:
+        """Return the closed group."""
+        full = [each for each in self.alternatives if not _is_empty(each)]
+        if not full:
+            return _Element("", empty=True)
+        text = "|".join(map(_written, full))
+        return _Element(f"({text})", optional=len(full) < len(self.alternatives))
+
+    def expression(self) -> str:
+        """Return the group as a complete expression."""
+        first, *others = self.alternatives
+        if _is_empty(first) and not others:
+            anchors = _written(first)
+            # Releases crash on an expression without any element.
+            return f"^(){anchors.removeprefix('^')}" if anchors.startswith("^") else f"(){anchors}"
+        if any(map(_is_empty, self.alternatives)):
+            # Within a group an anchor would stand where compilers have none.
+            bare = [_without_anchors(each) for each in self.alternatives]
+            return _Group(bare).element().written() or "()"
+        return "|".join(map(_written, self.alternatives))
+
+
+def to_xgrammar(expression: str) -> str:
+    """Return the expression as every release compiles it.
+
+    Raises ValueError for what xgrammar throws on and this cannot rewrite. An expression that is
+    malformed otherwise is returned as it is, for the compiler to refuse.
+    """
+    groups = [_Group()]
+    for kind, text in parts_of(expression):
+        current = groups[-1].alternatives[-1]
+        if kind == "open":
+            _check_open(text)
+            if len(groups) > MAX_DEPTH:
+                raise ValueError(f"groups are nested more than {MAX_DEPTH} deep")
+            groups.append(_Group())
+        elif kind == "close":
+            if len(groups) == 1:
+                return expression
+            closed = groups.pop().element()
+            groups[-1].alternatives[-1].append(closed)
+        elif kind == "or":
+            groups[-1].alternatives.append([])
+        elif kind in ("times", "sign"):
+            if not current:
+                raise ValueError(f"{text}: there is nothing to repeat before it")
+            current[-1] = _repeated(current[-1], text)
+        elif kind == "class":
+            if not text.endswith("]") or len(text) < 3:
+                return expression
+            current.append(_Element(_class(text)))
+        else:
+            if kind == "escape" and text in ("\\", "\\p", "\\P"):
+                raise ValueError(f"{text}: classes of Unicode are not known here")
+            # A bracket that closes nothing is a character.
+            literal = f"\\{text}" if text in ("]", "}") else text
+            current.append(_Element(literal, empty=text in ("^", "$")))
+    return expression if len(groups) > 1 else groups[0].expression()
+
+
+def _check_open(text: str) -> None:
+    if text == "(?" or ("<" in text and not text.endswith(">")):
+        raise ValueError("(?: groups have no flags, and nothing looks ahead or back")
+
+
+def _repeated(element: _Element, sign: str) -> _Element:
+    if element.repeated:
+        if sign == "?":  # makes a repetition lazy, which changes no language
+            return element
+        raise ValueError(f"{sign}: a repetition is repeated, without parentheses around it")
+    if element.empty:
+        return _Element(element.text, empty=True, repeated=True)
+    if sign in ("*", "+", "?"):
+        sign = "*" if element.optional and sign == "+" else sign
+        return _Element(element.text + sign, repeated=True)
+    low, _, high = sign[1:-1].partition(",")
+    most = high if "," in sign else low
+    if most and not most.strip("0"):
+        return _Element("", empty=True, repeated=True)
+    if element.optional:
+        sign = f"{{0,{most}}}" if most else "*"
+    return _Element(element.text + sign, repeated=True)
+
+
+def _class(text: str) -> str:
+    """Return a class whose brackets are escaped, as no dialect reads them differently then."""
+    start = 2 if text[1] == "^" else 1
+    body = text[start:-1]
+    if body.startswith("]"):
+        body = f"\\{body}"
+    return f"{text[:start]}{_CLASS_PART.sub(_class_part, body)}]"
+
+
+def _class_part(found: re.Match[str]) -> str:
+    part = found.group()
+    if part in ("--", "&&", "~~"):
+        raise ValueError(f"{part}: operations on classes are not known here; escape the characters")
+    return "\\[" if part == "[" else part
+
+
+def _without_anchors(elements: list[_Element]) -> list[_Element]:
+    first = int(bool(elements) and elements[0].text == "^")
+    last = len(elements) - int(len(elements) > first and elements[-1].text == "$")
+    return elements[first:last]
+
+
+def _is_empty(elements: list[_Element]) -> bool:
+    return all(element.empty for element in elements)
+
+
+def _written(elements: list[_Element]) -> str:
+    return "".join([element.written() for element in elements])

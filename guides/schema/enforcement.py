@@ -1,0 +1,53 @@
+"""Keywords that cannot be enforced: refused, or left out where a schema is best effort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from guides.schema.keywords import refuse, step
+
+# Further ones are counted only.
+_MAX_NAMED = 16
+_MAX_COUNTED = 1000
+_MAX_PATH_CHARS = 160
+
+
+class Enforcement:
+    """Refuses what cannot be enforced, but under the JSON paths `best_effort`.
+
+    There the keyword is left out and reported. All that is valid for the schema is valid without
+    the keyword, too: a caller that leaves one out may only widen.
+    """
+
+    def __init__(self, best_effort: Sequence[str] = ()) -> None:
+        self._best_effort = tuple(best_effort)
+        self._left_out: dict[str, None] = {}
+
+    def leave_out(self, path: str, keyword: str, why: str = "") -> None:
+        """Report `keyword` of the schema at `path`. Raises ValueError unless it is best effort."""
+        if not self.is_best_effort(path):
+            refuse(path, why or f"{keyword} is not supported")
+        if len(self._left_out) < _MAX_COUNTED:
+            found = step(path, keyword)
+            if len(found) > _MAX_PATH_CHARS:
+                found = f"{found[:_MAX_PATH_CHARS]}..."
+            self._left_out[found] = None
+
+    def is_best_effort(self, path: str) -> bool:
+        return any(
+            path.startswith(place) and path[len(place) : len(place) + 1] in ("", ".", "[")
+            for place in self._best_effort
+        )
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The JSON paths of the first keywords that were left out."""
+        return tuple(self._left_out)[:_MAX_NAMED]
+
+    @property
+    def left_out_more(self) -> int:
+        """How many were left out beside those."""
+        return max(0, len(self._left_out) - _MAX_NAMED)
+
+
+STRICT = Enforcement()

@@ -1,0 +1,150 @@
+"""Releases of xgrammar compile each guide that the gateway accepts.
+
+The wheels come from the package registry once, and stay in build/xgrammar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guides.kinds import Kind
+from guides.worker import Checker
+
+pytestmark = pytest.mark.slow
+
+# The newest one needs tvm-ffi, which needs typing-extensions.
+RELEASES = {
+    "0.1.13": (),
+    "0.1.18": (),
+    "0.1.25": (),
+    "0.2.8": ("apache-tvm-ffi==0.1.12", "typing-extensions"),
+}
+IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # pydantic's
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    """The folder of a release's wheel."""
+    release: str = request.param
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    found = ROOT / "build" / "xgrammar" / f"{release}-python{python}"
+    if found.is_dir():
+        return found
+    part = found.with_name(f"{found.name}.{os.getpid()}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--retries=1"]
+    command += [f"--target={part}", f"xgrammar=={release}", *RELEASES[release]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"xgrammar {release} cannot be installed: {done.stderr.strip()[-200:]}")
+    part.rename(found)
+    return found
+
+
+def compiled(folder: Path, guides: list[tuple[str, str]]) -> list[str | None]:
+    """Return why the release throws on each guide, None if it compiles."""
+    lines = "".join(f"{json.dumps(guide)}\n" for guide in guides)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.xgrammar_worker", str(folder)],
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+ACCEPTED: list[tuple[Kind, Any]] = [
+    *[("regex", text) for text in (IPV4, "(a|)b", "(|a)b", "a|", "|a", "(a||b)", "(|)b", "()", "")],
+    *[("regex", text) for text in ("^", "^$", "(^|a)b", "(a|$)", "^a|b$", "(a|)+", "(a|){2}")],
+    *[("regex", text) for text in ("a{0}b", "(?:a|b)", "(?<n>a)", "(?P<n>a|)b", "[]a]", "[^]]")],
+    *[("regex", text) for text in ("[[]", "a]", "a+?", "a{2,3}?", r"\d+\.\w\s\/\-", "[a-]", "[.]")],
+    ("json_schema", {"type": "string", "pattern": "^(a|)b$"}),
+    ("json_schema", {"type": "string", "pattern": f"^{IPV4}$"}),
+    ("json_schema", {"type": "string", "pattern": "^$"}),
+    ("json_schema", {"patternProperties": {"^(|x_)[]a]+$": {"type": "integer"}}}),
+    ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
+    ("ebnf_grammar", 'root ::= (| "a") x\nx ::= | "b" ||\ny ::= ()'),
+    ("ebnf_grammar", 'root ::= "a" |\n# end'),
+    ("ebnf_grammar", 'root ::= # start\n "a"\n | x\n [b]? # end\nx ::=\n "c"'),
+]
+# All releases throw on these, and the gateway refuses them.
+THROWN: list[tuple[Kind, str]] = [
+    *[("regex", text) for text in ("a**", "(?=a)b", "(?!a)b", r"\bword\b", "[a--b]", "(", "[a")],
+    ("ebnf_grammar", "root ::= x"),
+    ("ebnf_grammar", 'root ::= ("a"'),
+]
+# Releases up to 0.1.25 throw on these: the gateway rewrites them.
+REWRITTEN: list[tuple[Kind, str]] = [
+    *[("regex", text) for text in ("(|a)b", "a|", "|a", "(a||b)", "(^|a)b", "(a|$)", "[]a]")],
+    ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
+]
+
+
+def test_each_release_compiles_what_is_accepted(folder: Path) -> None:
+    checker = Checker()
+    written: list[tuple[str, str]] = []
+    for kind, guide in ACCEPTED:
+        text = guide if isinstance(guide, str) else json.dumps(guide)
+        verdict = checker.verdict(kind, text, "xgrammar")
+        assert verdict.refusal is None, (kind, text, verdict.refusal)
+        written.append((kind, verdict.text))
+    found = compiled(folder, written)
+    assert dict(zip(written, found, strict=True)) == dict.fromkeys(written)
+
+
+ODD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "price": {"type": "number", "multipleOf": 0.01, "minimum": 0},
+        "decimal": {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {}},
+        "name": {"type": "string", "not": {"const": "x"}, "format": "made-up"},
+        "code": {"type": "string", "pattern": "^[A-Z]+-[0-9]+$", "maxLength": 9},
+        "either": {"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 0}]},
+        "other": {"$ref": "https://example.com/other.json"},
+        "words": {"type": "string", "pattern": r"\bx\b", "maxLength": 10**9},
+    },
+    "required": ["price", "tags"],
+    "allOf": [{"if": {"required": ["name"]}, "then": {"required": ["code"]}}],
+    "dependentSchemas": {"name": {"required": ["code"]}},
+    "patternProperties": {"^(?=x)": {"type": "integer"}},
+}
+
+
+def test_each_release_compiles_what_is_best_effort(folder: Path) -> None:
+    checker = Checker()
+    written: list[tuple[str, str]] = []
+    for name, schema in ODD["properties"].items():
+        alone = json.dumps({"type": "object", "properties": {name: schema}})
+        verdict = checker.verdict("json_schema", alone, "xgrammar", ["$"])
+        assert (verdict.refusal, bool(verdict.left_out)) == (None, True), name
+        written.append(("json_schema", verdict.text))
+    verdict = checker.verdict("json_schema", json.dumps(ODD), "xgrammar", ["$"])
+    assert (verdict.refusal, len(verdict.left_out)) == (None, 13), verdict.left_out
+    written.append(("json_schema", verdict.text))
+    found = compiled(folder, written)
+    assert dict(zip(written, found, strict=True)) == dict.fromkeys(written)
+
+
+def test_each_release_throws_on_what_is_refused(folder: Path) -> None:
+    checker = Checker()
+    assert all(checker.verdict(kind, text, "xgrammar").refusal for kind, text in THROWN)
+    found = compiled(folder, list(THROWN))
+    assert [guide for guide, why in zip(THROWN, found, strict=True) if why is None] == []
+
+
+def test_older_releases_throw_on_what_is_rewritten(folder: Path) -> None:
+    if folder.name.startswith("0.2"):
+        pytest.skip("newer releases compile some of them")
+    found = compiled(folder, list(REWRITTEN))
+    assert [guide for guide, why in zip(REWRITTEN, found, strict=True) if why is None] == []
