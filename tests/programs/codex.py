@@ -1,0 +1,63 @@
+"""OpenAI's Codex CLI, over the Responses API, with an MCP server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.programs import mcp_server
+from tests.programs.engine.script import Call, Script
+from tests.programs.npm import NpmProgram
+from tests.programs.program import KEY, Workspace
+
+_CONFIGURATION = """\
+model = "{model}"
+model_provider = "gateway"
+
+[model_providers.gateway]
+name = "gateway"
+base_url = "{url}/v1"
+env_key = "CODEX_KEY"
+wire_api = "responses"
+
+[mcp_servers.notes]
+command = "{python}"
+args = ["{server}", "The note of the team is {word}."]
+"""
+
+
+class Codex(NpmProgram):
+    name = "codex"
+    packages = ("@openai/codex",)
+    executable = "codex"
+
+    def prepare(self, workspace: Workspace) -> Script:
+        note = workspace.write_note()
+        folder = workspace.home / ".codex"
+        folder.mkdir()
+        (folder / "config.toml").write_text(
+            _CONFIGURATION.format(
+                model=workspace.model,
+                url=workspace.url,
+                python=sys.executable,
+                server=mcp_server.__file__,
+                word=workspace.new_word(),
+            ),
+            encoding="utf-8",
+        )
+        command = f"cat {note.name}"
+        shell = {"cmd": command, "command": ["cat", note.name]}
+        return Script(
+            calls=[
+                Call(r"exec_command|shell|local_shell", shell),
+                Call(r".*read_note", {"title": "team"}),
+            ]
+        )
+
+    def environment(self, workspace: Workspace) -> Mapping[str, str]:
+        return {"CODEX_KEY": KEY}
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        return [self.path(workspace), "exec", *options, "Read both notes."]

@@ -1,0 +1,104 @@
+"""The text that the scripted engine writes for a prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+IDLE = "Nothing to do."
+"""The answer to a prompt that offers none of the script's tools, such as one for a title."""
+_OFFERED = "within <tools></tools> XML tags:\n<tools>\n"
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n?</tool_response>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the first offered tool whose full name matches the expression `tool`."""
+
+    tool: str
+    arguments: dict[str, Any]
+    """Arguments by name. Names that the tool's schema lacks are left out."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Calls to make one after the other, and the answer after the last result.
+
+    `{found}` in `answer` becomes all matches of the expression `find` in the tools' results.
+    """
+
+    calls: Sequence[Call] = ()
+    answer: str = "The notes say: {found}."
+    find: str = r"word-[0-9a-f]{8}"
+
+    def save(self, path: Path) -> None:
+        """Replace the file that the engine reads for each prompt."""
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Script:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        calls = [Call(**call) for call in fields.pop("calls")]
+        return cls(calls=calls, **fields)
+
+    def write(self, prompt: str) -> str:
+        """Return the assistant's text for a prompt of the demo model's chat template."""
+        results = _RESULT.findall(prompt)
+        if len(results) < len(self.calls):
+            call = self.calls[len(results)]
+            for function in offered_functions(prompt):
+                if re.fullmatch(call.tool, function["name"]):
+                    return _tool_call(function, call.arguments)
+        if not results and self.calls:
+            return IDLE
+        found = dict.fromkeys(re.findall(self.find, "\n".join(results)))
+        return self.answer.replace("{found}", ", ".join(found))
+
+
+def offered_functions(prompt: str) -> list[dict[str, Any]]:
+    """Return the functions that the chat template lists, in their order."""
+    _, _, listed = prompt.partition(_OFFERED)
+    lines = listed.partition("\n</tools>")[0].splitlines()
+    tools = [json.loads(line) for line in lines if line]
+    return [tool.get("function", tool) for tool in tools]
+
+
+def _tool_call(function: dict[str, Any], arguments: dict[str, Any]) -> str:
+    schema = function.get("parameters") or {}
+    properties = schema.get("properties", {})
+    filled = {name: value for name, value in arguments.items() if name in properties}
+    for name in schema.get("required", ()):
+        if name not in filled:
+            filled[name] = example_of(properties.get(name, {}))
+    call = json.dumps({"name": function["name"], "arguments": filled}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def example_of(schema: Any) -> Any:
+    """Return a small value that a JSON schema of the common kinds allows."""
+    if not isinstance(schema, dict):
+        return "x"
+    given = [schema[name] for name in ("const", "default") if name in schema]
+    given += schema.get("enum") or []
+    if given:
+        return given[0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return example_of(schema[name][0])
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    examples = {
+        "object": lambda: {name: example_of(properties.get(name, {})) for name in required},
+        "array": lambda: [example_of(schema.get("items", {}))] * schema.get("minItems", 0),
+        "integer": lambda: schema.get("minimum", 1),
+        "number": lambda: schema.get("minimum", 1),
+        "boolean": lambda: False,
+        "null": lambda: None,
+    }
+    return examples.get(kind[0] if isinstance(kind, list) else kind, lambda: "x")()

@@ -1,0 +1,64 @@
+"""A real Triton on the scripted engine, and a real gateway before it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.programs.engine.script import Script
+from tests.support.cluster import core_repository, tritons_of
+from tests.support.gateway_process import GatewayProcess
+from triton_repo.cpu_executor import synthetic
+
+MODEL = "demo"
+MAX_SEQ_LEN = 131_072
+_MODEL_PY = """\
+from pathlib import Path
+
+from tests.programs.engine import loop
+
+loop.install(Path({script!r}))
+
+from core_model import TritonPythonModel
+"""
+
+
+@dataclass(frozen=True)
+class ScriptedStack:
+    """A running gateway, whose engine follows the script that was given last."""
+
+    gateway: GatewayProcess
+    script_file: Path
+
+    def use(self, script: Script) -> None:
+        script.save(self.script_file)
+
+
+@contextlib.contextmanager
+def scripted_stack(folder: Path, **settings: object) -> Iterator[ScriptedStack]:
+    """Start Triton and a gateway; `settings` become GATEWAY_ variables."""
+    script_file = folder / "script.json"
+    Script().save(script_file)
+    engine = synthetic.build(
+        folder / "engine",
+        vocab_size=4096,
+        tokens_per_second=2000.0,
+        first_token_ms=0,
+        max_batch_size=32,
+        max_seq_len=MAX_SEQ_LEN,
+    )
+    render_core = core_repository(engine, max_tokens_in_paged_kv_cache=32 * MAX_SEQ_LEN)
+
+    def write_repository(repository: Path) -> None:
+        render_core(repository)
+        model = repository / "tensorrt_llm" / "1" / "model.py"
+        model.rename(model.with_name("core_model.py"))
+        model.write_text(_MODEL_PY.format(script=str(script_file)), encoding="utf-8")
+
+    with (
+        tritons_of(folder, write_repository, 1) as tritons,
+        GatewayProcess(folder / "gateway", tritons, **settings) as gateway,
+    ):
+        yield ScriptedStack(gateway, script_file)

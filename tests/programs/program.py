@@ -1,0 +1,142 @@
+"""A program of a package registry, and one run of it against the gateway."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.programs.engine.script import Script
+from tests.programs.engine.stack import MODEL, ScriptedStack
+from tests.programs.recorder import Exchange, Recorder
+
+KEY = "no-key-is-needed"
+"""A credential for programs that do not start without one. The gateway has no tenants."""
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
+
+
+class NotAvailable(Exception):
+    """A program cannot be installed here, such as for want of a JVM. It is reported, not failed."""
+
+
+@dataclass
+class Workspace:
+    """A temporary home and working folder, with words that only tools can read."""
+
+    home: Path
+    project: Path
+    url: str
+    """The gateway's, without a path."""
+    installed: Path
+    """The folder that `Program.install` filled."""
+    model: str = MODEL
+    words: list[str] = field(default_factory=list)
+    """Words that the program's output must contain."""
+
+    def new_word(self) -> str:
+        """Return a word for a file or a tool's result; the judge looks for it in the output."""
+        word = f"word-{secrets.token_hex(4)}"
+        self.words.append(word)
+        return word
+
+    def write_note(self, name: str = "note.txt") -> Path:
+        """Write a file with a new word into the project."""
+        path = self.project / name
+        path.write_text(f"The secret is {self.new_word()}.\n", encoding="utf-8")
+        return path
+
+
+class Program(ABC):
+    """A program that is installed once, and run once for each release that is asked for."""
+
+    name: str
+    registry: str
+    """The section of versions.toml."""
+    packages: Sequence[str]
+    """Packages of that section. The first one's version is shown for the program."""
+    timeout_s: float = 120.0
+
+    @abstractmethod
+    def install(self, folder: Path, versions: Mapping[str, str]) -> None:
+        """Install the packages into an empty folder. The network may be used here alone."""
+
+    @abstractmethod
+    def newest_version(self, package: str) -> str:
+        """Ask the registry for the newest version of a package."""
+
+    @abstractmethod
+    def prepare(self, workspace: Workspace) -> Script:
+        """Write the configuration and what tools read; return what the engine does."""
+
+    @abstractmethod
+    def command(self, workspace: Workspace) -> Sequence[str | Path]: ...
+
+    def environment(self, workspace: Workspace) -> Mapping[str, str]:
+        """Return variables beside HOME and PATH."""
+        return {}
+
+    def judge(self, workspace: Workspace, output: str) -> list[str]:
+        """Return what is wrong with the output of a program that exited with 0."""
+        return [f"no {word} in the output" for word in workspace.words if word not in output]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    problems: list[str]
+    """Empty if the program passed."""
+    output: str
+    exchanges: list[Exchange]
+    seconds: float
+
+
+def run_program(program: Program, stack: ScriptedStack, installed: Path, folder: Path) -> Result:
+    """Run a program in a new home in `folder` and judge it."""
+    home, project, temporary = (folder / name for name in ("home", "project", "tmp"))
+    for each in (home, project, temporary):
+        each.mkdir(parents=True)
+    recorder = Recorder(stack.gateway.port)
+    workspace = Workspace(home, project, recorder.url, installed)
+    stack.use(program.prepare(workspace))
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    environment |= {"HOME": str(home), "TMPDIR": str(temporary), "TERM": "dumb", "CI": "1"}
+    environment |= program.environment(workspace)
+    began = time.monotonic()
+    with recorder.running():
+        code, output = _run(
+            [str(word) for word in program.command(workspace)],
+            project,
+            environment,
+            program.timeout_s,
+        )
+    problems = [f"exit code {code}"] if code else program.judge(workspace, output)
+    return Result(problems, output, recorder.exchanges(), time.monotonic() - began)
+
+
+def _run(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
+) -> tuple[int | str, str]:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""
+        text = printed if isinstance(printed, str) else printed.decode(errors="replace")
+        return f"none after {timeout_s:.0f} s", text
+    return done.returncode, done.stdout

@@ -1,0 +1,13 @@
+"""All programs, in the order of the report."""
+
+from __future__ import annotations
+
+from tests.programs.claude_code import ClaudeCode
+from tests.programs.codex import Codex
+from tests.programs.opencode import Opencode
+from tests.programs.program import Program
+from tests.programs.qwen_code import QwenCode
+
+PROGRAMS: dict[str, Program] = {
+    program.name: program for program in (Codex(), ClaudeCode(), Opencode(), QwenCode())
+}
