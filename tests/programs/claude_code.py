@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.programs import mcp_server
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
 from tests.programs.program import KEY, Workspace
@@ -17,7 +20,17 @@ class ClaudeCode(NpmProgram):
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
-        return Script(calls=[Call("Read", {"file_path": str(note)})])
+        server = [mcp_server.__file__, f"The note of the team is {workspace.new_word()}."]
+        servers = {"notes": {"command": sys.executable, "args": server}}
+        path = workspace.home / "mcp.json"
+        path.write_text(json.dumps({"mcpServers": servers}), encoding="utf-8")
+        return Script(
+            calls=[
+                Call("Read", {"file_path": str(note)}),
+                Call("ToolSearch", {"query": "select:mcp__notes__read_note"}),
+                Call("mcp__notes__read_note", {"title": "team"}),
+            ]
+        )
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
         models = (
@@ -31,4 +44,6 @@ class ClaudeCode(NpmProgram):
         }
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        return [self.path(workspace), "--print", "--allowedTools", "Read", "--", "Read note.txt."]
+        options = ["--mcp-config", workspace.home / "mcp.json"]
+        options += ["--allowedTools", "Read,mcp__notes__read_note"]
+        return [self.path(workspace), "--print", *options, "--", "Read both notes."]

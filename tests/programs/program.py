@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,10 +39,15 @@ class Workspace:
     """The folder that `Program.install` filled."""
     model: str = MODEL
     words: list[str] = field(default_factory=list)
-    """Words that the program's output must contain."""
+    """Words that the tools find, in the order of the calls."""
+
+    @property
+    def answer(self) -> str:
+        """The answer that the scripted engine gives if each tool has found its word."""
+        return Script().answer.replace("{found}", ", ".join(self.words))
 
     def new_word(self) -> str:
-        """Return a word for a file or a tool's result; the judge looks for it in the output."""
+        """Return a word for a file or a tool's result; which the engine's answer names."""
         word = f"word-{secrets.token_hex(4)}"
         self.words.append(word)
         return word
@@ -82,12 +90,12 @@ class Program(ABC):
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
         """Return what is wrong with the output of a program that exited with 0."""
-        return [f"no {word} in the output" for word in workspace.words if word not in output]
+        return [] if workspace.answer in output else [f"not in the output: {workspace.answer}"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """The outcome of a run."""
 
     problems: list[str]
     """Empty if the program passed."""
@@ -107,36 +115,46 @@ def run_program(program: Program, stack: ScriptedStack, installed: Path, folder:
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     environment |= {"HOME": str(home), "TMPDIR": str(temporary), "TERM": "dumb", "CI": "1"}
     environment |= program.environment(workspace)
+    command = [str(word) for word in program.command(workspace)]
+    log = folder / "output.log"
     began = time.monotonic()
     with recorder.running():
-        code, output = _run(
-            [str(word) for word in program.command(workspace)],
-            project,
-            environment,
-            program.timeout_s,
-        )
-    problems = [f"exit code {code}"] if code else program.judge(workspace, output)
-    return Result(problems, output, recorder.exchanges(), time.monotonic() - began)
+        code = _run(command, project, environment, log, program.timeout_s)
+    seconds = time.monotonic() - began
+    output = log.read_text(encoding="utf-8", errors="replace")
+    exchanges = recorder.exchanges()
+    problems = [] if code == 0 else [f"exit code {code}"]
+    problems += _refusals(exchanges)
+    problems += [] if problems else program.judge(workspace, output)
+    return Result(problems, output, exchanges, seconds)
+
+
+def _refusals(exchanges: Sequence[Exchange]) -> list[str]:
+    """Return the statuses of requests that the gateway did not serve. Probes are no failures."""
+    statuses = [each.response and each.response.status for each in exchanges if each.is_post]
+    refused = Counter(status for status in statuses if status is None or status >= 300)
+    return [f"{count} x {status or 'no answer'}" for status, count in refused.items()]
 
 
 def _run(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout_s: float
-) -> tuple[int | str, str]:
-    try:
-        done = subprocess.run(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path, limit_s: float
+) -> int | str:
+    """Return the exit code. Processes that the program leaves behind are killed."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
             command,
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""
-        text = printed if isinstance(printed, str) else printed.decode(errors="replace")
-        return f"none after {timeout_s:.0f} s", text
-    return done.returncode, done.stdout
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"none after {limit_s:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from tests.programs.claude_code import ClaudeCode
+from tests.programs.cline import Cline
 from tests.programs.codex import Codex
+from tests.programs.continue_cli import ContinueCli
 from tests.programs.opencode import Opencode
 from tests.programs.program import Program
 from tests.programs.qwen_code import QwenCode
 
 PROGRAMS: dict[str, Program] = {
-    program.name: program for program in (Codex(), ClaudeCode(), Opencode(), QwenCode())
+    program.name: program
+    for program in (Codex(), ClaudeCode(), Opencode(), QwenCode(), Cline(), ContinueCli())
 }

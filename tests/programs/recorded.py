@@ -22,7 +22,7 @@ _HEADERS = (
 _TEXTS = frozenset(("content", "description", "input", "instructions", "output", "text"))
 """Members whose strings are prose. Schemas, grammars and arguments are kept in full."""
 _MAX_TEXT_CHARS = 400
-_MAX_REQUESTS = 4
+_MAX_REQUESTS = 6
 """Of a program."""
 
 

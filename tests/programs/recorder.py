@@ -44,6 +44,10 @@ class Exchange:
     request: Message
     response: Message | None
 
+    @property
+    def is_post(self) -> bool:
+        return self.request.method == "POST"
+
 
 @dataclass
 class _Connection:
@@ -68,11 +72,12 @@ class Recorder:
         self._listener = socket.create_server((LOCALHOST, 0))
         self._connections: list[_Connection] = []
         self._threads: list[threading.Thread] = []
+        self._sockets: list[socket.socket] = []
         self.url = f"http://{LOCALHOST}:{self._listener.getsockname()[1]}"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Recorder]:
-        """Accept connections inside; after it all of them have ended."""
+        """Accept connections inside. Those that are open at its end are closed."""
         accepting = threading.Thread(target=self._accept)
         accepting.start()
         try:
@@ -81,8 +86,12 @@ class Recorder:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             accepting.join()
+            for each in self._sockets:
+                _close(each)
             for thread in self._threads:
                 thread.join()
+            for each in self._sockets:
+                each.close()
 
     def exchanges(self) -> list[Exchange]:
         """Return the exchanges of all connections, connection by connection."""
@@ -101,6 +110,7 @@ class Recorder:
                 continue
             connection = _Connection()
             self._connections.append(connection)
+            self._sockets += [client, server]
             for source, sink, kept in (
                 (client, server, connection.sent),
                 (server, client, connection.received),
@@ -116,8 +126,13 @@ def _copy(source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
             kept += data
             sink.sendall(data)
     for each in (source, sink):
-        with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+        _close(each)
+
+
+def _close(connection: socket.socket) -> None:
+    """End a connection whose other end may have ended it already."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _messages(data: bytes, methods: list[str]) -> list[Message]:

@@ -1,0 +1,40 @@
+"""Continue's command line, over chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.programs.engine.script import Call, Script
+from tests.programs.npm import NpmProgram
+from tests.programs.program import KEY, Workspace
+
+_CONFIGURATION = """\
+name: gateway
+version: 1.0.0
+schema: v1
+models:
+  - name: {model}
+    provider: openai
+    model: {model}
+    apiBase: {url}/v1
+    apiKey: {key}
+    roles: [chat]
+    capabilities: [tool_use]
+"""
+
+
+class ContinueCli(NpmProgram):
+    name = "continue"
+    packages = ("@continuedev/cli",)
+    executable = "cn"
+
+    def prepare(self, workspace: Workspace) -> Script:
+        note = workspace.write_note()
+        text = _CONFIGURATION.format(model=workspace.model, url=workspace.url, key=KEY)
+        (workspace.home / "config.yaml").write_text(text, encoding="utf-8")
+        return Script(calls=[Call("Read", {"filepath": str(note)})])
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        configuration = ["--config", workspace.home / "config.yaml"]
+        return [self.path(workspace), "--print", *configuration, "Read note.txt."]
