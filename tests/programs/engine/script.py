@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+THOUGHTS = "<think>\nI look at the notes.\n</think>\n\n"
+"""Text before each call and answer, as models write it that think in tags."""
 IDLE = "Nothing to do."
 """The answer to a prompt that offers none of the script's tools, such as one for a title."""
 _OFFERED = "within <tools></tools> XML tags:\n<tools>\n"
@@ -54,11 +56,11 @@ class Script:
             call = self.calls[len(results)]
             for function in offered_functions(prompt):
                 if re.fullmatch(call.tool, function["name"]):
-                    return _tool_call(function, call.arguments)
+                    return THOUGHTS + _tool_call(function, call.arguments)
         if not results and self.calls:
-            return IDLE
+            return THOUGHTS + IDLE
         found = dict.fromkeys(re.findall(self.find, "\n".join(results)))
-        return self.answer.replace("{found}", ", ".join(found))
+        return THOUGHTS + self.answer.replace("{found}", ", ".join(found))
 
 
 def offered_functions(prompt: str) -> list[dict[str, Any]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.commands.up import DEMO_MODEL
 from tests.programs.engine.script import Script
 from tests.support.cluster import core_repository, tritons_of
 from tests.support.gateway_process import GatewayProcess
@@ -14,6 +17,12 @@ from triton_repo.cpu_executor import synthetic
 
 MODEL = "demo"
 MAX_SEQ_LEN = 131_072
+_CONTENT = "'<|im_start|>assistant\\n' + (message.content or '') }}"
+_THOUGHTS_AND_CONTENT = (
+    "'<|im_start|>assistant\\n' }}{%- if message.reasoning_content %}"
+    "{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"
+    "{{- message.content or '' }}"
+)
 _MODEL_PY = """\
 from pathlib import Path
 
@@ -57,8 +66,22 @@ def scripted_stack(folder: Path, **settings: object) -> Iterator[ScriptedStack]:
         model.rename(model.with_name("core_model.py"))
         model.write_text(_MODEL_PY.format(script=str(script_file)), encoding="utf-8")
 
+    settings = {"tokenizer_dir": _thinking_tokenizer(folder / "tokenizer")} | settings
     with (
         tritons_of(folder, write_repository, 1) as tritons,
         GatewayProcess(folder / "gateway", tritons, **settings) as gateway,
     ):
         yield ScriptedStack(gateway, script_file)
+
+
+def _thinking_tokenizer(folder: Path) -> Path:
+    """Write the demo model's tokenizer with a chat template for a model that thinks in tags."""
+    folder.mkdir()
+    shutil.copy(DEMO_MODEL / "tokenizer.json", folder)
+    configuration = json.loads((DEMO_MODEL / "tokenizer_config.json").read_text(encoding="utf-8"))
+    template = configuration["chat_template"]
+    assert _CONTENT in template
+    configuration["chat_template"] = template.replace(_CONTENT, _THOUGHTS_AND_CONTENT)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(configuration), encoding="utf-8")
+    return folder
