@@ -44,6 +44,12 @@ class ClaudeCode(NpmProgram):
         }
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [*self._options(workspace), "--", "Read both notes."]
+
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [*self._options(workspace), "--continue", "--", "What was it?"]
+
+    def _options(self, workspace: Workspace) -> Sequence[str | Path]:
         options = ["--mcp-config", workspace.home / "mcp.json"]
         options += ["--allowedTools", "Read,mcp__notes__read_note"]
-        return [self.path(workspace), "--print", *options, "--", "Read both notes."]
+        return [self.path(workspace), "--print", *options]

@@ -25,6 +25,7 @@ wire_api = "responses"
 command = "{python}"
 args = ["{server}", "The note of the team is {word}."]
 """
+_OPTIONS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 
 class Codex(NpmProgram):
@@ -59,5 +60,10 @@ class Codex(NpmProgram):
         return {"CODEX_KEY": KEY}
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return [self.path(workspace), "exec", *options, "Read both notes."]
+        return [self.path(workspace), "exec", *_OPTIONS, "Read both notes."]
+
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        """Resume the session and ask for a WebSocket first, which is not the default."""
+        websockets = ["--config", "model_providers.gateway.supports_websockets=true"]
+        resume = [self.path(workspace), "exec", "resume", "--last"]
+        return [*resume, *websockets, *_OPTIONS, "What was it?"]

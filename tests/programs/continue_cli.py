@@ -36,5 +36,16 @@ class ContinueCli(NpmProgram):
         return Script(calls=[Call("Read", {"filepath": str(note)})])
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        configuration = ["--config", workspace.home / "config.yaml"]
-        return [self.path(workspace), "--print", *configuration, "Read note.txt."]
+        return [self.path(workspace), "--print", *self._configuration(workspace), "Read note.txt."]
+
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [
+            self.path(workspace),
+            "--print",
+            *self._configuration(workspace),
+            "--resume",
+            "What was it?",
+        ]
+
+    def _configuration(self, workspace: Workspace) -> Sequence[str | Path]:
+        return ["--config", workspace.home / "config.yaml"]

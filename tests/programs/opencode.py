@@ -34,3 +34,6 @@ class Opencode(NpmProgram):
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         return [self.path(workspace), "run", "Read note.txt."]
+
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [self.path(workspace), "run", "--continue", "What was it?"]

@@ -84,6 +84,10 @@ class Program(ABC):
     @abstractmethod
     def command(self, workspace: Workspace) -> Sequence[str | Path]: ...
 
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        """Return a command that resumes the session, so that all of it is sent again."""
+        return ()
+
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
         """Return variables beside HOME and PATH."""
         return {}
@@ -115,18 +119,23 @@ def run_program(program: Program, stack: ScriptedStack, installed: Path, folder:
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     environment |= {"HOME": str(home), "TMPDIR": str(temporary), "TERM": "dumb", "CI": "1"}
     environment |= program.environment(workspace)
-    command = [str(word) for word in program.command(workspace)]
     log = folder / "output.log"
+    outputs: list[str] = []
+    problems: list[str] = []
     began = time.monotonic()
     with recorder.running():
-        code = _run(command, project, environment, log, program.timeout_s)
+        for command in (program.command(workspace), program.follow_up(workspace)):
+            if command and not problems:
+                words = [str(word) for word in command]
+                code = _run(words, project, environment, log, program.timeout_s)
+                outputs.append(log.read_text(encoding="utf-8", errors="replace"))
+                if code == 0:
+                    problems += program.judge(workspace, outputs[-1])
+                else:
+                    problems.append(f"exit code {code}")
     seconds = time.monotonic() - began
-    output = log.read_text(encoding="utf-8", errors="replace")
     exchanges = recorder.exchanges()
-    problems = [] if code == 0 else [f"exit code {code}"]
-    problems += _refusals(exchanges)
-    problems += [] if problems else program.judge(workspace, output)
-    return Result(problems, output, exchanges, seconds)
+    return Result(problems + _refusals(exchanges), "\n".join(outputs), exchanges, seconds)
 
 
 def _refusals(exchanges: Sequence[Exchange]) -> list[str]:

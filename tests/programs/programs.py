@@ -12,5 +12,12 @@ from tests.programs.qwen_code import QwenCode
 
 PROGRAMS: dict[str, Program] = {
     program.name: program
-    for program in (Codex(), ClaudeCode(), Opencode(), QwenCode(), Cline(), ContinueCli())
+    for program in (
+        Codex(),
+        ClaudeCode(),
+        Opencode(),
+        QwenCode(),
+        Cline(),
+        ContinueCli(),
+    )
 }

@@ -29,3 +29,13 @@ class QwenCode(NpmProgram):
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         return [self.path(workspace), "--auth-type", "openai", "--prompt", "Read note.txt."]
+
+    def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [
+            self.path(workspace),
+            "--auth-type",
+            "openai",
+            "--continue",
+            "--prompt",
+            "What was it?",
+        ]

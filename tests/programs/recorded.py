@@ -17,7 +17,7 @@ from tests.programs.recorder import Message
 FOLDER = TREE / "tests" / "data" / "requests"
 _HEADERS = (
     *("accept", "anthropic-beta", "anthropic-version", "connection", "content-type"),
-    *("openai-beta", "originator", "upgrade", "user-agent", "x-app"),
+    *("openai-beta", "originator", "sec-websocket-version", "upgrade", "user-agent", "x-app"),
 )
 _TEXTS = frozenset(("content", "description", "input", "instructions", "output", "text"))
 """Members whose strings are prose. Schemas, grammars and arguments are kept in full."""
