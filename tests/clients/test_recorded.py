@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,25 @@ STREAMED = {
     "/v1/responses": _responses_stream,
 }
 COMPLETE = {CHAT: _chat, "/v1/messages": _message, "/v1/responses": _response}
+
+
+PRIVATE = {
+    "a path of the machine": r"/tmp/|/root/|build/programs|site-packages",
+    "a random id": r"[0-9a-f]{8}-[0-9a-f]{4}-(?!0000)[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "a hash": r"\b(?=[0-9a-f]*[1-9a-f])[0-9a-f]{32,}\b",
+    "a credential": r"(?i)bearer \w+|\"(?:authorization|x-api-key|cookie)\"",
+    "an address": r"[\w.]+@(?!ai-sdk)[\w-]+\.(?:com|org|net|io)\b",
+}
+MAX_BYTES = 1_500_000
+
+
+def test_nothing_private_is_stored() -> None:
+    texts = {name: (REQUESTS / name).read_text(encoding="utf-8") for name in NAMES}
+    found = {
+        (name, kind, match[0])
+        for name, text in texts.items()
+        for kind, pattern in PRIVATE.items()
+        for match in re.finditer(pattern, text)
+    }
+    assert not found
+    assert sum(map(len, texts.values())) < MAX_BYTES
