@@ -116,8 +116,8 @@ COMPLETE = {CHAT: _chat, "/v1/messages": _message, "/v1/responses": _response}
 
 PRIVATE = {
     "a path of the machine": r"/tmp/|/root/|build/programs|site-packages",
-    "a random id": r"[0-9a-f]{8}-[0-9a-f]{4}-(?!0000)[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
-    "a hash": r"\b(?=[0-9a-f]*[1-9a-f])[0-9a-f]{32,}\b",
+    "a random id": r"[0-9a-f]{8}-(?!0000-)[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "a hash": r"(?<![0-9a-f])(?!0{26})[0-9a-f]{32,}",
     "a credential": r"(?i)bearer \w+|\"(?:authorization|x-api-key|cookie)\"",
     "an address": r"[\w.]+@(?!ai-sdk)[\w-]+\.(?:com|org|net|io)\b",
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.programs.engine.script import Call, Script
 from tests.programs.program import NotAvailable, Program, Workspace
 
 
@@ -32,3 +33,29 @@ class NpmProgram(Program):
         found = subprocess.run(view, check=True, capture_output=True)
         version: str = json.loads(found.stdout)
         return version
+
+
+class NodeScript(NpmProgram):
+    """A script of this folder for packages that have no executable.
+
+    It gets the gateway's URL, the model and the note's path, and prints an answer per line.
+    """
+
+    script: str
+    answers: int
+    """Answers that the script asks for, one after the other."""
+
+    def prepare(self, workspace: Workspace) -> Script:
+        workspace.write_note()
+        # Node looks for packages beside the script alone.
+        shutil.copy(Path(__file__).with_name(self.script), workspace.installed)
+        return Script(calls=[Call("read_note", {"name": "note.txt"})])
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        note = workspace.project / "note.txt"
+        script = workspace.installed / self.script
+        return ["node", script, workspace.url, workspace.model, note]
+
+    def judge(self, workspace: Workspace, output: str) -> list[str]:
+        found = output.count(workspace.answer)
+        return [] if found == self.answers else [f"{found} answers, not {self.answers}"]

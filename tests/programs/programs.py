@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tests.programs.ai_sdk import AiSdk
 from tests.programs.claude_code import ClaudeCode
 from tests.programs.cline import Cline
 from tests.programs.codex import Codex
 from tests.programs.continue_cli import ContinueCli
+from tests.programs.langchain_js import LangchainJs
 from tests.programs.opencode import Opencode
 from tests.programs.program import Program
 from tests.programs.qwen_code import QwenCode
@@ -19,5 +21,7 @@ PROGRAMS: dict[str, Program] = {
         QwenCode(),
         Cline(),
         ContinueCli(),
+        AiSdk(),
+        LangchainJs(),
     )
 }

@@ -23,7 +23,13 @@ _TEXTS = frozenset(("content", "description", "input", "instructions", "output",
 """Members whose strings are prose. Schemas, grammars and arguments are kept in full."""
 _MAX_TEXT_CHARS = 400
 _MAX_REQUESTS = 6
-"""Of a program."""
+"""Of a program, for each path."""
+_STATEFUL = re.compile('"(?:item_reference|previous_response_id|conversation)"')
+"""Members of requests that only the gateway that answered the one before can answer."""
+_RANDOM = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{32,64}(?![0-9a-f])"
+    r"|(?<=word-)[0-9a-f]{8}"
+)
 
 
 def record(installed: Installed, result: Result, workspace: Path) -> None:
@@ -37,8 +43,10 @@ def record(installed: Installed, result: Result, workspace: Path) -> None:
     for exchange in result.exchanges:
         if exchange.response is not None:
             stored = _stored(exchange.request, exchange.response.status, workspace)
-            seen.setdefault(_kind(stored), stored)
-    for number, stored in enumerate(list(seen.values())[:_MAX_REQUESTS], start=1):
+            of_path = [each for each in seen.values() if each["path"] == stored["path"]]
+            if len(of_path) < _MAX_REQUESTS and not _STATEFUL.search(json.dumps(stored)):
+                seen.setdefault(_kind(stored), stored)
+    for number, stored in enumerate(seen.values(), start=1):
         text = json.dumps(stored, indent=1, ensure_ascii=False) + "\n"
         (folder / f"{number}.json").write_text(text, encoding="utf-8")
 
@@ -78,19 +86,18 @@ def _without_private(text: str, workspace: Path) -> str:
         (f"{today:%Y-%m-%d}", "2026-01-01"),
     ):
         text = text.replace(private, placeholder)
-    for pattern, placeholder in (
-        (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", _zeros),
-        (r"\b[0-9a-f]{32,64}\b", _zeros),
-        (r"(?<=word-)[0-9a-f]{8}", _zeros),
-        (r"127\.0\.0\.1:[0-9]+", "127.0.0.1:9000"),
-        (r"\b1[0-9]{12}\b", "1767225600000"),
-    ):
-        text = re.sub(pattern, placeholder, text)
-    return text
+    text = re.sub(r"127\.0\.0\.1:[0-9]+", "127.0.0.1:9000", text)
+    text = re.sub(r"\b1[0-9]{12}\b", "1767225600000", text)
+    numbers: dict[str, int] = {}
 
+    def number(found: re.Match[str]) -> str:
+        """Return zeros and a number in the form of a random id, the same for the same id."""
+        digits = f"{numbers.setdefault(found[0], len(numbers) + 1):012x}"
+        length = len(found[0].replace("-", ""))
+        filled = iter(digits[-length:].rjust(length, "0"))
+        return "".join(each if each == "-" else next(filled) for each in found[0])
 
-def _zeros(found: re.Match[str]) -> str:
-    return re.sub("[0-9a-f]", "0", found[0])
+    return _RANDOM.sub(number, text)
 
 
 def _shortened(value: Any, name: str = "") -> Any:
