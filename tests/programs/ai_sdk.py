@@ -9,4 +9,4 @@ class AiSdk(NodeScript):
     name = "ai-sdk"
     packages = (*("ai", "zod", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic"),)
     script = "ai_sdk.mjs"
-    answers = 8
+    answers = 12

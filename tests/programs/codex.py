@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,7 +64,21 @@ class Codex(NpmProgram):
         return [self.path(workspace), "exec", *_OPTIONS, "Read both notes."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        """Resume the session and ask for a WebSocket first, which is not the default."""
-        websockets = ["--config", "model_providers.gateway.supports_websockets=true"]
+        """Resume the session, ask for a WebSocket first, and for an answer of a schema."""
+        options = ["--config", "model_providers.gateway.supports_websockets=true"]
+        options += ["--output-schema", str(_write_schema(workspace))]
         resume = [self.path(workspace), "exec", "resume", "--last"]
-        return [*resume, *websockets, *_OPTIONS, "What was it?"]
+        return [*resume, *options, *_OPTIONS, "What was it?"]
+
+
+def _write_schema(workspace: Workspace) -> Path:
+    """Write a schema that the expected answer alone matches."""
+    path = workspace.home / "schema.json"
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "enum": [workspace.answer]}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    path.write_text(json.dumps(schema), encoding="utf-8")
+    return path

@@ -1,4 +1,5 @@
-// LangChain's agent with one tool, over chat completions, Responses and Messages, streaming and not.
+// LangChain's agent with one tool, over chat completions, Responses and Messages, streaming and not,
+// and an object by a schema.
 import { readFile } from "node:fs/promises";
 import { ChatAnthropic } from "@langchain/anthropic";
 import { ChatOpenAI } from "@langchain/openai";
@@ -18,6 +19,9 @@ const read_note = tool(() => readFile(note, "utf-8"), {
   schema: z.object({ name: z.string() }),
 });
 
+const [word] = (await readFile(note, "utf-8")).match(/word-[0-9a-f]+/);
+// The schema allows one answer, which is thus the scripted engine's.
+const schema = z.object({ answer: z.literal(`The notes say: ${word}.`), pages: z.number().int() });
 const input = { messages: [{ role: "user", content: "Read the note." }] };
 
 for (const each of models) {
@@ -29,4 +33,5 @@ for (const each of models) {
     if (chunk.getType() === "ai") streamed += chunk.text;
   }
   console.log(streamed.trim());
+  console.log((await each.withStructuredOutput(schema).invoke("Describe it.")).answer);
 }

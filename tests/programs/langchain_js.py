@@ -9,4 +9,4 @@ class LangchainJs(NodeScript):
     name = "langchain-js"
     packages = ("langchain", "@langchain/core", "@langchain/openai", "@langchain/anthropic", "zod")
     script = "langchain_js.mjs"
-    answers = 6
+    answers = 9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -82,24 +82,34 @@ def _tool_call(function: dict[str, Any], arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def example_of(schema: Any) -> Any:
-    """Return a small value that a JSON schema of the common kinds allows."""
+def example_of(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:
+    """Return a small value that a JSON schema of the common kinds allows.
+
+    References are those to `definitions`, by default the schema's own.
+    """
     if not isinstance(schema, dict):
         return "x"
+    if definitions is None:
+        definitions = schema.get("$defs", {})
+    if "$ref" in schema:
+        return example_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     given = [schema[name] for name in ("const", "default") if name in schema]
     given += schema.get("enum") or []
     if given:
         return given[0]
     for name in ("anyOf", "oneOf", "allOf"):
         if schema.get(name):
-            return example_of(schema[name][0])
+            return example_of(schema[name][0], definitions)
     kind = schema.get("type", "object" if "properties" in schema else "string")
     properties, required = schema.get("properties", {}), schema.get("required", ())
+    items = schema.get("items", {})
     examples = {
-        "object": lambda: {name: example_of(properties.get(name, {})) for name in required},
-        "array": lambda: [example_of(schema.get("items", {}))] * schema.get("minItems", 0),
-        "integer": lambda: schema.get("minimum", 1),
-        "number": lambda: schema.get("minimum", 1),
+        "object": lambda: {
+            each: example_of(properties.get(each), definitions) for each in required
+        },
+        "array": lambda: [example_of(items, definitions)] * schema.get("minItems", 0),
+        "integer": lambda: max(1, schema.get("minimum", 1)),
+        "number": lambda: max(1, schema.get("minimum", 1)),
         "boolean": lambda: False,
         "null": lambda: None,
     }
