@@ -28,7 +28,7 @@ _STATEFUL = re.compile('"(?:item_reference|previous_response_id|conversation)"')
 """Members of requests that only the gateway that answered the one before can answer."""
 _RANDOM = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![0-9a-f])[0-9a-f]{32,64}(?![0-9a-f])"
-    r"|(?<=word-)[0-9a-f]{8}"
+    r"|(?<=word-)[0-9a-f]{8}|(?<=call_)[0-9A-Za-z]{24}"
 )
 
 
