@@ -29,6 +29,8 @@ class ClaudeCode(NpmProgram):
                 Call("Read", {"file_path": str(note)}),
                 Call("ToolSearch", {"query": "select:mcp__notes__read_note"}),
                 Call("mcp__notes__read_note", {"title": "team"}),
+                # Offered where an answer by a schema is asked for.
+                Call("StructuredOutput", {"answer": workspace.answer}),
             ]
         )
 
@@ -47,7 +49,10 @@ class ClaudeCode(NpmProgram):
         return [*self._options(workspace), "--", "Read both notes."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        return [*self._options(workspace), "--continue", "--", "What was it?"]
+        """Continue the session and ask for an answer of a schema."""
+        schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+        options = ["--continue", "--output-format", "json", "--json-schema", json.dumps(schema)]
+        return [*self._options(workspace), *options, "--", "What was it?"]
 
     def _options(self, workspace: Workspace) -> Sequence[str | Path]:
         options = ["--mcp-config", workspace.home / "mcp.json"]
