@@ -19,7 +19,7 @@ class ClaudeCode(NpmProgram):
     executable = "claude"
 
     def prepare(self, workspace: Workspace) -> Script:
-        note = workspace.write_note()
+        note, other = workspace.write_note(), workspace.write_note("other.txt")
         server = [mcp_server.__file__, f"The note of the team is {workspace.new_word()}."]
         servers = {"notes": {"command": sys.executable, "args": server}}
         path = workspace.home / "mcp.json"
@@ -27,6 +27,7 @@ class ClaudeCode(NpmProgram):
         return Script(
             calls=[
                 Call("Read", {"file_path": str(note)}),
+                Call("Read", {"file_path": str(other)}, together=True),
                 Call("ToolSearch", {"query": "select:mcp__notes__read_note"}),
                 Call("mcp__notes__read_note", {"title": "team"}),
                 # Offered where an answer by a schema is asked for.

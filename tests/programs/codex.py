@@ -35,7 +35,7 @@ class Codex(NpmProgram):
     executable = "codex"
 
     def prepare(self, workspace: Workspace) -> Script:
-        note = workspace.write_note()
+        notes = workspace.write_note(), workspace.write_note("other.txt")
         folder = workspace.home / ".codex"
         folder.mkdir()
         (folder / "config.toml").write_text(
@@ -48,11 +48,11 @@ class Codex(NpmProgram):
             ),
             encoding="utf-8",
         )
-        command = f"cat {note.name}"
-        shell = {"cmd": command, "command": ["cat", note.name]}
+        shell = [{"cmd": f"cat {note.name}", "command": ["cat", note.name]} for note in notes]
         return Script(
             calls=[
-                Call(r"exec_command|shell|local_shell", shell),
+                Call(r"exec_command|shell|local_shell", shell[0]),
+                Call(r"exec_command|shell|local_shell", shell[1], together=True),
                 Call(r".*read_note", {"title": "team"}),
             ]
         )

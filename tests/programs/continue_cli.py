@@ -33,7 +33,13 @@ class ContinueCli(NpmProgram):
         note = workspace.write_note()
         text = _CONFIGURATION.format(model=workspace.model, url=workspace.url, key=KEY)
         (workspace.home / "config.yaml").write_text(text, encoding="utf-8")
-        return Script(calls=[Call("Read", {"filepath": str(note)})])
+        other = workspace.write_note("other.txt")
+        return Script(
+            calls=[
+                Call("Read", {"filepath": str(note)}),
+                Call("Read", {"filepath": str(other)}, together=True),
+            ]
+        )
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         return [self.path(workspace), "--print", *self._configuration(workspace), "Read note.txt."]

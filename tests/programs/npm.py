@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
@@ -49,7 +50,8 @@ class NodeScript(NpmProgram):
         workspace.write_note()
         # Node looks for packages beside the script alone.
         shutil.copy(Path(__file__).with_name(self.script), workspace.installed)
-        return Script(calls=[Call("read_note", {"name": "note.txt"})])
+        call = Call("read_note", {"name": "note.txt"})
+        return Script(calls=[call, replace(call, together=True)])
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         note = workspace.project / "note.txt"

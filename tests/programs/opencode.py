@@ -27,7 +27,13 @@ class Opencode(NpmProgram):
         configuration = {"provider": {"gateway": provider}, "model": f"gateway/{workspace.model}"}
         path = workspace.project / "opencode.json"
         path.write_text(json.dumps(configuration), encoding="utf-8")
-        return Script(calls=[Call("read", {"filePath": str(note)})])
+        other = workspace.write_note("other.txt")
+        return Script(
+            calls=[
+                Call("read", {"filePath": str(note)}),
+                Call("read", {"filePath": str(other)}, together=True),
+            ]
+        )
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
         return {}

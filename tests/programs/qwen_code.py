@@ -17,8 +17,17 @@ class QwenCode(NpmProgram):
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
-        arguments = {"absolute_path": str(note), "file_path": str(note)}
-        return Script(calls=[Call("read_file", arguments)])
+        other = workspace.write_note("other.txt")
+        return Script(
+            calls=[
+                Call("read_file", {"absolute_path": str(note), "file_path": str(note)}),
+                Call(
+                    "read_file",
+                    {"absolute_path": str(other), "file_path": str(other)},
+                    together=True,
+                ),
+            ]
+        )
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
         return {

@@ -24,6 +24,8 @@ class Call:
     tool: str
     arguments: dict[str, Any]
     """Arguments by name. Names that the tool's schema lacks are left out."""
+    together: bool = False
+    """True if the call is in one turn with the call before it."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,15 @@ class Script:
     def write(self, prompt: str) -> str:
         """Return the assistant's text for a prompt of the demo model's chat template."""
         results = _RESULT.findall(prompt)
-        if len(results) < len(self.calls):
-            call = self.calls[len(results)]
-            for function in offered_functions(prompt):
-                if re.fullmatch(call.tool, function["name"]):
-                    return THOUGHTS + _tool_call(function, call.arguments)
+        written: list[str] = []
+        offered = offered_functions(prompt)
+        for call in self.calls[len(results) :]:
+            function = next((f for f in offered if re.fullmatch(call.tool, f["name"])), None)
+            if function is None or (written and not call.together):
+                break
+            written.append(_tool_call(function, call.arguments))
+        if written:
+            return THOUGHTS + "\n".join(written)
         if not results and self.calls:
             return THOUGHTS + IDLE
         found = dict.fromkeys(re.findall(self.find, "\n".join(results)))
