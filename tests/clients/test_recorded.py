@@ -111,7 +111,13 @@ STREAMED = {
     "/v1/messages": _messages_stream,
     "/v1/responses": _responses_stream,
 }
-COMPLETE = {CHAT: _chat, "/v1/messages": _message, "/v1/responses": _response}
+COMPLETE = {
+    CHAT: _chat,
+    "/v1/completions": lambda answer: (False, answer["usage"]),
+    "/v1/messages": _message,
+    "/v1/messages/count_tokens": lambda answer: (False, answer["input_tokens"]),
+    "/v1/responses": _response,
+}
 
 
 PRIVATE = {
