@@ -8,7 +8,9 @@ from tests.programs.cline import Cline
 from tests.programs.codex import Codex
 from tests.programs.continue_cli import ContinueCli
 from tests.programs.langchain_js import LangchainJs
+from tests.programs.openai_agents import OpenaiAgents
 from tests.programs.opencode import Opencode
+from tests.programs.pi import Pi
 from tests.programs.program import Program
 from tests.programs.qwen_code import QwenCode
 
@@ -21,7 +23,9 @@ PROGRAMS: dict[str, Program] = {
         QwenCode(),
         Cline(),
         ContinueCli(),
+        Pi(),
         AiSdk(),
         LangchainJs(),
+        OpenaiAgents(),
     )
 }
