@@ -39,12 +39,12 @@ class Workspace:
     """The folder that `Program.install` filled."""
     model: str = MODEL
     words: list[str] = field(default_factory=list)
-    """Words that the tools find, in the order of the calls."""
+    """Words that the tools find."""
 
     @property
     def answer(self) -> str:
         """The answer that the scripted engine gives if each tool has found its word."""
-        return Script().answer.replace("{found}", ", ".join(self.words))
+        return Script().answer.replace("{found}", ", ".join(sorted(self.words)))
 
     def new_word(self) -> str:
         """Return a word for a file or a tool's result; which the engine's answer names."""
