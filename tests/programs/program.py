@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.programs.engine.script import Script
 from tests.programs.engine.stack import MODEL, ScriptedStack
 from tests.programs.recorder import Exchange, Recorder
+from tests.support.patience import PATIENCE_S
 
 KEY = "no-key-is-needed"
 """A credential for programs that do not start without one. The gateway has no tenants."""
@@ -67,7 +68,7 @@ class Program(ABC):
     """The section of versions.toml."""
     packages: Sequence[str]
     """Packages of that section. The first one's version is shown for the program."""
-    timeout_s: float = 120.0
+    timeout_s: float = PATIENCE_S
 
     @abstractmethod
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ class Call:
 class Script:
     """Calls to make one after the other, and the answer after the last result.
 
-    `{found}` in `answer` becomes all matches of the expression `find` in the tools' results, sorted.
+    `{found}` in `answer` becomes the sorted matches of the expression `find` in the tools' results.
     """
 
     calls: Sequence[Call] = ()
