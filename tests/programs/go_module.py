@@ -32,7 +32,11 @@ class GoProgram(Program):
 
     def newest_version(self, package: str) -> str:
         template = ["-f", "{{.Version}}"]
-        return _run_go(["list", "-m", *template, f"{package}@latest"], Path.home()).strip().removeprefix("v")
+        return (
+            _run_go(["list", "-m", *template, f"{package}@latest"], Path.home())
+            .strip()
+            .removeprefix("v")
+        )
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()

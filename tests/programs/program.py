@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.programs.engine.script import Script
 from tests.programs.engine.stack import MODEL, ScriptedStack
 from tests.programs.recorder import Exchange, Recorder
+from tests.support.patience import PATIENCE_S
 
 KEY = "no-key-is-needed"
 """A credential for programs that do not start without one. The gateway has no tenants."""
@@ -39,12 +40,12 @@ class Workspace:
     """The folder that `Program.install` filled."""
     model: str = MODEL
     words: list[str] = field(default_factory=list)
-    """Words that the tools find, in the order of the calls."""
+    """Words that the tools find."""
 
     @property
     def answer(self) -> str:
         """The answer that the scripted engine gives if each tool has found its word."""
-        return Script().answer.replace("{found}", ", ".join(self.words))
+        return Script().answer.replace("{found}", ", ".join(sorted(self.words)))
 
     def new_word(self) -> str:
         """Return a word for a file or a tool's result; which the engine's answer names."""
@@ -67,7 +68,7 @@ class Program(ABC):
     """The section of versions.toml."""
     packages: Sequence[str]
     """Packages of that section. The first one's version is shown for the program."""
-    timeout_s: float = 120.0
+    timeout_s: float = PATIENCE_S
 
     @abstractmethod
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:

@@ -13,7 +13,9 @@ from tests.programs.inspect_ai import InspectAi
 from tests.programs.langchain_js import LangchainJs
 from tests.programs.lm_eval import LmEval
 from tests.programs.maven import LangChain4j, OpenaiJava, SpringAi
+from tests.programs.openai_agents import OpenaiAgents
 from tests.programs.opencode import Opencode
+from tests.programs.pi import Pi
 from tests.programs.program import Program
 from tests.programs.qwen_code import QwenCode
 from tests.programs.smolagents import Smolagents
@@ -27,6 +29,7 @@ PROGRAMS: dict[str, Program] = {
         QwenCode(),
         Cline(),
         ContinueCli(),
+        Pi(),
         AiSdk(),
         LangchainJs(),
         Aider(),
@@ -37,5 +40,6 @@ PROGRAMS: dict[str, Program] = {
         LangChain4j(),
         SpringAi(),
         OpenaiGo(),
+        OpenaiAgents(),
     )
 }

@@ -29,7 +29,7 @@ def main() -> int:
     installed = [Installed.of(fields) for fields in parsed.installed]
     rows = [_COLUMNS]
     failed = False
-    # Outside of this repository: programs read the instructions and the log of one they are in.
+    # Outside this repository, as programs read the instructions and the log of one around them.
     with (
         tempfile.TemporaryDirectory() as folder,
         scripted_stack(Path(folder)) as stack,

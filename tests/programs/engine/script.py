@@ -32,7 +32,7 @@ class Call:
 class Script:
     """Calls to make one after the other, and the answer after the last result.
 
-    `{found}` in `answer` becomes all matches of the expression `find` in the tools' results.
+    `{found}` in `answer` becomes the sorted matches of the expression `find` in the tools' results.
     """
 
     calls: Sequence[Call] = ()
@@ -65,7 +65,8 @@ class Script:
             return THOUGHTS + "\n".join(written)
         if not results and self.calls:
             return THOUGHTS + IDLE
-        found = dict.fromkeys(re.findall(self.find, "\n".join(results)))
+        # Sorted, as programs send the results of one turn in the order of their ends.
+        found = sorted(set(re.findall(self.find, "\n".join(results))))
         return THOUGHTS + self.answer.replace("{found}", ", ".join(found))
 
 
