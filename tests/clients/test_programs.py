@@ -15,8 +15,9 @@ import pytest
     reason="the programs need node and npm, which are not installed",
 )
 def test_codex_and_claude_code() -> None:
-    """`make test-programs` runs the other programs."""
-    command = [sys.executable, "-m", "tests.programs", "codex", "claude-code"]
+    """`make test-programs` runs the other programs, with a model that writes calls as JSON."""
+    programs = ["--form", "qwen3_coder", "codex", "claude-code"]
+    command = [sys.executable, "-m", "tests.programs", *programs]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

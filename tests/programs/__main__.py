@@ -10,7 +10,9 @@ import argparse
 import json
 import subprocess
 import sys
+from typing import get_args
 
+from tests.programs.engine.script import Form
 from tests.programs.installed import install
 from tests.programs.programs import PROGRAMS
 
@@ -30,6 +32,7 @@ def main() -> int:
     command = [*unshare, sys.executable, "-m", "tests.programs.run"]
     command += [json.dumps([each.fields() for each in installed])]
     command += ["--loopback-alone"] if unshare else []
+    command += ["--form", parsed.form]
     command += ["--record"] if parsed.record else []
     return subprocess.run(command, check=False).returncode
 
@@ -42,6 +45,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--newest", action="store_true", help="in place of the pinned versions")
     parser.add_argument(
         "--record", action="store_true", help="write what the programs send to tests/data/requests"
+    )
+    parser.add_argument(
+        "--form",
+        choices=get_args(Form),
+        default="hermes",
+        help="how the scripted model writes calls (default: %(default)s)",
     )
     parsed = parser.parse_args()
     parsed.names = parsed.names or list(PROGRAMS)

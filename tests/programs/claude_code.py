@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.programs import mcp_server
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 
 class ClaudeCode(NpmProgram):
@@ -30,6 +30,7 @@ class ClaudeCode(NpmProgram):
                 Call("Read", {"file_path": str(other)}, together=True),
                 Call("ToolSearch", {"query": "select:mcp__notes__read_note"}),
                 Call("mcp__notes__read_note", {"title": "team"}),
+                Call("Write", {"file_path": str(workspace.new_file()), "content": TEXT}),
                 # Offered where an answer by a schema is asked for.
                 Call("StructuredOutput", {"answer": workspace.answer}),
             ]
@@ -57,5 +58,5 @@ class ClaudeCode(NpmProgram):
 
     def _options(self, workspace: Workspace) -> Sequence[str | Path]:
         options = ["--mcp-config", workspace.home / "mcp.json"]
-        options += ["--allowedTools", "Read,mcp__notes__read_note"]
+        options += ["--allowedTools", "Read,Write,mcp__notes__read_note"]
         return [self.path(workspace), "--print", *options]

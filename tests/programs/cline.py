@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 
 class Cline(NpmProgram):
@@ -18,7 +18,13 @@ class Cline(NpmProgram):
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
-        return Script(calls=[Call("read_files?", {"path": str(note), "files": [str(note)]})])
+        made = {"path": str(workspace.new_file()), "new_text": TEXT}
+        return Script(
+            calls=[
+                Call("read_files?", {"path": str(note), "files": [str(note)]}),
+                Call("editor", made),
+            ]
+        )
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         cline = shlex.quote(str(self.path(workspace)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.programs import mcp_server
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 _CONFIGURATION = """\
 model = "{model}"
@@ -26,6 +26,7 @@ wire_api = "responses"
 command = "{python}"
 args = ["{server}", "The note of the team is {word}."]
 """
+_SHELL = "exec_command|shell|local_shell"
 _OPTIONS = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
 
@@ -49,11 +50,13 @@ class Codex(NpmProgram):
             encoding="utf-8",
         )
         shell = [{"cmd": f"cat {note.name}", "command": ["cat", note.name]} for note in notes]
+        write = f"cat > {workspace.new_file().name} <<'END'\n{TEXT}END"
         return Script(
             calls=[
-                Call(r"exec_command|shell|local_shell", shell[0]),
-                Call(r"exec_command|shell|local_shell", shell[1], together=True),
+                Call(_SHELL, shell[0]),
+                Call(_SHELL, shell[1], together=True),
                 Call(r".*read_note", {"title": "team"}),
+                Call(_SHELL, {"cmd": write, "command": ["sh", "-c", write]}),
             ]
         )
 

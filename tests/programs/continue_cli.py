@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 _CONFIGURATION = """\
 name: gateway
@@ -38,6 +38,7 @@ class ContinueCli(NpmProgram):
             calls=[
                 Call("Read", {"filepath": str(note)}),
                 Call("Read", {"filepath": str(other)}, together=True),
+                Call("Write", {"filepath": str(workspace.new_file()), "content": TEXT}),
             ]
         )
 
@@ -54,4 +55,4 @@ class ContinueCli(NpmProgram):
         ]
 
     def _configuration(self, workspace: Workspace) -> Sequence[str | Path]:
-        return ["--config", workspace.home / "config.yaml"]
+        return ["--auto", "--config", workspace.home / "config.yaml"]

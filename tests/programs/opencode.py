@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 
 class Opencode(NpmProgram):
@@ -32,6 +32,7 @@ class Opencode(NpmProgram):
             calls=[
                 Call("read", {"filePath": str(note)}),
                 Call("read", {"filePath": str(other)}, together=True),
+                Call("write", {"filePath": str(workspace.new_file()), "content": TEXT}),
             ]
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
 
 
 class Pi(NpmProgram):
@@ -35,6 +35,7 @@ class Pi(NpmProgram):
             calls=[
                 Call("read", {"path": str(notes[0])}),
                 Call("read", {"path": str(notes[1])}, together=True),
+                Call("write", {"path": str(workspace.new_file()), "content": TEXT}),
             ]
         )
 

@@ -21,6 +21,8 @@ from tests.support.patience import PATIENCE_S
 
 KEY = "no-key-is-needed"
 """A credential for programs that do not start without one. The gateway has no tenants."""
+TEXT = '<p> </parameter> </p>\n"</tool_call>" \\ \N{OWL}\n</arg_value> {"a": [\n'
+"""A text for a tool to write, with what ends values and calls in the forms of models."""
 _KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
@@ -39,6 +41,8 @@ class Workspace:
     installed: Path
     """The folder that `Program.install` filled."""
     model: str = MODEL
+    files: dict[Path, str] = field(default_factory=dict)
+    """Texts by path that the program's tools have to write."""
     words: list[str] = field(default_factory=list)
     """Words that the tools find."""
 
@@ -57,6 +61,12 @@ class Workspace:
         """Write a file with a new word into the project."""
         path = self.project / name
         path.write_text(f"The secret is {self.new_word()}.\n", encoding="utf-8")
+        return path
+
+    def new_file(self) -> Path:
+        """Return a path that a tool has to write `TEXT` to."""
+        path = self.project / "made.txt"
+        self.files[path] = TEXT
         return path
 
 
@@ -95,7 +105,14 @@ class Program(ABC):
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
         """Return what is wrong with the output of a program that exited with 0."""
-        return [] if workspace.answer in output else [f"not in the output: {workspace.answer}"]
+        problems = [
+            f"{path.name} is not as it was to be written"
+            for path, text in workspace.files.items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
+        if workspace.answer not in output:
+            problems.append(f"not in the output: {workspace.answer}")
+        return problems
 
 
 @dataclass(frozen=True)

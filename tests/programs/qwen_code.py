@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import KEY, TEXT, Workspace
+
+_OPTIONS = ("--auth-type", "openai", "--approval-mode", "yolo")
 
 
 class QwenCode(NpmProgram):
@@ -20,12 +22,9 @@ class QwenCode(NpmProgram):
         other = workspace.write_note("other.txt")
         return Script(
             calls=[
-                Call("read_file", {"absolute_path": str(note), "file_path": str(note)}),
-                Call(
-                    "read_file",
-                    {"absolute_path": str(other), "file_path": str(other)},
-                    together=True,
-                ),
+                Call("read_file", {"file_path": str(note)}),
+                Call("read_file", {"file_path": str(other)}, together=True),
+                Call("write_file", {"file_path": str(workspace.new_file()), "content": TEXT}),
             ]
         )
 
@@ -37,7 +36,7 @@ class QwenCode(NpmProgram):
         }
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        return [self.path(workspace), "--auth-type", "openai", "--prompt", "Read note.txt."]
+        return [self.path(workspace), *_OPTIONS, "--prompt", "Read note.txt."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
         return [

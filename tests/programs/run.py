@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("installed", type=json.loads)
     parser.add_argument("--loopback-alone", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--form", default="hermes")
     parsed = parser.parse_args()
     if parsed.loopback_alone:
         set_loopback_up()
@@ -32,7 +33,7 @@ def main() -> int:
     # Outside this repository, as programs read the instructions and the log of one around them.
     with (
         tempfile.TemporaryDirectory() as folder,
-        scripted_stack(Path(folder)) as stack,
+        scripted_stack(Path(folder), parsed.form) as stack,
     ):
         for each in installed:
             row, passed = _row(each, stack, Path(folder), recording=parsed.record)

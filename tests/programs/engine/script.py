@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 THOUGHTS = "<think>\nI look at the notes.\n</think>\n\n"
 """Text before each call and answer, as models write it that think in tags."""
+Form = Literal["hermes", "qwen3_coder"]
+"""The form of calls, by the names of GATEWAY_TOOL_FORM."""
 IDLE = "Nothing to do."
 """The answer to a prompt that offers none of the script's tools, such as one for a title."""
 _OFFERED = "within <tools></tools> XML tags:\n<tools>\n"
@@ -38,6 +40,7 @@ class Script:
     calls: Sequence[Call] = ()
     answer: str = "The notes say: {found}."
     find: str = r"word-[0-9a-f]{8}"
+    form: Form = "hermes"
 
     def save(self, path: Path) -> None:
         """Replace the file that the engine reads for each prompt."""
@@ -60,7 +63,7 @@ class Script:
             function = next((f for f in offered if re.fullmatch(call.tool, f["name"])), None)
             if function is None or (written and not call.together):
                 break
-            written.append(_tool_call(function, call.arguments))
+            written.append(_tool_call(function, call.arguments, self.form))
         if written:
             return THOUGHTS + "\n".join(written)
         if not results and self.calls:
@@ -78,15 +81,24 @@ def offered_functions(prompt: str) -> list[dict[str, Any]]:
     return [tool.get("function", tool) for tool in tools]
 
 
-def _tool_call(function: dict[str, Any], arguments: dict[str, Any]) -> str:
+def _tool_call(function: dict[str, Any], arguments: dict[str, Any], form: Form) -> str:
     schema = function.get("parameters") or {}
     properties = schema.get("properties", {})
     filled = {name: value for name, value in arguments.items() if name in properties}
     for name in schema.get("required", ()):
         if name not in filled:
             filled[name] = example_of(properties.get(name, {}))
+    if form == "qwen3_coder":
+        parameters = "".join(
+            f"<parameter={name}>\n{_raw(value)}\n</parameter>\n" for name, value in filled.items()
+        )
+        return f"<tool_call>\n<function={function['name']}>\n{parameters}</function>\n</tool_call>"
     call = json.dumps({"name": function["name"], "arguments": filled}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _raw(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def example_of(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:

@@ -6,11 +6,11 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ops.commands.up import DEMO_MODEL
-from tests.programs.engine.script import Script
+from tests.programs.engine.script import Form, Script
 from tests.support.cluster import core_repository, tritons_of
 from tests.support.gateway_process import GatewayProcess
 from triton_repo.cpu_executor import synthetic
@@ -40,14 +40,20 @@ class ScriptedStack:
 
     gateway: GatewayProcess
     script_file: Path
+    form: Form
 
     def use(self, script: Script) -> None:
-        script.save(self.script_file)
+        replace(script, form=self.form).save(self.script_file)
 
 
 @contextlib.contextmanager
-def scripted_stack(folder: Path, **settings: object) -> Iterator[ScriptedStack]:
-    """Start Triton and a gateway; `settings` become GATEWAY_ variables."""
+def scripted_stack(
+    folder: Path, form: Form = "hermes", **settings: object
+) -> Iterator[ScriptedStack]:
+    """Start Triton with a model that calls tools in a form, and a gateway.
+
+    `settings` become GATEWAY_ variables.
+    """
     script_file = folder / "script.json"
     Script().save(script_file)
     engine = synthetic.build(
@@ -66,12 +72,13 @@ def scripted_stack(folder: Path, **settings: object) -> Iterator[ScriptedStack]:
         model.rename(model.with_name("core_model.py"))
         model.write_text(_MODEL_PY.format(script=str(script_file)), encoding="utf-8")
 
+    settings["tool_form"] = form
     settings = {"tokenizer_dir": _thinking_tokenizer(folder / "tokenizer")} | settings
     with (
         tritons_of(folder, write_repository, 1) as tritons,
         GatewayProcess(folder / "gateway", tritons, **settings) as gateway,
     ):
-        yield ScriptedStack(gateway, script_file)
+        yield ScriptedStack(gateway, script_file, form)
 
 
 def _thinking_tokenizer(folder: Path) -> Path:
