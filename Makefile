@@ -14,7 +14,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compi
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-annotate --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks test-containers audit
+.PHONY: setup demo test test-all lint lock bench instructions soak chaos disks test-containers
+.PHONY: test-programs audit
 
 setup: $(INSTALLED)
 
@@ -53,6 +54,10 @@ disks: setup
 # As root on Debian; says why where no engine can be had. Images and layers stay in build/containers.
 test-containers: setup
 	$(BIN)/python -m tests.containers $(ARGS)
+
+# Programs of package registries against the real stack; ARGS=--newest takes their newest versions.
+test-programs: setup
+	$(BIN)/python -m tests.programs $(ARGS)
 
 # Known weaknesses of all that is installed, by PyPI's advisories. --strict: a package that cannot
 # be looked up is a failure, not a pass. An environment of its own, so that it audits no tool of its.

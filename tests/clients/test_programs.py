@@ -1,0 +1,24 @@
+"""The programs that README and docs/ promise, as npm ships them, against the real stack."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("node") and shutil.which("npm")),
+    reason="the programs need node and npm, which are not installed",
+)
+def test_codex_and_claude_code() -> None:
+    """`make test-programs` runs the other programs, with a model that writes calls as JSON."""
+    programs = ["--form", "qwen3_coder", "codex", "claude-code"]
+    command = [sys.executable, "-m", "tests.programs", *programs]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,33 @@
+"""Cline's command line, over chat completions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.programs.engine.script import Call, Script
+from tests.programs.npm import NpmProgram
+from tests.programs.program import KEY, TEXT, Workspace
+
+
+class Cline(NpmProgram):
+    name = "cline"
+    packages = ("cline",)
+    executable = "cline"
+
+    def prepare(self, workspace: Workspace) -> Script:
+        note = workspace.write_note()
+        made = {"path": str(workspace.new_file()), "new_text": TEXT}
+        return Script(
+            calls=[
+                Call("read_files?", {"path": str(note), "files": [str(note)]}),
+                Call("editor", made),
+            ]
+        )
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        cline = shlex.quote(str(self.path(workspace)))
+        model = ["--modelid", workspace.model, "--baseurl", f"{workspace.url}/v1"]
+        auth = shlex.join(["auth", "--provider", "openai", "--apikey", KEY, *model])
+        return ["sh", "-c", f"{cline} {auth} && exec {cline} 'Read note.txt.'"]

@@ -1,0 +1,1 @@
+"""A scripted engine behind the real core model of a real Triton."""

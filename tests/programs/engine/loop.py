@@ -1,0 +1,61 @@
+"""The CPU executor's loop with a script in place of a model, loaded by Triton's model process."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from ops.commands.up import DEMO_MODEL
+from tests.programs.engine.script import Script, example_of
+from triton_repo.cpu_executor import executor
+from triton_repo.cpu_executor.active import ActiveRequest
+from triton_repo.cpu_executor.engine import EngineConfig
+from triton_repo.cpu_executor.executor_config import ExecutorConfig
+from triton_repo.cpu_executor.mailbox import Mailbox, Queued
+from triton_repo.cpu_executor.sequence import Sequence
+from triton_repo.cpu_executor.synthetic import SyntheticLoop
+
+
+class ScriptedLoop(SyntheticLoop):
+    """Each request's tokens are those of the script that lies in a file as the request starts.
+
+    A guide of a JSON schema is followed by a small example of the schema; other guides are refused.
+    """
+
+    def __init__(
+        self, config: EngineConfig, settings: ExecutorConfig, mailbox: Mailbox, *, script: Path
+    ) -> None:
+        super().__init__(config, settings, mailbox)
+        self._script = script
+        self._tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+        self._end = self._tokenizer.token_to_id("<|im_end|>")
+        self._written: dict[int, list[int]] = {}
+
+    def _activate(self, entry: Queued) -> ActiveRequest:
+        guide = entry.request.guided_decoding_params
+        if guide is not None and guide.guide is not None and "{" in guide.guide:
+            entry.request.guided_decoding_params = None
+            text = json.dumps(example_of(json.loads(guide.guide)))
+        else:
+            prompt = self._tokenizer.decode(
+                entry.request.input_token_ids, skip_special_tokens=False
+            )
+            text = Script.load(self._script).write(prompt)
+        request = super()._activate(entry)
+        active = {each.id for each in self._active}
+        self._written = {key: ids for key, ids in self._written.items() if key in active}
+        self._written[request.id] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return request
+
+    def _token(self, request: ActiveRequest, sequence: Sequence) -> int:
+        written = self._written[request.id]
+        position = len(sequence.tokens)
+        return written[position] if position < len(written) else self._end
+
+
+def install(script: Path) -> None:
+    """Let the executor of this process run scripts in place of the synthetic engine's tokens."""
+    executor.SyntheticLoop = partial(ScriptedLoop, script=script)  # type: ignore[misc, assignment]

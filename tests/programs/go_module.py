@@ -1,0 +1,67 @@
+"""A program of Go modules, compiled as it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.programs.engine.script import Call, Script
+from tests.programs.program import NotAvailable, Program, Workspace
+
+_SOURCES = Path(__file__).with_name("golang")
+
+
+class GoProgram(Program):
+    """A source file of the folder golang, which gets the gateway's URL and the model."""
+
+    registry = "go"
+    source: str
+    expected: Sequence[str]
+    """Lines that are printed; {answer} is the scripted engine's answer."""
+
+    def install(self, folder: Path, versions: Mapping[str, str]) -> None:
+        if not shutil.which("go"):
+            raise NotAvailable("needs Go")
+        shutil.copy(_SOURCES / self.source, folder / "main.go")
+        wanted = [f"{name}@v{version}" for name, version in versions.items()]
+        for command in (["mod", "init", "programs"], ["get", *wanted], ["build", "-o", "program"]):
+            _run_go(command, folder)
+
+    def newest_version(self, package: str) -> str:
+        template = ["-f", "{{.Version}}"]
+        return (
+            _run_go(["list", "-m", *template, f"{package}@latest"], Path.home())
+            .strip()
+            .removeprefix("v")
+        )
+
+    def prepare(self, workspace: Workspace) -> Script:
+        note = workspace.write_note()
+        return Script(calls=[Call("read_note", {"name": str(note)})])
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        return [workspace.installed / "program", workspace.url, workspace.model]
+
+    def judge(self, workspace: Workspace, output: str) -> list[str]:
+        expected = [line.format(answer=workspace.answer) for line in self.expected]
+        printed = output.splitlines()
+        return [] if printed == expected else [f"printed {printed}, not {expected}"]
+
+
+def _run_go(arguments: Sequence[str], folder: Path) -> str:
+    # The repository that surrounds the folder is none of the module's, nor is a workspace of it.
+    environment = os.environ | {"GOFLAGS": "-buildvcs=false -mod=mod", "GOWORK": "off"}
+    command = ["go", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+class OpenaiGo(GoProgram):
+    name = "openai-go"
+    packages = ("github.com/openai/openai-go/v3",)
+    source = "openai_go.go"
+    expected = (*["{answer}"] * 3, "sum 1")

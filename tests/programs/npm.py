@@ -1,0 +1,63 @@
+"""Programs of the npm registry, which Node runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.programs.engine.script import Call, Script
+from tests.programs.program import NotAvailable, Program, Workspace
+
+
+class NpmProgram(Program):
+    """A program that npm installs; `executable` is its name in node_modules/.bin."""
+
+    registry = "npm"
+    executable: str
+
+    def install(self, folder: Path, versions: Mapping[str, str]) -> None:
+        if not shutil.which("npm"):
+            raise NotAvailable("needs node and npm")
+        wanted = [f"{name}@{versions[name]}" for name in self.packages]
+        options = ["--no-audit", "--no-fund", "--no-save", "--prefix", str(folder)]
+        subprocess.run(["npm", "install", *options, *wanted], check=True, capture_output=True)
+
+    def path(self, workspace: Workspace) -> Path:
+        return workspace.installed / "node_modules" / ".bin" / self.executable
+
+    def newest_version(self, package: str) -> str:
+        view = ["npm", "view", package, "version", "--json"]
+        found = subprocess.run(view, check=True, capture_output=True)
+        version: str = json.loads(found.stdout)
+        return version
+
+
+class NodeScript(NpmProgram):
+    """A script of this folder for packages that have no executable.
+
+    It gets the gateway's URL, the model and the note's path, and prints an answer per line.
+    """
+
+    script: str
+    answers: int
+    """Answers that the script asks for, one after the other."""
+
+    def prepare(self, workspace: Workspace) -> Script:
+        workspace.write_note()
+        # Node looks for packages beside the script alone.
+        shutil.copy(Path(__file__).with_name(self.script), workspace.installed)
+        call = Call("read_note", {"name": "note.txt"})
+        return Script(calls=[call, replace(call, together=True)])
+
+    def command(self, workspace: Workspace) -> Sequence[str | Path]:
+        note = workspace.project / "note.txt"
+        script = workspace.installed / self.script
+        return ["node", script, workspace.url, workspace.model, note]
+
+    def judge(self, workspace: Workspace, output: str) -> list[str]:
+        found = output.count(workspace.answer)
+        return [] if found == self.answers else [f"{found} answers, not {self.answers}"]

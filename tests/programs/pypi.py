@@ -1,0 +1,50 @@
+"""Programs of the Python Package Index, each in a virtual environment of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.programs.program import Program, Workspace
+
+_UV = Path(sys.executable).with_name("uv")
+
+
+class PypiProgram(Program):
+    """A program that uv installs; `executable` is its name in the environment's bin folder."""
+
+    registry = "pypi"
+    executable: str
+    left_out: Sequence[str] = ()
+    """Dependencies that are not installed, such as large ones that a run does not import."""
+
+    def install(self, folder: Path, versions: Mapping[str, str]) -> None:
+        venv = [sys.executable, "-m", "venv", "--without-pip", folder]
+        subprocess.run(venv, check=True, capture_output=True)
+        overrides = folder / "overrides.txt"
+        overrides.write_text(
+            "".join(f"{name}; sys_platform == 'never'\n" for name in self.left_out)
+        )
+        wanted = [f"{name}=={versions[name]}" for name in self.packages]
+        options = ["--python", folder / "bin" / "python", "--overrides", overrides]
+        subprocess.run([_UV, "pip", "install", *options, *wanted], check=True, capture_output=True)
+
+    def path(self, workspace: Workspace, executable: str = "") -> Path:
+        return workspace.installed / "bin" / (executable or self.executable)
+
+    def newest_version(self, package: str) -> str:
+        name = package.partition("[")[0]
+        index = [sys.executable, "-m", "pip", "index", "versions", name]
+        found = subprocess.run(index, check=True, capture_output=True, text=True)
+        version = re.match(rf"{re.escape(name)} \((.+)\)", found.stdout)
+        assert version is not None, found.stdout
+        return version[1]
+
+
+def copy_script(name: str, workspace: Workspace) -> Path:
+    """Copy a script of this folder into the project, away from this repository's packages."""
+    return Path(shutil.copy(Path(__file__).with_name(name), workspace.project))
