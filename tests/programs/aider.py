@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.programs.documented import documented_variables
 from tests.programs.engine.script import Script
-from tests.programs.program import KEY, Workspace
+from tests.programs.program import Workspace
 from tests.programs.pypi import PypiProgram
 
 
@@ -22,11 +23,7 @@ class Aider(PypiProgram):
         return Script(answer=f"note.txt\n```\nThe secret is {word}.\n```\n")
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
-        return {
-            "OPENAI_API_BASE": f"{workspace.url}/v1",
-            "OPENAI_API_KEY": KEY,
-            "AIDER_MODEL": f"openai/{workspace.model}",
-        }
+        return documented_variables("clients.md", "aider.sh", workspace)
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         options = ["--yes-always", "--no-git", "--no-check-update", "--no-analytics"]

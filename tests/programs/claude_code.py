@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs import mcp_server
+from tests.programs.documented import documented_variables
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, TEXT, Workspace
+from tests.programs.program import TEXT, Workspace
 
 
 class ClaudeCode(NpmProgram):
@@ -37,15 +38,7 @@ class ClaudeCode(NpmProgram):
         )
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
-        models = (
-            *("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
-            *(f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("OPUS", "SONNET", "HAIKU")),
-        )
-        return {
-            "ANTHROPIC_BASE_URL": workspace.url,
-            "ANTHROPIC_AUTH_TOKEN": KEY,
-            **dict.fromkeys(models, workspace.model),
-        }
+        return documented_variables("messages.md", "claude.sh", workspace)
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
         return [*self._options(workspace), "--", "Read both notes."]

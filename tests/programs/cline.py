@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.programs.documented import documented
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, TEXT, Workspace
+from tests.programs.program import TEXT, Workspace
 
 
 class Cline(NpmProgram):
@@ -27,7 +28,7 @@ class Cline(NpmProgram):
         )
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        cline = shlex.quote(str(self.path(workspace)))
-        model = ["--modelid", workspace.model, "--baseurl", f"{workspace.url}/v1"]
-        auth = shlex.join(["auth", "--provider", "openai", "--apikey", KEY, *model])
-        return ["sh", "-c", f"{cline} {auth} && exec {cline} 'Read note.txt.'"]
+        auth = documented("clients.md", "cline.sh", workspace).strip()
+        # The command finds the program as a user's shell does.
+        folder = shlex.quote(str(self.path(workspace).parent))
+        return ["sh", "-c", f"PATH={folder}:$PATH; {auth} && exec cline 'Read note.txt.'"]

@@ -8,20 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs import mcp_server
+from tests.programs.documented import documented
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
 from tests.programs.program import KEY, TEXT, Workspace
 
-_CONFIGURATION = """\
-model = "{model}"
-model_provider = "gateway"
-
-[model_providers.gateway]
-name = "gateway"
-base_url = "{url}/v1"
-env_key = "CODEX_KEY"
-wire_api = "responses"
-
+_SERVER = """
 [mcp_servers.notes]
 command = "{python}"
 args = ["{server}", "The note of the team is {word}."]
@@ -39,16 +31,11 @@ class Codex(NpmProgram):
         notes = workspace.write_note(), workspace.write_note("other.txt")
         folder = workspace.home / ".codex"
         folder.mkdir()
-        (folder / "config.toml").write_text(
-            _CONFIGURATION.format(
-                model=workspace.model,
-                url=workspace.url,
-                python=sys.executable,
-                server=mcp_server.__file__,
-                word=workspace.new_word(),
-            ),
-            encoding="utf-8",
+        server = _SERVER.format(
+            python=sys.executable, server=mcp_server.__file__, word=workspace.new_word()
         )
+        configuration = documented("responses.md", "config.toml", workspace)
+        (folder / "config.toml").write_text(f"{configuration}\n{server}", encoding="utf-8")
         shell = [{"cmd": f"cat {note.name}", "command": ["cat", note.name]} for note in notes]
         write = f"cat > {workspace.new_file().name} <<'END'\n{TEXT}END"
         return Script(

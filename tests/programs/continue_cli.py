@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.programs.documented import documented
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, TEXT, Workspace
-
-_CONFIGURATION = """\
-name: gateway
-version: 1.0.0
-schema: v1
-models:
-  - name: {model}
-    provider: openai
-    model: {model}
-    apiBase: {url}/v1
-    apiKey: {key}
-    roles: [chat]
-    capabilities: [tool_use]
-"""
+from tests.programs.program import TEXT, Workspace
 
 
 class ContinueCli(NpmProgram):
@@ -31,8 +18,10 @@ class ContinueCli(NpmProgram):
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
-        text = _CONFIGURATION.format(model=workspace.model, url=workspace.url, key=KEY)
-        (workspace.home / "config.yaml").write_text(text, encoding="utf-8")
+        folder = workspace.home / ".continue"
+        folder.mkdir()
+        text = documented("clients.md", "config.yaml", workspace)
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
         other = workspace.write_note("other.txt")
         return Script(
             calls=[
@@ -43,16 +32,7 @@ class ContinueCli(NpmProgram):
         )
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        return [self.path(workspace), "--print", *self._configuration(workspace), "Read note.txt."]
+        return [self.path(workspace), "--print", "--auto", "Read note.txt."]
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        return [
-            self.path(workspace),
-            "--print",
-            *self._configuration(workspace),
-            "--resume",
-            "What was it?",
-        ]
-
-    def _configuration(self, workspace: Workspace) -> Sequence[str | Path]:
-        return ["--auto", "--config", workspace.home / "config.yaml"]
+        return [self.path(workspace), "--print", "--auto", "--resume", "What was it?"]

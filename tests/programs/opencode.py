@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.programs.documented import documented
 from tests.programs.engine.script import Call, Script
 from tests.programs.npm import NpmProgram
-from tests.programs.program import KEY, TEXT, Workspace
+from tests.programs.program import TEXT, Workspace
 
 
 class Opencode(NpmProgram):
@@ -18,15 +18,8 @@ class Opencode(NpmProgram):
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
-        provider = {
-            "npm": "@ai-sdk/openai-compatible",
-            "name": "gateway",
-            "options": {"baseURL": f"{workspace.url}/v1", "apiKey": KEY},
-            "models": {workspace.model: {"limit": {"context": 131_072, "output": 8_192}}},
-        }
-        configuration = {"provider": {"gateway": provider}, "model": f"gateway/{workspace.model}"}
-        path = workspace.project / "opencode.json"
-        path.write_text(json.dumps(configuration), encoding="utf-8")
+        configuration = documented("clients.md", "opencode.json", workspace)
+        (workspace.project / "opencode.json").write_text(configuration, encoding="utf-8")
         other = workspace.write_note("other.txt")
         return Script(
             calls=[

@@ -13,6 +13,7 @@ from tests.programs.inspect_ai import InspectAi
 from tests.programs.langchain_js import LangchainJs
 from tests.programs.lm_eval import LmEval
 from tests.programs.maven import LangChain4j, OpenaiJava, SpringAi
+from tests.programs.open_webui import OpenWebui
 from tests.programs.openai_agents import OpenaiAgents
 from tests.programs.opencode import Opencode
 from tests.programs.pi import Pi
@@ -36,6 +37,7 @@ PROGRAMS: dict[str, Program] = {
         InspectAi(),
         LmEval(),
         Smolagents(),
+        OpenWebui(),
         OpenaiJava(),
         LangChain4j(),
         SpringAi(),
