@@ -84,9 +84,7 @@ class ValueEnds:
 
 
 def _tag(*tags: str) -> _Part:
-    return _Part(
-        f"(?:{'|'.join(map(re.escape, tags))})", f"(?:{'|'.join(map(_beginnings, tags))})"
-    )
+    return _Part(f"(?:{'|'.join(map(re.escape, tags))})", f"(?:{'|'.join(map(_beginnings, tags))})")
 
 
 def _beginnings(tag: str) -> str:
