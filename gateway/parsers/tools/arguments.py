@@ -5,11 +5,11 @@ One rule serves chat, Responses and Messages: a call is complete if its argument
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
-from pydantic_core import from_json
 
 State = Literal["complete", "malformed", "open"]
 """`open` arguments end within a string or before a closing bracket."""
@@ -25,19 +25,20 @@ _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
 
 
-def read_object(arguments: str) -> dict[str, Any] | None:
-    """Return the object that the arguments are, or None if they are anything else.
+def read_object(arguments: str) -> str | None:
+    """Return the JSON of the object that the arguments are, or None if they are anything else.
 
-    NaN and Infinity, which are no JSON, are read as `json` of Python reads them.
+    It is the text as it was written. NaN and Infinity, which are no JSON, become null.
     """
     try:
-        found = orjson.loads(arguments)
+        return arguments if isinstance(orjson.loads(arguments), dict) else None
     except orjson.JSONDecodeError:
-        try:
-            found = from_json(arguments)
-        except ValueError:
-            return None
-    return found if isinstance(found, dict) else None
+        pass
+    try:
+        found = json.loads(arguments)
+        return orjson.dumps(found).decode() if isinstance(found, dict) else None
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        return None
 
 
 def state_of(arguments: str) -> State:

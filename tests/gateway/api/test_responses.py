@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from openai.types.responses import Response
 from tokenizers import Tokenizer
 
 from gateway.api.responses.answers import ResponseAnswer
@@ -31,6 +30,7 @@ from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 from gateway.tokenization.chat_format import ChatFormat
+from tests.support.answers_read import EVENT, Written, response_of
 from tests.support.cpu import costs_less_than
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.generations import generation
@@ -351,68 +351,6 @@ def answer_to(wanted: Chat) -> ResponseAnswer:
     return ResponseAnswer(cast(Any, None), wanted, batch)
 
 
-class _Written:
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> bool:
-        self.data += data
-        return True
-
-    async def drain(self, by: float | None = None) -> None:
-        pass
-
-
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-def read(raw: bytes) -> dict[str, Any]:
-    """The response that a stream ends with, which is what its events have made one by one."""
-    output: list[dict[str, Any]] = []
-    part: dict[str, Any] = {}
-    last: dict[str, Any] = {}
-    for number, event in enumerate(SSEDecoder().iter_bytes(iter([raw]))):
-        data = event.json()
-        EVENT.validate_json(event.data, strict=True)
-        kind = data["type"]
-        assert (event.event, data["sequence_number"]) == (kind, number)
-        if number < 2:
-            assert kind == ("response.created", "response.in_progress")[number]
-            assert data["response"]["output"] == []
-            continue
-        assert not last
-        if "response" in data:
-            last = data
-            continue
-        index = data["output_index"]
-        if kind == "response.output_item.added":
-            assert index == len(output)
-            output.append({"texts": {}, "open": data["item"]})
-            assert data["item"]["status"] == "in_progress"
-            continue
-        item = output[index]
-        assert index == len(output) - 1
-        assert data.get("item_id", item["open"]["id"]) == item["open"]["id"]
-        name = kind.removeprefix("response.").rpartition(".")
-        if name[2] == "delta":
-            item["texts"][name[0]] = item["texts"].get(name[0], "") + data["delta"]
-        elif name == ("output_item", ".", "done"):
-            item["done"] = data["item"]
-        elif name[2] == "done" and name[0] not in ("content_part", "reasoning_summary_part"):
-            whole = next(data[field] for field in ("text", "arguments", "input") if field in data)
-            told = item["texts"].get(name[0], "")
-            assert whole == told or (whole, told) == ("{}", "")
-        elif name[2] == "added":
-            part = data["part"]
-            assert part["text"] == ""
-        else:
-            assert data["part"]["type"] in (part["type"], "reasoning_text")
-    assert [item["done"] for item in output] == last["response"]["output"]
-    assert last["type"].removeprefix("response.") == last["response"]["status"]
-    found: dict[str, Any] = last["response"]
-    return found
-
-
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
@@ -442,11 +380,11 @@ def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
 
 
 def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
-    body = _Written()
+    body = Written()
     sink = answer(**fields).stream(body, "last")
     for delta in deltas:
         sink.accept(0, delta)
-    return read(body.data)
+    return response_of(body.data)
 
 
 def whole(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:
@@ -506,7 +444,7 @@ def test_plain_text_is_one_message(pieces: list[str]) -> None:
 
 def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
     """So a token costs here what it costs in a chat: its text, and a number."""
-    body = _Written()
+    body = Written()
     sink = answer().stream(body, "last")
     for n in range(3):
         sink.accept(0, TextDelta("x", n))
@@ -547,7 +485,7 @@ def test_reasoning_tokens_are_those_that_thoughts_came_with() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stream_that_fails_says_so_to_every_client(begun: bool) -> None:
-    body = _Written()
+    body = Written()
     failing = answer()
     if begun:
         failing.stream(body, "last").accept(0, TextDelta("Hel", 1))
@@ -752,7 +690,7 @@ def test_to_write_an_answer_costs_nothing_by_the_size_of_its_request() -> None:
         wanted = chat(tools=tools)
         began = time.thread_time()
         for _ in range(20):
-            answer_to(wanted).stream(_Written(), "last").accept(0, TextDelta("a", 1, "stop"))
+            answer_to(wanted).stream(Written(), "last").accept(0, TextDelta("a", 1, "stop"))
         return time.thread_time() - began
 
     one, many = [FUNCTION], [FUNCTION | {"name": f"f{n}", "parameters": schema} for n in range(20)]

@@ -227,8 +227,8 @@ def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
     [(name, arguments)] = calls_of(parsed(partial(PARSERS[form], STRING), *pieces))
     assert (name, json.loads(arguments)) == ("f", {"s": value})
     # Neither the model's end behind a closing tag, nor another call, needs the closing tags.
-    for end in ("", end[: end.index(">") + 1], f"{end}\n{text}"):
-        events = parsed(partial(PARSERS[form], STRING), f"{before}{value}{behind}{end}")
+    for last in ("", end[: end.index(">") + 1], f"{end}\n{text}"):
+        events = parsed(partial(PARSERS[form], STRING), f"{before}{value}{behind}{last}")
         assert {arguments for _, arguments in calls_of(events)} == {arguments}
         assert content_of(events) == ""
 

@@ -45,7 +45,7 @@ def test_the_result_does_not_depend_on_the_cuts(text: str, sizes: list[int]) -> 
         # A forced call that was cut before its name is nothing to show.
         if not calls_of(whole) and not (
             form in ("required", "named", "either", "either, named")
-            and text.lstrip().startswith("[")
+            and text.lstrip().startswith(("[", "{"))
         ):
             assert content_of(whole) == text, form
 
