@@ -71,6 +71,7 @@ class HarmonyParser:
         self._header: str | None = ""
         self._bare = True
         self._kind: _Kind = "content"
+        self._name = ""  # of the function that is called
         self._silent = True  # the message has no text yet
         self._spoken: set[_Kind] = set()
         if _CHANNEL in begun or begun.endswith(_MESSAGE):
@@ -93,10 +94,15 @@ class HarmonyParser:
         self._held = text[tail:]
         return self._take()
 
-    def finish(self) -> list[Event | Reasoning]:
-        """Ends the text: returns what was held back. A call that was cut stays cut."""
+    def finish(self, *, cut: bool = False) -> list[Event | Reasoning]:
+        """Ends the text: returns what was held back. A call that was cut stays cut.
+
+        `cut` changes nothing here: a header is no content, whatever ended it.
+        """
         if self._header is None:
-            self._write(self._held)
+            # In a call it is the marker of the call's end, which was cut, sooner than arguments.
+            if self._kind != "call":
+                self._write(self._held)
         elif self._bare:
             self._header += self._held
             if not self._header.isspace():
@@ -143,9 +149,7 @@ class HarmonyParser:
         self._silent = True
         self._kind = "reasoning" if channel and channel[1] == "analysis" else "content"
         if self._offered and name not in _NOBODY:
-            self._kind = "call"
-            self._events.append(CallStart(self.calls, name))
-            self.calls += 1
+            self._kind, self._name = "call", name
         for part in (_NAME_OF_CHANNEL, _RECIPIENT, _ROLE_OR_TYPE):
             header = part.sub("", header)
         return header.lstrip()
@@ -171,6 +175,10 @@ class HarmonyParser:
         if not text:
             return
         if self._kind == "call":
+            if self._silent:
+                # Reported with its arguments, which are so never empty.
+                self._events.append(CallStart(self.calls, self._name))
+                self.calls += 1
             self._events.append(CallArguments(self.calls - 1, text))
         else:
             if self._silent and self._kind in self._spoken:

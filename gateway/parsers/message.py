@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from gateway.parsers.harmony import MARKERS, HarmonyParser
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
+from gateway.parsers.tools.arguments import SurrogateRepair, state_of
 from gateway.parsers.tools.either import Either
-from gateway.parsers.tools.events import CallStart, Content, Event, Reasoning
-from gateway.parsers.tools.forced import ForcedCall
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event, Reasoning
+from gateway.parsers.tools.forced import MAX_CALLS, ForcedCall
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.ids import new_id
 from gateway.parsers.tools.parser import Functions, ToolParser
@@ -44,6 +45,13 @@ class MessageForm:
         tags = tuple(self.reasoning or ())
         return tags + (PARSERS[self.tools].markers if self.tools and self.guided is None else ())
 
+    @property
+    def max_calls(self) -> int | None:
+        """The number of calls that are reported, None if there is no limit."""
+        if not self.parallel:
+            return 1
+        return None if self.guided is None else MAX_CALLS
+
     def parser(self) -> ToolParser | HarmonyParser | None:
         if self.guided is not None:
             return self.guided.parser()
@@ -61,22 +69,36 @@ class MessageReader:
         self._splitter = None
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
+        self._max_calls = form.max_calls
+        # The arguments of the last call, and the call as it was reported.
+        self._arguments: list[str] = []
+        self._repair = SurrogateRepair()
+        self._last_call: int | None = None
+        self.exceeded = False
+        """True once a guided answer has begun a call that is over the limit."""
 
     @property
     def called(self) -> bool:
-        """Whether a call ends the turn; a function that was named does not, as at OpenAI."""
+        """Return True if the last call is complete and ends the turn.
+
+        A call of a function that was named does not end the turn, as at OpenAI.
+        """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
-        return self._parser is not None and self._parser.calls > 0
+        return self._last_call is not None and state_of("".join(self._arguments)) == "complete"
 
     def read(self, text: str) -> list[MessageEvent]:
         return self._calls(self._splitter.split(text) if self._splitter else [Content(text)])
 
-    def finish(self) -> list[MessageEvent]:
-        """What was held back; nothing may be read afterwards."""
+    def finish(self, *, cut: bool = False) -> list[MessageEvent]:
+        """Return what was held back; nothing may be read afterwards.
+
+        `cut` says that a limit or a stop string ended the text, and not the model.
+        """
         events = self._calls(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
-            events += self._kept(self._parser.finish())
+            events += self._kept(self._parser.finish(cut=cut))
+            self._flush(events)
         return events
 
     def _calls(self, split: list[Reasoning | Content]) -> list[MessageEvent]:
@@ -92,11 +114,22 @@ class MessageReader:
         kept: list[MessageEvent] = []
         for event in events:
             if isinstance(event, Content | Reasoning):
+                self._flush(kept)
                 kept.append(event)
-            elif event.index and not self._form.parallel:
-                continue
+            elif self._max_calls is not None and event.index >= self._max_calls:
+                self.exceeded = self._form.guided is not None
             elif isinstance(event, CallStart):
+                self._flush(kept)
+                self._last_call, self._arguments = event.index, []
+                self._repair = SurrogateRepair()
                 kept.append(replace(event, call_id=new_id(self._form.tools or "hermes")))
-            else:
-                kept.append(event)
+            elif text := self._repair.repair(event.text):
+                self._arguments.append(text)
+                kept.append(CallArguments(event.index, text))
         return kept
+
+    def _flush(self, events: list[MessageEvent]) -> None:
+        """Add what the repair holds back of arguments that have ended within an escape."""
+        if self._last_call is not None and (text := self._repair.flush()):
+            self._arguments.append(text)
+            events.append(CallArguments(self._last_call, text))

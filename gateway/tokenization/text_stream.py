@@ -59,8 +59,11 @@ class StopStrings:
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
     """The delta, with what its text is in the message that is read."""
     events = message.read(text.text)
+    if message.exceeded and text.finish is None:
+        # The engine does not hold to the guide's limit and would go on to the context's end.
+        text.finish = "stop"
     if text.finish is not None:
-        events += message.finish()
+        events += message.finish(cut=text.finish == "length" or text.stop is not None)
         if text.finish == "stop" and message.called:
             text.finish = "tool_calls"
     text.events = tuple(events)

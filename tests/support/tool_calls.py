@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
-from gateway.parsers.tools.forced import ForcedToolParser
+from gateway.parsers.tools.forced import ForcedCall, ForcedToolParser
 from gateway.parsers.tools.forms import PARSERS
 from gateway.parsers.tools.parser import ToolParser
 
@@ -17,7 +17,7 @@ from gateway.parsers.tools.parser import ToolParser
 MAKERS: dict[str, Callable[[], ToolParser]] = {
     **PARSERS,
     "required": ForcedToolParser,
-    "named": lambda: ForcedToolParser("f"),
+    "named": ForcedCall("f").parser,
     "either": Either(named=False).parser,
     "either, named": Either(named=True).parser,
 }
@@ -37,11 +37,11 @@ def folded(events: list[Event]) -> list[Event]:
     return joined
 
 
-def parsed(maker: Callable[[], ToolParser], *pieces: str) -> list[Event]:
-    """What a new parser makes of a text that comes in `pieces`."""
+def parsed(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
+    """What a new parser makes of a text that comes in `pieces`, and was perhaps cut."""
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
-    return folded(events + parser.finish())
+    return folded(events + parser.finish(cut=cut))
 
 
 def content_of(events: list[Event]) -> str:

@@ -5,11 +5,9 @@ Reference: Anthropic API, "Streaming Messages" (2026), and the types of its Pyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from pydantic_core import from_json, to_json
 
 from gateway.api.answers import Body, continued
 from gateway.api.anthropic.errors import envelope
@@ -19,7 +17,8 @@ from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallStart, Content, Reasoning
+from gateway.parsers.tools.arguments import read_object, state_of
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 # Opaque to clients, which send it back with the thoughts; some keep no thoughts without one.
 _SIGNATURE = "unsigned"
@@ -69,14 +68,14 @@ class MessageAnswer:
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         (deltas,) = received
         blocks: list[tuple[dict[str, Any], list[str]]] = []
-        for event in _events(deltas):
+        held = _HeldCall()
+        for event in [event for delta in deltas for event in held.take(delta)]:
             if not blocks or begins_block(event, blocks[-1][0]["type"]):
                 blocks.append((self.block(event), []))
             if (delta := self.delta(event)) is not None:
                 blocks[-1][1].append(delta.popitem()[1])
         content = [_whole(block, "".join(texts)) for block, texts in blocks]
-        calls = any(block["type"] == "tool_use" for block in content)
-        ended = self.ended(deltas[-1], calls=calls)
+        ended = self.ended(deltas[-1], called=held.called)
         told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
         return orjson.dumps(told | continued(deltas[-1]))
 
@@ -103,14 +102,17 @@ class MessageAnswer:
             return None
         return {"type": "input_json_delta", "partial_json": event.text}
 
-    def ended(self, last: TextDelta, *, calls: bool) -> dict[str, Any]:
-        """Why it ended. A call of a tool that was named is told so, too, where OpenAI says stop."""
+    def ended(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
+        """Return why the message ended.
+
+        A call of a tool that was named is a `tool_use`, too, where OpenAI says stop.
+        """
         reason = "end_turn"
         if last.finish == "length":
             reason = "model_context_window_exceeded" if self._cut else "max_tokens"
         elif last.stop is not None:
             reason = "stop_sequence"
-        elif calls:
+        elif called:
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": last.stop}
 
@@ -136,7 +138,7 @@ class _Stream:
         self._opening = opening
         self._index = -1
         self._type = ""
-        self._calls = False
+        self._held = _HeldCall()
         self._text = b""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
@@ -146,10 +148,10 @@ class _Stream:
             if delta.text:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
-            for event in _events([delta]):
+            for event in self._held.take(delta):
                 frames += self._event(event)
         if delta.finish is not None:
-            ended = self._answer.ended(delta, calls=self._calls)
+            ended = self._answer.ended(delta, called=self._held.called)
             frames += self._stop()
             more = {"usage": self._answer.usage(delta)} | continued(delta)
             frames += frame("message_delta", delta=ended, **more)
@@ -165,7 +167,6 @@ class _Stream:
             frames = self._stop()
             block = self._answer.block(event)
             self._index, self._type = self._index + 1, block["type"]
-            self._calls = self._calls or self._type == "tool_use"
             frames += frame("content_block_start", index=self._index, content_block=block)
             self._text = b""
             if self._type == "text":
@@ -194,37 +195,60 @@ def begins_block(event: MessageEvent, open_type: str) -> bool:
     return isinstance(event, Reasoning) and open_type != "thinking"
 
 
-def _events(deltas: Sequence[TextDelta]) -> list[MessageEvent]:
-    """Without those that say nothing."""
-    found: list[MessageEvent] = []
-    for delta in deltas:
-        of_delta = (Content(delta.text),) if delta.events is None else delta.events
-        found += [event for event in of_delta if isinstance(event, CallStart) or event.text]
-    return found
+class _HeldCall:
+    """Holds each call back until its arguments have ended.
+
+    Only then it is known whether the call is a `tool_use`, whose `input` is an object, or text: a
+    block that has begun cannot be taken back. Clients wait for the whole input anyway.
+    """
+
+    def __init__(self) -> None:
+        self.called = False
+        """True if the last call is complete."""
+        self._start: CallStart | None = None
+        self._pieces: list[str] = []
+        self._text = False
+
+    def take(self, delta: TextDelta) -> list[MessageEvent]:
+        """Return the events that are certain after this delta, without empty ones."""
+        found: list[MessageEvent] = []
+        for event in (Content(delta.text),) if delta.events is None else delta.events:
+            if isinstance(event, CallArguments):
+                self._pieces.append(event.text)
+            elif isinstance(event, CallStart):
+                self._release(found)
+                self._start = event
+            elif event.text:
+                self._release(found)
+                self._text = isinstance(event, Content)
+                found.append(event)
+        if delta.finish is not None:
+            self._release(found)
+        return found
+
+    def _release(self, found: list[MessageEvent]) -> None:
+        """Add the call that is held, of which nothing more comes."""
+        start = self._start
+        if start is None:
+            return
+        arguments = "".join(self._pieces)
+        found_object = read_object(arguments)
+        self._start, self._pieces = None, []
+        self.called = found_object is not None
+        if found_object is not None:
+            found += [start, CallArguments(start.index, found_object)]
+            self._text = False
+            return
+        name = orjson.dumps(start.name).decode()
+        end = "" if state_of(arguments) == "open" else "}"
+        text = f'{{"name": {name}, "arguments": {arguments}{end}'
+        found.append(Content("\n" + text if self._text else text))
+        self._text = True
 
 
 def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
     if block["type"] == "tool_use":
-        return block | {"input": _object(text or "{}")}
+        return block | {"input": orjson.Fragment(text)}
     if block["type"] == "thinking":
         return block | {"thinking": text, "signature": _SIGNATURE}
     return block | {"text": text}
-
-
-def _object(arguments: str) -> Any:
-    """A call's arguments, as they were written; of a call that was cut, as much as is there.
-
-    The SDKs read streams so. NaN and Infinity, which are no JSON, become null.
-    """
-    try:
-        if isinstance(orjson.loads(arguments), dict):
-            return orjson.Fragment(arguments)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        found = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return orjson.Fragment(to_json(found, inf_nan_mode="null"))

@@ -102,12 +102,14 @@ class ResponseAnswer:
 
     def finished(self, last: TextDelta, output: Output) -> bytes:
         """The response object, which has come to its end."""
-        cut = last.finish == "length"
+        cut = output.is_cut(last)
+        # OpenAI's schema has no reason for an answer that ended within a call.
+        limited = last.finish == "length"
         return self.response(
             "incomplete" if cut else "completed",
             output=ended(output.items, cut=cut),
             usage=self._usage(last, output),
-            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            incomplete_details={"reason": "max_output_tokens"} if limited else None,
             **continued(last),
         )
 

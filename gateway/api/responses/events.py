@@ -61,7 +61,7 @@ class Stream:
         for piece in self._output.take(delta):
             frames += self._piece(piece)
         if delta.finish is not None:
-            cut = delta.finish == "length"
+            cut = self._output.is_cut(delta)
             frames += self._close(cut=cut)
             kind = "response.incomplete" if cut else "response.completed"
             self.response = self._answer.finished(delta, self._output)

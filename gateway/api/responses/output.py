@@ -11,6 +11,7 @@ from gateway.api.custom_tools import arguments_to_input
 from gateway.api.responses.items import encoded
 from gateway.api.responses.tool_names import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
+from gateway.parsers.tools.arguments import State, state_of
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
 Kind = Literal["reasoning", "message"] | CallKind
@@ -80,11 +81,26 @@ class Item:
             members["namespace"] = called.namespace
         return members | {"input" if self.kind == "custom_tool_call" else "arguments": ""}
 
+    @property
+    def open(self) -> bool:
+        """True for a call of which the end is missing."""
+        return self._call is not None and self._state == "open"
+
+    @property
+    def _state(self) -> State:
+        text = "".join(self.texts)
+        if self.kind == "custom_tool_call" and not text.lstrip().startswith("{"):
+            return "complete"  # the input itself, which `arguments_to_input` takes
+        return state_of(text)
+
     def ended(self, *, cut: bool) -> dict[str, Any]:
+        if self.kind in ("function_call", "tool_search_call"):
+            cut = cut or self._state != "complete"
+        elif self.kind == "custom_tool_call":
+            cut = cut or self.open
         told = self.begun() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
-            # A function without parameters may be called with nothing at all.
-            return told | {"arguments": self.text or ("" if cut else "{}")}
+            return told | {"arguments": self.text}
         if self.kind == "custom_tool_call":
             return told | {"input": self.text}
         if self.kind == "tool_search_call":
@@ -131,6 +147,10 @@ class Output:
     @property
     def reasoning_tokens(self) -> int:
         return round(self._reasoning)
+
+    def is_cut(self, last: TextDelta) -> bool:
+        """Return True if the answer ended at a limit or within a call."""
+        return last.finish == "length" or bool(self.items and self.items[-1].open)
 
     def take(self, delta: TextDelta) -> list[Piece]:
         """What a delta adds; each new item is that of a piece."""

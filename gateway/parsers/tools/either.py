@@ -121,11 +121,8 @@ class EitherToolParser(JsonToolParser):
             self._is_call |= not self._named
         return (yield from super()._member(key, char))
 
-    def finish(self) -> list[Event]:
-        """What was cut is a call as far as it is known, unless it may be an answer."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """Drops a call whose arguments have not begun, unless it may be an answer."""
         if self._undecided and self._is_call:
-            if self._name is not None:
-                self._commit(self._name)
-            else:
-                self._drop()
-        return super().finish()
+            self._drop()
+        return super().finish(cut=cut)

@@ -6,7 +6,8 @@ to write arguments behind a name: of the arguments alone a model makes nothing (
 where a list of one was 20 times). A JSON schema says all of it, so every engine that can guide at
 all can do this; the tags of the forms would need a grammar for each.
 
-What the output's limit cuts is a call as far as it is known; the guide's JSON is never content.
+A call that the output's limit cuts is reported once its arguments have begun; the guide's JSON is
+never content.
 `either` has the same where an answer may come in the calls' place.
 """
 
@@ -27,7 +28,8 @@ Schema = dict[str, Any]
 
 _MAX_DEPTH = 100
 # A model that does not know when to end a list of calls would go on to the context's end.
-_MAX_CALLS = 8
+MAX_CALLS = 8
+"""Calls of one answer where the guide is a list of calls."""
 _ROOT = "#/$defs/arguments"
 # Keywords whose value maps names to schemas, and those whose value is data.
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
@@ -44,34 +46,25 @@ class ForcedCall:
 
     def parser(self) -> ToolParser:
         """Reads what the guide of such a call allows."""
-        return ForcedToolParser(self.name)
+        return ForcedToolParser()
 
 
 class ForcedToolParser(JsonToolParser):
-    """Parses what `calls_guide` allows; `name` is that of the one function that may be called."""
-
-    def __init__(self, name: str | None = None) -> None:
-        super().__init__()
-        self._forced = name
-        self._is_call = True
+    """Parses what `calls_guide` allows."""
 
     def _run(self) -> Generator[None, str, None]:
         char = yield from self._gap((yield))
-        self._is_call = char == "["
-        if self._is_call:
+        if char == "[":
             self._undecided = True
             self._hold(char)
             char = yield from self._attempt(self._list((yield)))
-            self._is_call = self.calls > 0
         while True:
             char = yield from self._text(char, ())
 
-    def finish(self) -> list[Event]:
-        if self._undecided and self._name is None:
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        if self._undecided:
             self._drop()
-        if self._forced is not None and self._name is None and self._is_call and not self.calls:
-            self._commit(self._forced)
-        return super().finish()
+        return super().finish(cut=cut)
 
 
 def calls_guide(functions: Mapping[str, Schema | None], *, parallel: bool) -> str:
@@ -102,7 +95,7 @@ def call(names: Sequence[str], arguments: Schema, key: str = "arguments") -> Sch
 
 
 def calls_list(calls: Sequence[Schema], *, parallel: bool) -> Schema:
-    most = _MAX_CALLS if parallel else 1
+    most = MAX_CALLS if parallel else 1
     return {"type": "array", "minItems": 1, "items": {"anyOf": [*calls]}, "maxItems": most}
 
 

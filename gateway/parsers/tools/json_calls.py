@@ -1,14 +1,15 @@
 """Calls written as JSON objects, `{"name": ..., "arguments": {...}}`, in the forms that have them.
 
-The arguments are passed on as the model wrote them, character by character. Repaired are only
-control characters within strings, which small models write raw where JSON wants them escaped.
-Brackets are matched, not validated: arguments that are no valid JSON reach the client, as they do
-at OpenAI.
+The arguments are passed on as the model wrote them, character by character. Repaired are
+control characters within strings, which small models write raw where JSON wants them escaped, and
+closing brackets that are missing before the closing tag. Brackets are matched, not validated:
+`arguments` says what becomes of arguments that are no JSON object.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator
 
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
@@ -17,6 +18,9 @@ _ARGUMENTS = frozenset({"arguments", "parameters"})
 # What models write into a call besides its arguments.
 _KEYS = _ARGUMENTS | {"name", "type", "id"}
 _CLOSING = {"{": "}", "[": "]"}
+# Half a surrogate pair is no valid Unicode.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
 
 
 class JsonToolParser(ToolParser):
@@ -30,6 +34,8 @@ class JsonToolParser(ToolParser):
     def __init__(self, functions: Functions | None = None) -> None:
         super().__init__(functions)
         self._early: str | None = None
+        # The brackets that a tag has found missing in the arguments before it.
+        self._missing = ""
 
     def _object(self, char: str) -> Step:
         """Reads a call's object, whose brace has been read."""
@@ -85,7 +91,7 @@ class JsonToolParser(ToolParser):
             if char != '"':
                 raise NotACall(char)
             name, char = yield from self._string(char)
-            if not name:
+            if not name or _REPLACEMENT in name:
                 raise NotACall(char)
             self._name = name
             if self._early is not None:
@@ -128,10 +134,9 @@ class JsonToolParser(ToolParser):
         char = yield from self._value(char, pieces.append)
         try:
             text: str = json.loads("".join(pieces))
-            text.encode()  # half a surrogate pair is not valid Unicode
         except ValueError:
             raise NotACall(char) from None
-        return text, char
+        return _SURROGATE.sub(_REPLACEMENT, text), char
 
     def _value(self, char: str, sink: Callable[[str], object] | None = None) -> Step:
         """Reads a JSON value and passes its text to `sink`."""
@@ -152,9 +157,12 @@ class JsonToolParser(ToolParser):
         opening, closing = char, _CLOSING.get(char)
         depth = 0
         quoted = escaped = False
+        missing: list[str] = []
         while True:
             # `<` stands nowhere in JSON but in strings: the tag after a call that misses braces.
             if char == "<" and not quoted:
+                if sink == self._events.arguments:
+                    self._missing = "".join(reversed(missing))
                 raise NotACall(char)
             self._hold(char)
             if sink is not None:
@@ -167,10 +175,12 @@ class JsonToolParser(ToolParser):
                 quoted = not quoted
                 if closing is None and not quoted:
                     return (yield)
-            elif not quoted and char == opening:
-                depth += 1
-            elif not quoted and char == closing:
-                depth -= 1
+            elif not quoted and char in "{}[]":
+                if char in _CLOSING:
+                    missing.append(_CLOSING[char])
+                elif missing and missing[-1] == char:
+                    missing.pop()
+                depth += (char == opening) - (char == closing)
                 if not depth:
                     return (yield)
             char = yield

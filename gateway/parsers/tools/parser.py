@@ -63,15 +63,28 @@ class ToolParser(ABC):
             send(char)
         return self._events.take()
 
-    def finish(self) -> list[Event]:
-        """Ends the text: returns what was held back. A call that was cut stays cut."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """Ends the text: returns what was held back. A call that was cut stays cut.
+
+        `cut` says that a limit or a stop string ended the text. The markup of a call whose
+        arguments have not begun is then dropped. If the model ended the text, it is content.
+        """
         self._machine.close()
         held = "".join(self._held)
-        if self._undecided and self._name is not None and self.tagged:
-            self._commit(self._name)
-        elif not (self._events.in_call and held.isspace()):
+        if not (cut and self._begins_call(held)) and not (self._events.in_call and held.isspace()):
             self._events.content(held)
         return self._events.take()
+
+    def _begins_call(self, held: str) -> bool:
+        """Return True if the text that is held back can only be the beginning of a call."""
+        if not self._undecided:
+            return False
+        named = self.tagged and self._name is not None
+        return named or held.lstrip().startswith(self._opening_tags())
+
+    def _opening_tags(self) -> tuple[str, ...]:
+        """Return the tags that no content begins with."""
+        return self.markers
 
     @abstractmethod
     def _run(self) -> Generator[None, str, None]:

@@ -12,10 +12,12 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
 
+from gateway.parsers.tools.events import Event
 from gateway.parsers.tools.json_calls import JsonToolParser
 from gateway.parsers.tools.literals import Sink, escaped
 from gateway.parsers.tools.parser import Functions, NotACall, Step, ToolParser
 from gateway.parsers.tools.typed_values import STRING, as_json, types_of
+from gateway.parsers.tools.value_ends import ValueEnds
 
 _TAG = re.compile(r"<[^<>]+>")
 
@@ -38,8 +40,8 @@ class Name:
 class Parameters:
     """Arguments as one element for each: tags around the key, and around the value.
 
-    `lines` says that a value has lines of its own, whose breaks are not part of it. There, another
-    tag at the beginning of a line ends a value whose closing tag is missing.
+    `lines` says that a value has lines of its own, whose breaks are not part of it. `value_ends`
+    says which tags end a value.
     """
 
     key: tuple[str, str]
@@ -71,6 +73,14 @@ class TaggedForm:
             tags += [*self.parameters.key, *self.parameters.value]
         return tuple(marker for tag in tags for marker in _TAG.findall(tag))
 
+    @cached_property
+    def value_ends(self) -> ValueEnds:
+        """The endings of values of `parameters`."""
+        assert self.parameters is not None
+        opening, closing = self.parameters.key[0], self.parameters.value[1]
+        lines = self.parameters.lines
+        return ValueEnds(closing, opening, self.openings, self.closings, lines=lines)
+
     def __call__(self, functions: Functions | None = None) -> ToolParser:
         return TaggedToolParser(self, functions)
 
@@ -82,20 +92,37 @@ class TaggedToolParser(JsonToolParser):
         self._form = form
         self._functions = functions or {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
+        # The value that is being read, if any, and its text that may be an ending.
+        self._open_value: _Value | None = None
+        self._tail = ""
+        # The tag of the next call, where it was read to find the end of a value.
+        self._next_call = ""
         super().__init__()
+
+    def _opening_tags(self) -> tuple[str, ...]:
+        return tuple(tag for tag in self._form.openings if tag.startswith("<"))
 
     def _run(self) -> Generator[None, str, None]:
         form = self._form
         closings: tuple[str, ...] = ()
         char = yield
         while True:
-            tag = yield from self._text(char, form.openings + closings)
+            if self._next_call:
+                tag, self._next_call = self._next_call, ""
+                self._held.append(tag)
+                self._undecided = True
+            else:
+                tag = yield from self._text(char, form.openings + closings)
             if tag in closings:
                 self._drop()
+                if self._missing and self._events.in_call:
+                    self._events.arguments(self._missing)
+                    self._missing = ""
                 closings = closings[closings.index(tag) + 1 :]
                 char = yield
                 continue
             before = self.calls
+            self._missing = ""
             char = yield from self._attempt(self._call(tag, (yield)))
             if self.calls > before:
                 closings = form.closings
@@ -167,55 +194,70 @@ class TaggedToolParser(JsonToolParser):
         return name, char
 
     def _parameters(self, form: Parameters, function: str, char: str) -> Step:
-        opening, closing = form.key[0], form.value[1]
-        tags = (opening, *self._form.closings)
-        ends: tuple[str, ...] = (closing,)
-        if form.lines:
-            ends += tuple(f"\n{end}" for end in (closing, *tags))
-        separator = "{"
-        tag = closing
-        while True:
-            if tag == closing:
-                char = yield from self._space(char)
-                tag = yield from self._tag(char, tags)
-            if self._undecided:
-                self._commit(function)
-            if tag != opening:
-                self._events.arguments("{}" if separator == "{" else "}")
-                return (yield)
+        opening = form.key[0]
+        char = yield from self._space(char)
+        tag = yield from self._tag(char, (opening, *self._form.closings))
+        self._commit(function)
+        self._events.arguments("{")
+        separator = ""
+        while tag == opening:
             key = yield from self._key(form)
             self._events.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
             char = yield
             if form.lines and char == "\n":
                 char = yield
-            tag = yield from self._typed(char, ends, self._types_of(function, key))
-            if tag == closing:
-                char = yield
+            ending = yield from self._typed(char, self._types_of(function, key))
+            self._next_call = self._form.value_ends.next_call(ending)
+            tag = opening if ending.endswith(opening) else ""
+        self._events.arguments("}")
+        return "" if self._next_call else (yield)
+
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """Ends the text, and the call where its last value has ended and the model ended the text.
+
+        If the text was cut, another parameter may have followed.
+        """
+        value, self._open_value = self._open_value, None
+        if value is not None:
+            if self._form.value_ends.is_last(self._tail):
+                value.close()
+                if not cut:
+                    self._events.arguments("}")
+            elif not cut and self._tail:
+                value.add(self._tail)
+        return super().finish(cut=cut)
 
     def _key(self, form: Parameters) -> Generator[None, str, str]:
         """Reads up to the beginning of the value; returns the key."""
         key: list[str] = []
-        yield from self._until((yield), (form.key[1],), key.append)
+        end = form.key[1]
+        while not (len(key) >= len(end) and "".join(key[-len(end) :]) == end):
+            key.append((yield))
         if form.value[0]:
             char = yield from self._space((yield))
             yield from self._tag(char, (form.value[0],))
-        return "".join(key).strip()
+        return "".join(key[: -len(end)]).strip()
 
-    def _typed(
-        self, char: str, ends: tuple[str, ...], types: frozenset[str]
-    ) -> Generator[None, str, str]:
-        """Reads a value and passes its JSON on, a string as it comes; returns the tag behind it."""
-        arguments = self._events.arguments
-        if types == STRING:
-            arguments('"')
-            end = yield from self._until(char, ends, lambda text: arguments(escaped(text)))
-            arguments('"')
-        else:
-            pieces: list[str] = []
-            end = yield from self._until(char, ends, pieces.append)
-            arguments(as_json("".join(pieces), types))
-        return end.removeprefix("\n")
+    def _typed(self, char: str, types: frozenset[str]) -> Generator[None, str, str]:
+        """Reads a value and passes its JSON on, a string as it comes; returns what ended it."""
+        value = self._open_value = _Value(types, self._events.arguments)
+        ends = self._form.value_ends
+        self._tail = ""
+        while True:
+            if not self._tail and char not in ends.first:
+                value.add(char)
+            else:
+                self._tail += char
+                if not ends.may_begin(self._tail):
+                    text, self._tail = ends.split(self._tail)
+                    value.add(text)
+                if self._tail and ends.is_ending(self._tail):
+                    break
+            char = yield
+        value.close()
+        self._open_value = None
+        return self._tail
 
     def _types_of(self, function: str, key: str) -> frozenset[str]:
         types = self._types.get((function, key))
@@ -235,18 +277,22 @@ class TaggedToolParser(JsonToolParser):
             tag += char
         raise NotACall(char)
 
-    def _until(self, char: str, ends: tuple[str, ...], sink: Sink) -> Generator[None, str, str]:
-        """Passes text on up to one of the ends, which is returned; what follows is not read."""
-        first = {end[0] for end in ends}
-        partial = ""
-        while True:
-            if partial or char in first:
-                partial += char
-                while partial and not any(end.startswith(partial) for end in ends):
-                    sink(partial[0])
-                    partial = partial[1:]
-                if partial in ends:
-                    return partial
-            else:
-                sink(char)
-            char = yield
+
+class _Value:
+    """The value of one parameter as it comes; a string is passed on at once."""
+
+    def __init__(self, types: frozenset[str], sink: Sink) -> None:
+        self._types = types
+        self._sink = sink
+        self._pieces: list[str] = []
+        if types == STRING:
+            sink('"')
+
+    def add(self, text: str) -> None:
+        if self._types == STRING:
+            self._sink(escaped(text))
+        else:
+            self._pieces.append(text)
+
+    def close(self) -> None:
+        self._sink('"' if self._types == STRING else as_json("".join(self._pieces), self._types))

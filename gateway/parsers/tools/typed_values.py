@@ -2,25 +2,40 @@
 
 The rules are those of vLLM's parsers of such forms: a string is the text as it stands; anything
 else is JSON where it can be read as that, and a string where it cannot. `True`, `False` and `None`
-are read, too: templates write them into the prompt for the arguments of earlier calls.
+are read, too, and so are Python lists and dictionaries where the schema asks for an array or an
+object: templates write them into the prompt for the arguments of earlier calls.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from gateway.parsers.tools.literals import escaped
+from gateway.parsers.tools.literals import escaped, read_value
+from gateway.parsers.tools.parser import NotACall
 
 STRING = frozenset({"string"})
+_CONTAINERS = frozenset({"array", "object"})
 
 # Parts of a schema that are looked at, and again values and types: this is between two tokens.
 _MOST = 1000
 # Steps of a reference: no body is nested deeper.
 _DEEPEST = 100
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+# Read as Python, text of that length takes up to 30 ms of the event loop; longer text is a string.
+_MAX_LITERAL_CHARS = 16 * 1024
+# Strings, and all else that a list or dictionary has; other words make it an expression. Nothing is
+# matched twice, so the time is linear.
+_LITERAL = re.compile(
+    r"(?:'(?:[^'\\]|\\.)*+'"
+    r'|"(?:[^"\\]|\\.)*+"'
+    r"|[\s\[\]{}(),:]"
+    r"|(?<![\w.])(?:True|False|None|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.]))*+",
+    re.DOTALL,
+)
 # What JSON calls the values that orjson makes.
 _TYPES: Mapping[type, frozenset[str]] = {
     bool: frozenset({"boolean"}),
@@ -65,11 +80,35 @@ def as_json(text: str, types: frozenset[str]) -> str:
     try:
         kinds = _TYPES[type(orjson.loads(source))]
     except orjson.JSONDecodeError:
-        return f'"{escaped(text)}"'
+        kinds, source = frozenset(), _container(source) if types & _CONTAINERS else ""
+        if source:
+            kinds = _TYPES[dict if source[0] == "{" else list]
+        if not kinds & types:
+            return f'"{escaped(text)}"'
     # Templates write strings without quotes.
     if "string" in types and (kinds == STRING or not kinds & types):
         return f'"{escaped(text)}"'
     return source
+
+
+def _container(source: str) -> str:
+    """Return the JSON of a Python list, tuple or dictionary, "" if the text is none of them."""
+    if source[:1] not in ("[", "{", "(") or len(source) > _MAX_LITERAL_CHARS:
+        return ""
+    if not _LITERAL.fullmatch(source):
+        return ""
+    pieces: list[str] = []
+    reading = read_value(source[0], "", pieces.append)
+    try:
+        next(reading)
+        for char in source[1:] + "\0":
+            reading.send(char)
+    except NotACall:
+        return ""
+    except StopIteration as end:
+        found = "".join(pieces)
+        return found if end.value == "\0" and found[0] in "[{" else ""
+    return ""
 
 
 class _Some:

@@ -23,6 +23,7 @@ from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from tests.support.answers_read import Written, message_of
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
@@ -165,60 +166,6 @@ def answer(**fields: Any) -> MessageAnswer:
     return MessageAnswer("m", batch, **{"max_tokens": 1} | fields)
 
 
-class _Written:
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> bool:
-        self.data += data
-        return True
-
-    async def drain(self, by: float | None = None) -> None:
-        pass
-
-
-def read(raw: bytes) -> dict[str, Any]:
-    """The message that the events of a stream make, and that they come in their order."""
-    events = list(SSEDecoder().iter_bytes(iter([raw])))
-    message: dict[str, Any] = {}
-    open_block: dict[str, Any] | None = None
-    for event in events:
-        data = event.json()
-        assert event.event == data["type"]
-        match data["type"]:
-            case "message_start":
-                assert not message
-                message = data["message"]
-            case "content_block_start":
-                assert open_block is None
-                assert data["index"] == len(message["content"])
-                open_block = data["content_block"] | {"arguments": ""}
-                message["content"].append(open_block)
-            case "content_block_delta":
-                assert open_block is not None
-                assert data["index"] == len(message["content"]) - 1
-                kind, text = data["delta"].values()
-                field = {
-                    "text_delta": "text",
-                    "thinking_delta": "thinking",
-                    "signature_delta": "signature",
-                    "input_json_delta": "arguments",
-                }[kind]
-                open_block[field] += text
-            case "content_block_stop":
-                assert open_block is not None
-                arguments = open_block.pop("arguments")
-                if open_block["type"] == "tool_use":
-                    open_block["input"] = json.loads(arguments or "{}")
-                open_block = None
-            case "message_delta":
-                assert open_block is None
-                message |= data["delta"]
-                message["usage"] |= data["usage"]
-    assert events[-1].event == "message_stop"
-    return message
-
-
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 
@@ -252,11 +199,11 @@ def test_a_stream_is_the_whole_answer(
     deltas = [TextDelta("", n + 1, events=tuple(own)) for n, own in enumerate(events)]
     stats = EngineStats(reused_tokens=64)
     deltas.append(TextDelta("", len(deltas), finish, stats, events=(), stop=stop))
-    body = _Written()
+    body = Written()
     sink = answer().stream(body, "last")
     for delta in deltas:
         sink.accept(0, delta)
-    streamed = read(body.data)
+    streamed = message_of(body.data)
     whole = json.loads(answer().collected([deltas], keep=None))
     assert streamed == whole
     assert whole["usage"]["input_tokens"] == 100 - 64
@@ -267,32 +214,46 @@ def test_a_stream_is_the_whole_answer(
 def test_plain_text_is_one_block(pieces: list[str]) -> None:
     deltas = [TextDelta(text, n + 1) for n, text in enumerate(pieces)]
     deltas.append(TextDelta("", len(deltas), "stop"))
-    body = _Written()
+    body = Written()
     sink = answer().stream(body, "last")
     for delta in deltas:
         sink.accept(0, delta)
-    message = read(body.data)
+    message = message_of(body.data)
     text = "".join(pieces)
     assert message["content"] == ([{"type": "text", "text": text}] if text else [])
     assert message == json.loads(answer().collected([deltas], keep=None))
 
 
-def test_of_a_call_that_was_cut_there_is_what_came() -> None:
-    cut = CallArguments(0, '{"city": "Paris", "day": "Mon')
-    deltas = [TextDelta("", 9, "length", events=(CallStart(0, "f", "id"), cut))]
-    [block] = json.loads(answer().collected([deltas], keep=None))["content"]
-    assert block["input"] == {"city": "Paris"}
-
-
 @pytest.mark.parametrize(
-    "arguments", ['{"x": 123456789012345678901234567890}', '{"x": 1.0, "y": NaN', "[1]", '{"a"}']
+    ("arguments", "finish", "text"),
+    [
+        ('{"city": "Paris", "day": "Mon', "length", '{"city": "Paris", "day": "Mon'),
+        ('{"a": tru}', "stop", '{"a": tru}}'),
+        ('{"$schema#", "a": 1}', "stop", '{"$schema#", "a": 1}}'),
+        ("[1]", "stop", "[1]}"),
+        ('{"x": 1.0, "y": NaN', "stop", '{"x": 1.0, "y": NaN'),
+        ("[" * 100_000, "stop", "[" * 100_000),
+    ],
 )
-def test_whatever_a_model_writes_as_arguments_is_answered(arguments: str) -> None:
+def test_a_call_that_is_no_object_is_text(arguments: str, finish: Any, text: str) -> None:
+    events = (Content("So"), CallStart(0, "f", "id"), CallArguments(0, arguments))
+    body = Written()
+    deltas = [TextDelta("", 9, finish, events=events)]
+    answer().stream(body, "last").accept(0, deltas[0])
+    message = json.loads(answer().collected([deltas], keep=None))
+    assert message == message_of(body.data)
+    assert message["content"] == [
+        {"type": "text", "text": f'So\n{{"name": "f", "arguments": {text}'}
+    ]
+    assert message["stop_reason"] == ("end_turn" if finish == "stop" else "max_tokens")
+
+
+def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
+    arguments = '{"x": 123456789012345678901234567890, "y": 1.10}'
     events = (CallStart(0, "f", "id"), CallArguments(0, arguments))
     told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
-    [block] = json.loads(told)["content"]
-    assert isinstance(block["input"], dict)
-    assert "123456789012345678901234567890" not in arguments or arguments.encode() in told
+    assert arguments.encode() in told
+    assert json.loads(told)["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])

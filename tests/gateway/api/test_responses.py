@@ -27,16 +27,15 @@ from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParamet
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 from gateway.tokenization.chat_format import ChatFormat
+from tests.support.answers_read import EVENT, Written
 from tests.support.cpu import costs_less_than
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.patience import PATIENCE_S
 from tests.support.response_streams import (
-    EVENT,
     FUNCTION,
     PATCH,
     QUESTION,
-    Written,
     answer,
     answer_to,
     chat,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.parsers.harmony import FINAL, MARKERS, TURN, HarmonyParser, begun
-from gateway.parsers.tools.events import CallStart, Content, Reasoning
+from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 from tests.support.tool_calls import cut, piece_sizes
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -87,7 +87,7 @@ GOLDEN: dict[str, Parts] = {
     "<|channel|>commentary to=functions.get_wea": [],
     "<|channel|>commentary t": [],
     f'{CALL}{{"a": [': [("call", "f"), ("arguments", '{"a": [')],
-    CALL: [("call", "f")],
+    CALL: [],
     # Not as it should be: no channels, others, no header, markers that are forgotten or too many.
     "Yes.": [("content", "Yes.")],
     "to be": [("content", "to be")],
@@ -149,7 +149,8 @@ def test_everything_goes_out_as_soon_as_it_is_certain() -> None:
         ("age|>a <", [Reasoning("a ")]),
         ("b", [Reasoning("<b")]),
         ("<|end|><|start|>assistant<|channel|>commentary to=functions.f", []),
-        ("<|message|>", [CallStart(0, "f")]),
+        ("<|message|>", []),
+        ("{", [CallStart(0, "f"), CallArguments(0, "{")]),
     ]:
         assert parser.parse(text) == expected
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
+from functools import partial
 
 import pytest
 
+from gateway.parsers.tools.arguments import state_of
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
 from gateway.parsers.tools.forms import PARSERS, Form
-from gateway.parsers.tools.parser import ToolParser
-from tests.support.tool_calls import MAKERS, parsed
+from gateway.parsers.tools.parser import Functions, ToolParser
+from tests.support.tool_calls import MAKERS, calls_of, content_of, parsed
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 CALL: list[Event] = [CallStart(0, "f"), CallArguments(0, '{"a": 1}')]
@@ -43,7 +46,9 @@ def _parser(form: str) -> ToolParser:
         ("hermes", HERMES.replace("1", '"x\ny"'),
          [CallStart(0, "f"), CallArguments(0, '{"a": "x\\ny"}')]),
         ("hermes", HERMES.replace("1}}", '{"b": 1}'),
-         [CallStart(0, "f"), CallArguments(0, '{"a": {"b": 1}\n')]),
+         [CallStart(0, "f"), CallArguments(0, '{"a": {"b": 1}\n}')]),
+        ("hermes", HERMES.replace("1}}", '[{"b": "}"'),
+         [CallStart(0, "f"), CallArguments(0, '{"a": [{"b": "}"\n}]}')]),
         ("minimax", '<tool_calls>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g"}\n{"a": 1}',
          [*CALL, *SECOND, Content('\n{"a": 1}')]),
         ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f```json{"a": 1}```\n```',
@@ -51,7 +56,7 @@ def _parser(form: str) -> ToolParser:
         ("qwen3_coder", "<function=f><parameter=a>1</parameter></function></tool_call></function>",
          [*CALL, Content("</function>")]),
         ("qwen3_coder", "<function=f><parameter=a>1</parameter>So</function>",
-         [CallStart(0, "f"), CallArguments(0, '{"a": 1'), Content("So")]),
+         [CallStart(0, "f"), CallArguments(0, '{"a": "1</parameter>So"}')]),
         ("glm45", "<tool_call>f <arg_key> a </arg_key><arg_value>\n1 </arg_value></tool_call>!",
          [*CALL, Content("!")]),
         ("minimax_m2", '<invoke name="f"><parameter name="a">1</parameter></minimax:tool_call> So',
@@ -150,29 +155,35 @@ def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) 
     ("form", "text", "events"),
     [
         ("hermes", "a\n<tool_c", [Content("a\n<tool_c")]),
-        ("hermes", '<tool_call>\n{"name": "f', [Content('<tool_call>\n{"name": "f')]),
-        ("hermes", '<tool_call>\n{"name": "f", "argu', [CallStart(0, "f")]),
+        ("hermes", "a\n<tool_call>\n", [Content("a")]),
+        ("hermes", '<tool_call>\n{"name": "f', []),
+        ("hermes", '<tool_call>\n{"name": "f", "argu', []),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\u00', [
             CallStart(0, "f"), CallArguments(0, '{"a": "\\u00')]),
-        ("hermes", f"{HERMES}\n<tool_call>", [*CALL, Content("\n<tool_call>")]),
+        ("hermes", f"{HERMES}\n<tool_call>", CALL),
+        ("hermes", f"{HERMES}\n<tool_c", [*CALL, Content("\n<tool_c")]),
         ("llama3_json", '{"name": "f", "par', [Content('{"name": "f", "par')]),
         ("llama3_json", '{"name": "f", "parameters": {"a"', [
             CallStart(0, "f"), CallArguments(0, '{"a"')]),
-        ("mistral", "[TOOL_CALLS]get_wea", [Content("[TOOL_CALLS]get_wea")]),
-        ("mistral", "[TOOL_CALLS]f[ARGS]", [CallStart(0, "f")]),
+        ("mistral", "[TOOL_CALLS]get_wea", []),
+        ("mistral", "[TOOL_CALLS]f[ARGS]", []),
         ("pythonic", "[f(", [Content("[f(")]),
         ("pythonic", '[f(a=1, b="x', [CallStart(0, "f"), CallArguments(0, '{"a": 1, "b": "x')]),
         ("pythonic", "[f(a=1), ", CALL),
-        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json", [
-            CallStart(0, "f")]),
-        ("kimi_k2", "<|tool_call_begin|>functions.f:0", [
-            Content("<|tool_call_begin|>functions.f:0")]),
-        ("qwen3_coder", "<function=f>\n<para", [CallStart(0, "f")]),
-        ("qwen3_coder", "<function=f>\n<parameter=a", [CallStart(0, "f")]),
+        ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json", []),
+        ("kimi_k2", "<|tool_call_begin|>functions.f:0", []),
+        ("phi4_mini_json", "import functools", [Content("import functools")]),
+        ("qwen3_coder", "<function=f>\n<para", []),
+        ("qwen3_coder", "<function=f>\n<parameter=a", [
+            CallStart(0, "f"), CallArguments(0, "{")]),
         ("qwen3_coder", "<function=f>\n<parameter=a>\n1", [
             CallStart(0, "f"), CallArguments(0, '{"a": ')]),
-        ("glm45", "<tool_call>f", [Content("<tool_call>f")]),
-        ("glm45", "<tool_call>f\n", [CallStart(0, "f")]),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n", [
+            CallStart(0, "f"), CallArguments(0, '{"a": 1')]),
+        ("text", "<function=f>\n<parameter=s>\n1\n</param", [
+            CallStart(0, "f"), CallArguments(0, '{"s": "1')]),
+        ("glm45", "<tool_call>f", []),
+        ("glm45", "<tool_call>f\n", []),
         ("required", '[{"name": "f", "arguments": {"a"', [
             CallStart(0, "f"), CallArguments(0, '{"a"')]),
         ("named", '[{"name": "f", "arguments": {"a"', [
@@ -180,7 +191,69 @@ def test_what_only_looks_like_a_call_is_content_unchanged(form: str, text: str) 
     ],
 )  # fmt: skip
 def test_a_call_that_is_cut_stays_cut(form: str, text: str, events: list[Event]) -> None:
-    assert parsed(MAKERS[form], text) == events
+    """The markup of a call whose arguments have not begun is no content."""
+    assert parsed(partial(_parser, form), text, cut=True) == events
+
+
+QWEN = ("<function=f>\n<parameter=s>\n", "\n</parameter>\n", "</function>\n</tool_call>")
+GLM = ("<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>", "</arg_value>\n", "</tool_call>")
+MINIMAX = ('<invoke name="f">\n<parameter name="s">', "</parameter>\n", "</invoke>")
+STRING: Functions = {"f": {"properties": {"s": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("form", "tags", "value"),
+    [
+        ("qwen3_coder", QWEN, "<p> </parameter> </p>"),
+        ("qwen3_coder", QWEN, "<x>\n</parameter>\n</x>\n"),
+        ("qwen3_coder", QWEN, "</parameter></parameter>"),
+        ("qwen3_coder", QWEN, "a\n</function>\nb\n</tool_call>\nc"),
+        ("qwen3_coder", QWEN, "a </function></tool_call> <function=g> b"),
+        ("qwen3_coder", QWEN, "</parameter>" + " " * 100 + "</function"),
+        ("glm45", GLM, "a</arg_value>b</tool_call>c"),
+        ("glm45", GLM, "</arg_value>\n</arg_value>"),
+        ("glm45", GLM, "\n</arg_value>\n<arg_keys>\n"),
+        ("minimax_m2", MINIMAX, "<p> </parameter> </p>"),
+        ("minimax_m2", MINIMAX, "</invoke></minimax:tool_call>\n</parameter> <parameter>"),
+    ],
+)
+def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
+    form: Form, tags: tuple[str, str, str], value: str, size: int
+) -> None:
+    before, behind, end = tags
+    text = f"{before}{value}{behind}{end}"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    [(name, arguments)] = calls_of(parsed(partial(PARSERS[form], STRING), *pieces))
+    assert (name, json.loads(arguments)) == ("f", {"s": value})
+    # Neither the model's end behind a closing tag, nor another call, needs the closing tags.
+    for last in ("", end[: end.index(">") + 1], f"{end}\n{text}"):
+        events = parsed(partial(PARSERS[form], STRING), f"{before}{value}{behind}{last}")
+        assert {arguments for _, arguments in calls_of(events)} == {arguments}
+        assert content_of(events) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1\n</function>\n</tool_call> So", ["1"]),
+        ("1\n</function>", ["1"]),
+        ("1</function>", ["1"]),
+        ("1\n</tool_call>\n", ["1"]),
+        ("1\n<parameter=n>\n2", ["1"]),
+        ("1\n</function>\n<function=f>\n<parameter=s>\n2\n</function>", ["1", "2"]),
+        ("1\n</tool_call>\n<tool_call>\n<function=f>\n<parameter=s>\n2", ["1", None]),
+    ],
+)
+def test_a_value_without_its_closing_tag(text: str, values: list[str | None]) -> None:
+    events = parsed(partial(_parser, "text"), f"<tool_call><function=f>\n<parameter=s>\n{text}")
+    found = [(arguments, state_of(arguments)) for _, arguments in calls_of(events)]
+    assert len(found) == len(values)
+    for (arguments, state), value in zip(found, values, strict=True):
+        if value is None or "<parameter=n>" in text:
+            assert state == "open"
+        else:
+            assert json.loads(arguments) == {"s": value}
 
 
 @pytest.mark.parametrize(
@@ -215,14 +288,14 @@ def test_a_call_that_is_cut_stays_cut(form: str, text: str, events: list[Event])
         ]),
         ("text", [
             ("<tool_call>\n<function=f>\n", []),
-            ("<parameter=", [CallStart(0, "f")]),
-            ("s>\n", [CallArguments(0, '{"s": ')]),
+            ("<parameter=", [CallStart(0, "f"), CallArguments(0, "{")]),
+            ("s>\n", [CallArguments(0, '"s": ')]),
             ('a"\n', [CallArguments(0, '"a\\"')]),
             ("</b>\n", [CallArguments(0, "\\n</b>")]),
             ("</parameter>\n<parameter=n>", [CallArguments(0, '", "n": ')]),
             ("1", []),
-            ("2\n</parameter>", [CallArguments(0, "12")]),
-            ("\n</function>", [CallArguments(0, "}")]),
+            ("2\n</parameter>", []),
+            ("\n</function>", [CallArguments(0, "12}")]),
             ("\n</tool_call>", []),
         ]),
         ("pythonic", [
@@ -286,6 +359,11 @@ N = 50_000
         ("glm45", "<tool_call>f<arg_key>" + "a" * N),
         ("qwen3_coder", "<function=f><parameter=a>" + "\n<" * N),
         ("text", "<function=f><parameter=s>" + "</p" * N),
+        ("text", "<function=f><parameter=s>" + "</parameter>" * 2 * N),
+        ("text", "<function=f><parameter=s>" + "</parameter> \n" * N),
+        ("text", "<function=f><parameter=s>" + "</parameter>" + " " * N),
+        ("text", "<function=f><parameter=s>" + "\n</function>\n" * N),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>" + "</arg_value>\n<arg_" * N),
         ("mistral", "[TOOL_CALLS][" * N),
         ("pythonic", "[f(x=" + "[" * N),
         ("pythonic", "[f(x=" + "-" * N + "1)]"),

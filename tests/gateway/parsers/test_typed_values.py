@@ -86,7 +86,33 @@ def test_a_schema_without_parameters_says_nothing(parameters: Any) -> None:
         ("True", "boolean", True),
         ("None", "array", None),
         ('[1, {"a": "b"}]', "array", [1, {"a": "b"}]),
-        ("['a']", "array", "['a']"),
+        ("['p', 'q']", "array", ["p", "q"]),
+        (
+            "{'k': True, 'n': None, \"it's\": [1, -2.5e3],}",
+            "object",
+            {"k": True, "n": None, "it's": [1, -2500.0]},
+        ),
+        (
+            "{'a': {'b': ('c', 1)}, 2: 'caf\\u00e9 \\'x\\' \\n'}",
+            "object null",
+            {"a": {"b": ["c", 1]}, "2": "café 'x' \n"},
+        ),
+        ("('a',)", "array", ["a"]),
+        ("('a')", "array", "('a')"),
+        ("['a']", "string", "['a']"),
+        ("['a']", "string array", ["a"]),
+        ("['a']", "string object", "['a']"),
+        ("['a']", "", "['a']"),
+        # No literals.
+        ("[p, q]", "array", "[p, q]"),
+        ("['a', 1.2.3]", "array", "['a', 1.2.3]"),
+        ("['a', 1+2]", "array", "['a', 1+2]"),
+        ("['a', f(1)]", "array", "['a', f(1)]"),
+        ("['a'] or 'b'", "array", "['a'] or 'b'"),
+        ("{'a': 1", "object", "{'a': 1"),
+        ("['a', 'b", "array", "['a', 'b"),
+        ("{'a'}", "object", "{'a'}"),
+        ("[" * 40 + "]" * 40 + "'", "array", "[" * 40 + "]" * 40 + "'"),
         ("[1, 2", "array", "[1, 2"),
         ("NaN", "number", "NaN"),
         ("", "object", ""),
@@ -106,6 +132,17 @@ def test_a_schema_without_parameters_says_nothing(parameters: Any) -> None:
 )
 def test_values(text: str, types: str, value: Any) -> None:
     assert json.loads(as_json(text, frozenset(types.split()))) == value
+
+
+def test_the_time_of_a_literal_is_bounded() -> None:
+    """Values are read in the event loop."""
+    units = ["'a', ", "1, ", "'\\", '"', "[", "1", "1.", "'a' ", "\\"]
+    for text in [
+        f"['a', {unit * (size // len(unit))}]" for unit in units for size in (16_000, 2**20)
+    ]:
+        began = time.thread_time()
+        as_json(text, frozenset({"array"}))
+        assert time.thread_time() - began < 0.4, text[:20]
 
 
 def test_numbers_stay_as_they_were_written() -> None:

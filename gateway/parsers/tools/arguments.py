@@ -1,0 +1,101 @@
+"""A call's arguments: their state once they have ended, and their repair while they come.
+
+One rule serves chat, Responses and Messages: a call is complete if its arguments are a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Literal
+
+import orjson
+
+State = Literal["complete", "malformed", "open"]
+"""`open` arguments end within a string or before a closing bracket."""
+
+_TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
+
+_HEX = "[0-9a-fA-F]"
+_HIGH = rf"\\u[dD][89abAB]{_HEX}{{2}}"
+_LOW = rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
+# A pair and any other escape match first, so that `\\ud83d` stays a backslash and five letters.
+_LONE_SURROGATE = re.compile(rf"{_HIGH}{_LOW}|({_HIGH}|{_LOW})|\\.", re.DOTALL)
+_UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
+_MAX_UNDECIDED_CHARS = 11
+
+
+def read_object(arguments: str) -> str | None:
+    """Return the JSON of the object that the arguments are, or None if they are anything else.
+
+    It is the text as it was written. NaN and Infinity, which are no JSON, become null.
+    """
+    try:
+        return arguments if isinstance(orjson.loads(arguments), dict) else None
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        found = json.loads(arguments)
+        return orjson.dumps(found).decode() if isinstance(found, dict) else None
+    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        return None
+
+
+def state_of(arguments: str) -> State:
+    """Return the state of arguments that nothing follows."""
+    if read_object(arguments) is not None:
+        return "complete"
+    depth = 0
+    quoted = False
+    for token in _TOKEN.findall(arguments):
+        if token == '"':
+            quoted = not quoted
+        elif not quoted and token in "{[":
+            depth += 1
+        elif not quoted and token in "}]":
+            depth -= 1
+    return "open" if quoted or depth > 0 or not arguments else "malformed"
+
+
+class SurrogateRepair:
+    """Replaces half a surrogate pair, which no JSON reader takes, by U+FFFD in a streamed object.
+
+    Escapes that are cut by the end of a piece are held back: 11 characters at most. Arguments that
+    are no object, such as the text of a custom tool, stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_object: bool | None = None
+
+    def repair(self, piece: str) -> str:
+        """Return the repaired text that is certain after this piece."""
+        if self._is_object is None and piece and not piece.isspace():
+            self._is_object = piece.lstrip().startswith("{")
+        if not self._is_object or ("\\" not in piece and not self._held):
+            return piece
+        text = self._held + piece
+        end = self._decided(text)
+        self._held = text[end:]
+        return _LONE_SURROGATE.sub(_replaced, text[:end])
+
+    def flush(self) -> str:
+        """Return what was held back of arguments that end within an escape."""
+        held, self._held = self._held, ""
+        return _LONE_SURROGATE.sub(_replaced, held)
+
+    @staticmethod
+    def _decided(text: str) -> int:
+        """Return where the escape begins that the next piece may continue."""
+        end = len(text)
+        start = text.find("\\", max(end - _MAX_UNDECIDED_CHARS, 0))
+        while start >= 0:
+            backslashes = start - len(text[:start].rstrip("\\"))
+            if backslashes % 2 == 0 and _UNDECIDED.fullmatch(text, start):
+                return start
+            start = text.find("\\", start + 1)
+        return end
+
+
+def _replaced(escape: re.Match[str]) -> str:
+    return "\\ufffd" if escape[1] else escape[0]

@@ -1,0 +1,276 @@
+"""Tool calls of every form and protocol: a stream is the whole answer, and nothing cut is called.
+
+The text of a model goes through the reader of its form to the answer's writer, cut anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
+
+from gateway.api.answers import Answer
+from gateway.api.anthropic.answers import MessageAnswer
+from gateway.api.responses.answers import ResponseAnswer
+from gateway.api.responses.chats import Chat, parse
+from gateway.api.responses.requests import ResponseRequest
+from gateway.deltas import TextDelta
+from gateway.generation import ANYBODY, Batch
+from gateway.parsers.message import MessageForm, MessageReader
+from gateway.parsers.tools.arguments import state_of
+from gateway.parsers.tools.forced import ForcedCall
+from gateway.parsers.tools.forms import PARSERS
+from gateway.tokenization.text_stream import StopStrings, with_events
+from tests.support.answers_read import Written, message_of, response_of
+from tests.support.generations import generation
+from tests.support.tool_calls import cut, piece_sizes
+
+STRING = {"properties": {"a": {"type": "string"}}}
+QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n%s\n</parameter>\n</function>\n</tool_call>"
+GLM = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>"
+MINIMAX = '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">%s</parameter>\n</invoke>'
+TEXTS: dict[str, str] = {
+    "deepseek_v3": '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "%s"}\n```',
+    "deepseek_v31": '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "%s"}<｜tool▁call▁end｜>',
+    "glm45": GLM,
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"a": "%s"}}]',
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": "%s"}}\n</tool_call>',
+    "kimi_k2": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "%s"}',
+    "llama3_json": '{"name": "f", "parameters": {"a": "%s"}}',
+    "minimax": '<tool_calls>\n{"name": "f", "arguments": {"a": "%s"}}\n</tool_calls>',
+    "minimax_m2": MINIMAX,
+    "mistral": '[TOOL_CALLS]f[ARGS]{"a": "%s"}',
+    "openai": '<|channel|>commentary to=functions.f<|message|>{"a": "%s"}<|call|>',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"a": "%s"}}]',
+    "pythonic": '[f(a="%s")]',
+    "qwen3_coder": QWEN,
+    "required": '[{"name": "f", "arguments": {"a": "%s"}}]',
+}
+HOSTILE = (
+    "</parameter>", "</function>", "</tool_call>", "</arg_value>", "</invoke>", "\n", " ", '"', "'",
+    "\\", "\\ud83d", "\\ude00", "\\u00", "\\u00e9", '"}', "}", "{", "NaN", "tru", "a", "中", "🦉",
+    "<p> </parameter> </p>", "<parameter=b>", "<tool_call>", "<|call|>", "<｜tool▁call▁end｜>",
+)  # fmt: skip
+
+
+def _form(name: str) -> MessageForm:
+    if name == "required":
+        return MessageForm(guided=ForcedCall())
+    channel = "" if name == "openai" else None
+    return MessageForm(tools=name, functions={"f": STRING}, channel=channel)  # type: ignore[arg-type]
+
+
+def _deltas(name: str, pieces: list[str], finish: Any, stop: tuple[str, ...]) -> list[TextDelta]:
+    reader, stops = MessageReader(_form(name)), StopStrings(stop)
+    deltas: list[TextDelta] = []
+    for number, piece in enumerate(pieces, 1):
+        text, stopped = stops.cut(piece)
+        ended = "stop" if stopped is not None else None
+        deltas.append(with_events(reader, TextDelta(text, number, ended, stop=stopped)))
+        if deltas[-1].finish is not None:
+            return deltas
+    last = TextDelta(stops.flush(), len(pieces), finish)
+    return [*deltas, with_events(reader, last)]
+
+
+def _batch() -> Batch:
+    return Batch(
+        request_id="r",
+        generations=[generation()],
+        prompts=1,
+        choices=1,
+        prompt_tokens=1,
+        fingerprint="fp_0",
+        caller=ANYBODY,
+        timeout_s=9,
+        deadline=9,
+    )
+
+
+def _chat(deltas: list[TextDelta]) -> dict[str, Any]:
+    """The choice of a chat's answer, which is that of its stream."""
+    answer, body = Answer("chat", "m", _batch()), Written()
+    sink = answer.stream(body, "none")
+    for delta in deltas:
+        sink.accept(0, delta)
+    message: dict[str, Any] = {"content": None, "tool_calls": []}
+    finish = None
+    for event in SSEDecoder().iter_bytes(iter([body.data])):
+        [choice] = json.loads(event.data)["choices"]
+        finish = choice["finish_reason"] or finish
+        if content := choice["delta"].get("content"):
+            message["content"] = (message["content"] or "") + content
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                message["tool_calls"].append(call)
+            else:
+                arguments = call["function"]["arguments"]
+                message["tool_calls"][call["index"]]["function"]["arguments"] += arguments
+    [whole] = json.loads(answer.collected([deltas], keep=None))["choices"]
+    assert whole["finish_reason"] == finish
+    assert whole["message"]["content"] == message["content"]
+    calls = [{"index": i} | c for i, c in enumerate(whole["message"].get("tool_calls", []))]
+    assert calls == message["tool_calls"]
+    return dict(whole)
+
+
+def _response(deltas: list[TextDelta]) -> dict[str, Any]:
+    """The response, which is that of its stream."""
+    body = orjson.dumps({"model": "m", "input": "?"})
+    answer = ResponseAnswer(
+        cast(Any, None), cast(Chat, parse(ResponseRequest, body).request), _batch()
+    )
+    written = Written()
+    sink = answer.stream(written, "last")
+    for delta in deltas:
+        sink.accept(0, delta)
+    streamed = response_of(written.data)
+    found = json.loads(answer.collected([deltas], keep=None))
+    for response in (streamed, found):
+        response["completed_at"] = bool(response["completed_at"])
+    assert streamed == found
+    return dict(found)
+
+
+def _message(deltas: list[TextDelta]) -> dict[str, Any]:
+    """The message, which is that of its stream."""
+    answer, body = MessageAnswer("m", _batch(), max_tokens=1), Written()
+    sink = answer.stream(body, "last")
+    for delta in deltas:
+        sink.accept(0, delta)
+    found = json.loads(answer.collected([deltas], keep=None))
+    assert message_of(body.data) == found
+    return dict(found)
+
+
+def _agree(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The answers of the three protocols, which have one rule for calls."""
+    chat, response, message = (of([replace(delta) for delta in deltas])
+                               for of in (_chat, _response, _message))  # fmt: skip
+    calls = [call["function"]["arguments"] for call in chat["message"].get("tool_calls", ())]
+    complete = [arguments for arguments in calls if state_of(arguments) == "complete"]
+    items = [item for item in response["output"] if item["type"] == "function_call"]
+    assert [item["arguments"] for item in items] == calls
+    assert all(calls)
+    uses = [block["input"] for block in message["content"] if block["type"] == "tool_use"]
+    assert len(uses) == len(complete)
+    for item in items[:-1] if chat["finish_reason"] == "length" else items:
+        assert (item["status"] == "completed") == (item["arguments"] in complete)
+    if chat["finish_reason"] == "tool_calls":
+        assert calls[-1] in complete
+    assert (message["stop_reason"] == "tool_use") <= (chat["finish_reason"] == "tool_calls")
+    return chat, response, message
+
+
+values = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=2), max_size=6).map("".join)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(
+    value=values,
+    sizes=piece_sizes,
+    data=st.data(),
+    finish=st.sampled_from(["stop", "length"]),
+    stop=st.sampled_from([(), ("{",), ('"',), ("</",), ("a",)]),
+)
+def test_a_streamed_answer_is_the_whole_one(
+    value: str, sizes: list[int], data: st.DataObject, finish: Any, stop: tuple[str, ...]
+) -> None:
+    value = value.encode(errors="replace").decode()
+    for name, text in TEXTS.items():
+        written = "So. " * (name not in ("required", "pythonic")) + text.replace("%s", value)
+        size = data.draw(st.integers(0, len(written))) if data.draw(st.booleans()) else len(written)
+        _agree(_deltas(name, list(cut(written[:size], sizes)), finish, stop))
+
+
+def test_every_form_is_tried() -> None:
+    assert TEXTS.keys() == {*PARSERS, "openai", "required"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_cut(name: str) -> None:
+    """At a limit, at a stop string and at the model's end: only a whole call is one."""
+    written = TEXTS[name].replace("%s", "b c")
+    for size in range(len(written) + 1):
+        for finish, stop in (("length", ()), ("stop", ()), ("stop", ("\x00",))):
+            text = written[:size] + "".join(stop)
+            chat, response, message = _agree(_deltas(name, [text], finish, stop))
+            calls = chat["message"].get("tool_calls", [])
+            whole = [json.loads(c["function"]["arguments"]) for c in calls
+                     if state_of(c["function"]["arguments"]) == "complete"]  # fmt: skip
+            assert whole in ([], [{"a": "b c"}])
+            if calls and not whole:
+                assert chat["finish_reason"] == finish
+                assert response["status"] == response["output"][-1]["status"] == "incomplete"
+                reason = {"length": "max_tokens", "stop": "end_turn"}[finish]
+                assert message["stop_reason"] == ("stop_sequence" if stop else reason)
+            elif calls and finish == "stop":
+                assert chat["finish_reason"] == "tool_calls"
+                assert response["status"] == "completed"
+
+
+HERMES = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+
+
+@pytest.mark.parametrize("arguments", ['{"a": tru}', '{"$schema#", "a": 1}', "{'a': 1}"])
+def test_a_call_with_an_error_in_its_arguments(arguments: str) -> None:
+    """Chat and Responses pass the raw text on, in Messages it is no `tool_use`."""
+    chat, response, message = _agree(_deltas("hermes", [HERMES % arguments], "stop", ()))
+    [call] = chat["message"]["tool_calls"]
+    assert (call["function"]["arguments"], chat["finish_reason"]) == (arguments, "stop")
+    [item] = response["output"]
+    # The model has ended it: only the call is not complete.
+    assert (item["status"], response["status"]) == ("incomplete", "completed")
+    [block] = message["content"]
+    assert (block["type"], message["stop_reason"]) == ("text", "end_turn")
+    assert arguments in block["text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "repaired"),
+    [
+        (HERMES % '{"a": "\\ud83d"}', {"a": "\ufffd"}),
+        (HERMES % '{"a\\ude00": "\\ud83d\\ud83d\\ude00\\\\ud83d"}', {"a\ufffd": "\ufffd😀\\ud83d"}),
+        (HERMES % '"{\\"a\\": \\"\\ud83d\\"}"', {"a": "\ufffd"}),
+        (HERMES.replace("%s}", '{"a": [{"b": 1'), {"a": [{"b": 1}]}),
+        ('[f(a="\\ud83d")]', {"a": "\ufffd"}),
+    ],
+)
+def test_what_is_repaired(text: str, repaired: Any) -> None:
+    for size in range(1, 9):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        form = "pythonic" if text[0] == "[" else "hermes"
+        chat, response, message = _agree(_deltas(form, pieces, "stop", ()))
+        [block] = message["content"]
+        assert block["input"] == repaired
+        assert chat["finish_reason"] == "tool_calls"
+        assert response["output"][0]["status"] == "completed"
+
+
+def test_a_stop_string_leaves_no_markup_as_content() -> None:
+    chat, _, _ = _agree(_deltas("hermes", [HERMES % "{}"], "stop", ("{",)))
+    assert (chat["message"]["content"], chat["finish_reason"]) == (None, "stop")
+    assert "tool_calls" not in chat["message"]
+
+
+@pytest.mark.parametrize(("parallel", "most"), [(True, 8), (False, 1)])
+def test_required_calls_have_an_upper_bound(parallel: bool, most: int) -> None:
+    """An engine that does not hold to the guide is ended there."""
+    reader = MessageReader(MessageForm(guided=ForcedCall(), parallel=parallel))
+    call = '{"name": "f", "arguments": {}}'
+    deltas: list[TextDelta] = []
+    for number, piece in enumerate(["[", *[f"{call}, "] * 100]):
+        deltas.append(with_events(reader, TextDelta(piece, number)))
+        if deltas[-1].finish is not None:
+            break
+    chat, _, _ = _agree(deltas)
+    assert len(chat["message"]["tool_calls"]) == most
+    assert chat["finish_reason"] == "tool_calls"
+    assert len(deltas) == most + 2

@@ -1,0 +1,116 @@
+"""Streams of the Responses and Messages APIs, read as their clients read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openai._streaming import SSEDecoder
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+
+class Written:
+    """A body that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> bool:
+        self.data += data
+        return True
+
+    async def drain(self, by: float | None = None) -> None:
+        pass
+
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def response_of(raw: bytes) -> dict[str, Any]:
+    """The response that a stream ends with, which is what its events have made one by one."""
+    output: list[dict[str, Any]] = []
+    part: dict[str, Any] = {}
+    last: dict[str, Any] = {}
+    for number, event in enumerate(SSEDecoder().iter_bytes(iter([raw]))):
+        data = event.json()
+        EVENT.validate_json(event.data, strict=True)
+        kind = data["type"]
+        assert (event.event, data["sequence_number"]) == (kind, number)
+        if number < 2:
+            assert kind == ("response.created", "response.in_progress")[number]
+            assert data["response"]["output"] == []
+            continue
+        assert not last
+        if "response" in data:
+            last = data
+            continue
+        index = data["output_index"]
+        if kind == "response.output_item.added":
+            assert index == len(output)
+            output.append({"texts": {}, "open": data["item"]})
+            assert data["item"]["status"] == "in_progress"
+            continue
+        item = output[index]
+        assert index == len(output) - 1
+        assert data.get("item_id", item["open"]["id"]) == item["open"]["id"]
+        name = kind.removeprefix("response.").rpartition(".")
+        if name[2] == "delta":
+            item["texts"][name[0]] = item["texts"].get(name[0], "") + data["delta"]
+        elif name == ("output_item", ".", "done"):
+            item["done"] = data["item"]
+        elif name[2] == "done" and name[0] not in ("content_part", "reasoning_summary_part"):
+            whole = next(data[field] for field in ("text", "arguments", "input") if field in data)
+            told = item["texts"].get(name[0], "")
+            assert whole == told or (whole, told) == ("{}", "")
+        elif name[2] == "added":
+            part = data["part"]
+            assert part["text"] == ""
+        else:
+            assert data["part"]["type"] in (part["type"], "reasoning_text")
+    assert [item["done"] for item in output] == last["response"]["output"]
+    assert last["type"].removeprefix("response.") == last["response"]["status"]
+    found: dict[str, Any] = last["response"]
+    return found
+
+
+def message_of(raw: bytes) -> dict[str, Any]:
+    """The message that the events of a stream make, and that they come in their order."""
+    events = list(SSEDecoder().iter_bytes(iter([raw])))
+    message: dict[str, Any] = {}
+    open_block: dict[str, Any] | None = None
+    for event in events:
+        data = event.json()
+        assert event.event == data["type"]
+        match data["type"]:
+            case "message_start":
+                assert not message
+                message = data["message"]
+            case "content_block_start":
+                assert open_block is None
+                assert data["index"] == len(message["content"])
+                open_block = data["content_block"] | {"arguments": ""}
+                message["content"].append(open_block)
+            case "content_block_delta":
+                assert open_block is not None
+                assert data["index"] == len(message["content"]) - 1
+                kind, text = data["delta"].values()
+                field = {
+                    "text_delta": "text",
+                    "thinking_delta": "thinking",
+                    "signature_delta": "signature",
+                    "input_json_delta": "arguments",
+                }[kind]
+                open_block[field] += text
+            case "content_block_stop":
+                assert open_block is not None
+                arguments = open_block.pop("arguments")
+                if open_block["type"] == "tool_use":
+                    open_block["input"] = json.loads(arguments or "{}")
+                open_block = None
+            case "message_delta":
+                assert open_block is None
+                message |= data["delta"]
+                message["usage"] |= data["usage"]
+    assert events[-1].event == "message_stop"
+    return message
