@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from gateway.api import ignored
 from gateway.api.answers import Body, Collector
 from gateway.api.auth import tenant_of
 from gateway.api.chunks import UsageFrames
@@ -276,7 +277,7 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     if prepared.hints:
-        headers["x-ignored-parameters"] = ", ".join(prepared.hints)
+        headers[ignored.HEADER] = ignored.format_names(prepared.hints)
     return headers
 
 
