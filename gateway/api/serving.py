@@ -139,9 +139,11 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
+    # With `tool_choice: none` the tools stay, so that the prompt shares the cached prefix of `auto`.
+    shows_tools = wanted.allows_calls or not chat.excludes_uncallable_tools
     prompt = chat.render(
         messages,
-        wanted.offered_tools,
+        wanted.offered_tools if shows_tools else None,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
@@ -156,7 +158,7 @@ def _message_form(
     """How to read the answer; None when it is plain text."""
     tools = None
     guided_calls = wanted.forced or wanted.either
-    if wanted.offered_tools:
+    if wanted.allows_calls:
         tools = chat.tool_form
         if tools is None and wanted.forced is None:
             raise UnsupportedParameter(
@@ -172,8 +174,8 @@ def _message_form(
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
-    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    # These stay for as long as the answer is generated. Guided calls are JSON, which has the types
+    # of their arguments.
     typed = wanted.tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
