@@ -139,7 +139,7 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
-    # With `tool_choice: none` the tools stay, so that the prompt shares the cached prefix of `auto`.
+    # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
     shows_tools = wanted.allows_calls or not chat.excludes_uncallable_tools
     prompt = chat.render(
         messages,

@@ -290,8 +290,8 @@ class Settings(BaseSettings):
     )
     exclude_tools_when_tool_choice_none: bool = Field(
         False,
-        description="Whether `tool_choice: none` removes the tools from the prompt. Off, the prompt "
-        "is that of `auto`, which keeps its cached prefix, and calls in the answer are text.",
+        description="Whether `tool_choice: none` removes the tools from the prompt. Off, the "
+        "prompt is that of `auto`, which keeps its cached prefix, and an answer is text.",
     )
     config: Path | None = Field(
         None,
