@@ -17,6 +17,12 @@ _MORE_CHARS = len(", and 200000 more")
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
+def headers_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the header, or nothing where there are no names."""
+    value = format_names(names)
+    return {HEADER: value} if value else {}
+
+
 def format_names(names: Iterable[str]) -> str:
     """Return the value of the header: distinct names, comma-separated, then `and N more`.
 

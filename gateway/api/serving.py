@@ -110,7 +110,8 @@ async def prepared(
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
-            wanted, hints = await intake.read(parse)
+            wanted, hints, unknown = await intake.read(parse)
+            service.metrics.count_unknown_parameters(unknown)
             try:
                 if settle is not None:
                     wanted = await settle(intake, tenant, wanted)
@@ -139,11 +140,13 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
+    tools = wanted.offered_tools
     # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
-    shows_tools = wanted.allows_calls or not chat.excludes_uncallable_tools
+    if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
+        tools = None
     prompt = chat.render(
         messages,
-        wanted.offered_tools if shows_tools else None,
+        tools,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
@@ -279,7 +282,7 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     if prepared.hints:
-        headers[ignored.HEADER] = ignored.format_names(prepared.hints)
+        headers |= ignored.headers_of(prepared.hints)
     return headers
 
 

@@ -435,6 +435,11 @@ class Settings(BaseSettings):
     )
 
     @property
+    def refuse_unknown(self) -> bool:
+        """Whether a parameter whose name is unknown gets 400."""
+        return self.strict_parameters or self.unknown_parameters == "refuse"
+
+    @property
     def triton_endpoints(self) -> list[str]:
         return [endpoint.strip() for endpoint in self.triton_grpc.split(",")]
 

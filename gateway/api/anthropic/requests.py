@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, text_of
 from gateway.api.field_types import StopStrings, Whole
 from gateway.api.messages import FunctionName, Lenient, Strict
-from gateway.api.parameters import Parsed, uncallable_tools
+from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
@@ -129,6 +129,12 @@ class MessagesRequest(Prompt):
     stream: bool | None = None
     # Without effect on the answer.
     metadata: dict[str, Any] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    betas: list[str] | None = None
+    billing_policy: dict[str, Any] | None = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
     service_tier: str | None = None
     diagnostics: dict[str, Any] | None = None
     # What would have an effect, and is not served.
@@ -155,27 +161,38 @@ class Chat(ChatCompletionRequest):
     omit_thinking: bool = False
 
 
-def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
-    """Validates a JSON body. `strict` refuses hints.
+def parse(
+    model: type[Prompt], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
+) -> Parsed[Chat]:
+    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
+    refuse_unknown = strict or refuse_unknown
+    given = sort_fields(
+        model,
+        load_object(body or b"{}"),
+        strict=strict,
+        refuse_unknown=refuse_unknown,
+        without_effect=() if model is MessagesRequest else MessagesRequest.model_fields.keys(),
+    )
     try:
-        wanted = model.model_validate(load_object(body or b"{}"))
+        wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
         raise invalid_request(error, tagged=_TAGGED) from None
+    unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.chat().items() if value is not None}
     try:
         chat = Chat.model_validate(fields)
     except ValidationError as error:
         raise as_written(invalid_request(error)) from None
-    hints = [*wanted.hints]
+    hints = [*given.hints, *wanted.hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
     hints += uncallable_tools(chat, strict=strict)
-    return Parsed(chat, tuple(hints))
+    return Parsed(chat, (*hints, *unknown), unknown)
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:

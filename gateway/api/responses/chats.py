@@ -9,9 +9,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, uncallable_tools
+from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
 from gateway.api.responses.items import Item, ItemReference, MessageItem, check_outputs
-from gateway.api.responses.requests import ResponsePrompt
+from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
@@ -48,12 +48,30 @@ class Chat(ChatCompletionRequest):
         return [(guide, _place(name, self.tool_places)) for guide, name in parts]
 
 
-def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
-    """Validates a JSON body. `strict` refuses hints.
+def parse(
+    model: type[ResponsePrompt],
+    body: bytes,
+    *,
+    strict: bool = False,
+    refuse_unknown: bool = False,
+) -> Parsed[Chat]:
+    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
-    asked = validated(model, body)
+    refuse_unknown = strict or refuse_unknown
+    fields = sort_fields(
+        model,
+        load_object(body or b"{}"),
+        strict=strict,
+        refuse_unknown=refuse_unknown,
+        without_effect=() if model is ResponseRequest else ResponseRequest.model_fields.keys(),
+    )
+    try:
+        asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    unknown = (*fields.unknown, *nested)
     own = asked.items
     if asked.continues:
         # What comes before these, and what references are to, is not known yet.
@@ -61,13 +79,13 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
     chat = chat_of(asked, own)
     if not asked.continues:
         check_outputs(own)
-    hints = [*asked.hints]
+    hints = [*fields.hints, *asked.hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=hints[0])
     hints += uncallable_tools(chat, strict=strict)
-    return Parsed(chat, tuple(hints))
+    return Parsed(chat, (*hints, *unknown), unknown)
 
 
 def validated(model: type[M], body: bytes) -> M:
