@@ -17,7 +17,8 @@ import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from gateway.api.generation_request import GenerationRequest
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
+from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
+from gateway.api.renamed_parameters import RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.config.settings import Settings
 from gateway.service_setup import load_prompts, running_service

@@ -132,6 +132,8 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
                 allow_methods=["GET", "POST", "DELETE"],
                 # The SDKs send X-Stainless-* headers; any that a preflight names is fine.
                 allow_headers=["*"],
+                # An origin that may call may do so from a public page to a private address.
+                allow_private_network=True,
                 expose_headers=EXPOSED_HEADERS,
             )
         return RequestLog(app, labels, generates=generates)

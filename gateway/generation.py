@@ -22,6 +22,8 @@ from guides.kinds import Kind, Policy
 
 _LEAST = 1e-6
 MAX_CHOICES = 128
+MODEL_MAXIMUM = -1
+"""A length to which a prompt is cut: what the model takes beside the answer's `max_tokens`."""
 """In one request, over all its prompts."""
 MAX_SEED = 2**63 - 1
 

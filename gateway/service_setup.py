@@ -67,6 +67,7 @@ def load_prompts(settings: Settings) -> Prompts:
             settings.tool_form,
             reasoning_parser=settings.reasoning_parser,
             control_tokens_in_messages=settings.control_tokens_in_messages,
+            excludes_uncallable_tools=settings.exclude_tools_when_tool_choice_none,
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"GATEWAY_TOKENIZER_DIR: {error}") from error

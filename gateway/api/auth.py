@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import Depends, Request
+from starlette.types import Scope
 
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.websites import check_website, may_come
@@ -20,16 +22,25 @@ def tenant_of(request: Request) -> Tenant | None:
     Raises InvalidKey, and ForWebsites where no key is needed.
     """
     scope = request.scope
-    authorization = header_of(scope, b"authorization")
-    # Anthropic's SDKs have a header of their own.
-    if authorization is None and (key := header_of(scope, b"x-api-key")) is not None:
-        authorization = f"Bearer {key}"
-    tenant = service_of(scope).access.tenant(authorization)
+    tenant = service_of(scope).access.tenant(credentials_of(scope))
     if tenant is None:
         check_website(scope)
     else:
         context_of(scope).tenant = tenant.name
     return tenant
+
+
+def credentials_of(scope: Scope) -> Sequence[str]:
+    """Return what a request presents as its keys, as values of `Authorization`.
+
+    Anthropic's clients have the header `x-api-key`. A program may send both, one of them for
+    another server, so either may hold the key of this gateway.
+    """
+    authorization = header_of(scope, b"authorization")
+    found = [] if authorization is None else [authorization]
+    if (key := header_of(scope, b"x-api-key")) is not None:
+        found.append(f"Bearer {key}")
+    return found
 
 
 async def _tenant(request: Request) -> Tenant | None:
@@ -77,7 +88,7 @@ def may_read_details(request: Request) -> bool:
         return False
     service = service_of(request.scope)
     if _metrics_need_a_key(request):
-        return service.access.is_admin(request.headers.get("authorization"))
+        return service.access.is_admin(credentials_of(request.scope))
     return not service.access.open or may_come(request.scope)
 
 
@@ -96,9 +107,8 @@ Auditor = Annotated[Audit, Depends(_auditor)]
 
 def _admin_key(request: Request) -> str:
     client = request.client
-    authorization = request.headers.get("authorization")
     return service_of(request.scope).access.admin(
-        authorization, None if client is None else client.host
+        credentials_of(request.scope), None if client is None else client.host
     )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from gateway.api.parameter_table import UNSET
 from gateway.errors import InvalidRequest
+from gateway.generation import MODEL_MAXIMUM
 
 MAX_IDS = 1 << 18  # more than the longest context of any model
 _MAX_STOP = 16
@@ -16,11 +18,36 @@ _MAX_BAD_WORDS = 64
 # Of all of them. Each choice sends their ids, of two forms: a character can be four.
 _MAX_BAD_CHARS = 4096
 INT32 = 2**31
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
 def _whole(value: Any) -> Any:
     """Of 30.0, 30: JSON knows one kind of numbers, and some clients write all with a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _int64(value: Any) -> Any:
+    """Return an integer of 64 bits.
+
+    orjson reads a larger one as the nearest float, which may be a limit itself, and pydantic would
+    print a limit as a float.
+    """
+    number = _whole(value)
+    if type(number) is int:
+        is_inside = MIN_INT64 <= number <= MAX_INT64
+        if not is_inside or (isinstance(value, float) and number == MIN_INT64):
+            raise PydanticCustomError(
+                "int64", f"Input should be an integer from {MIN_INT64} to {MAX_INT64}"
+            )
+    return number
+
+
+def _truncated_length(value: int) -> int:
+    if value < 1 and value != MODEL_MAXIMUM:
+        raise PydanticCustomError(
+            "length", "Input should be at least 1, or -1 for as many as the model takes"
+        )
+    return value
 
 
 def _few(bad_words: list[str]) -> list[str]:
@@ -43,6 +70,14 @@ def or_unset(name: str) -> Callable[[dict[str, Any]], None]:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+Int64 = Annotated[
+    int,
+    BeforeValidator(_int64),
+    Field(json_schema_extra={"minimum": MIN_INT64, "maximum": MAX_INT64}),
+]
+TruncatedLength = Annotated[
+    Whole, AfterValidator(_truncated_length), Field(json_schema_extra={"minimum": MODEL_MAXIMUM})
+]
 TokenId = Annotated[int, Field(ge=0, lt=INT32)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 # In a list it could only be a mistake: it would stop, or forbid, nothing.

@@ -18,9 +18,11 @@ from gateway.api.field_types import (
     INT32,
     BadWords,
     Bias,
+    Int64,
     StopString,
     StopStrings,
     StopTokenIds,
+    TruncatedLength,
     Whole,
     or_unset,
 )
@@ -44,7 +46,6 @@ from gateway.generation import (
 )
 from gateway.parsers.message import MessageForm
 
-_INT64 = 2**63
 # With the values that ask for nothing.
 _PLAIN: dict[PlainParameter, float] = {
     "frequency_penalty": 0.0,
@@ -59,6 +60,8 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+    # What Volcengine calls `continuous_usage_stats`, of use without `include_usage`.
+    chunk_include_usage: bool | None = None
 
 
 class GenerationRequest(Strict):
@@ -69,7 +72,7 @@ class GenerationRequest(Strict):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     top_k: Whole | None = Field(None, ge=-1, le=1024)
-    seed: Whole | None = Field(None, ge=-_INT64, lt=_INT64)
+    seed: Int64 | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, ge=0.01, le=2, allow_inf_nan=False)
@@ -80,7 +83,7 @@ class GenerationRequest(Strict):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     bad_words: BadWords | None = None
-    truncate_prompt_tokens: Whole | None = Field(None, ge=1)
+    truncate_prompt_tokens: TruncatedLength | None = None
     truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: Whole | None = Field(
         None, ge=0, le=20, json_schema_extra=or_unset("prompt_logprobs")
@@ -124,13 +127,15 @@ class GenerationRequest(Strict):
 
     @property
     def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        options = self.stream_options
+        return bool(options and (options.include_usage or options.chunk_include_usage))
 
     @property
     def usage_frames(self) -> UsageFrames:
         if not self.include_usage or self.stream_options is None:
             return "none"
-        return "each" if self.stream_options.continuous_usage_stats else "last"
+        options = self.stream_options
+        return "each" if options.continuous_usage_stats or options.chunk_include_usage else "last"
 
     @property
     def output_limit(self) -> int | None:

@@ -20,7 +20,7 @@ from gateway.api.answers import Answer
 from gateway.api.chunks import Kind
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from gateway.api.parameters import parse
+from gateway.api.parameters import parse, rules
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
@@ -60,7 +60,7 @@ def _answers(answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     **_answers(ChatCompletion, ChatCompletionChunk),
 )
 async def chat_completions(request: Request) -> Response:
-    read = partial(parse, ChatCompletionRequest, strict=_strict(request))
+    read = partial(parse, ChatCompletionRequest, **rules(service_of(request.scope).settings))
     return await respond(request, await prepared(request, read, rendered, _answer), OPENAI)
 
 
@@ -71,7 +71,7 @@ async def chat_completions(request: Request) -> Response:
     **_answers(Completion, CompletionChunk),
 )
 async def completions(request: Request) -> Response:
-    read = partial(parse, CompletionRequest, strict=_strict(request))
+    read = partial(parse, CompletionRequest, **rules(service_of(request.scope).settings))
     return await respond(request, await prepared(request, read, plain, _answer), OPENAI)
 
 
@@ -80,11 +80,6 @@ HOT: dict[str, Handler] = {
     "/v1/completions": completions,
 }
 """The endpoints whose POSTs are answered in front of FastAPI, by path."""
-
-
-def _strict(request: Request) -> bool:
-    service = service_of(request.scope)
-    return service.settings.strict_parameters
 
 
 def _answer(service: Service, wanted: GenerationRequest, options: Options, batch: Batch) -> Answer:

@@ -6,16 +6,17 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 
+from gateway.api import ignored
 from gateway.api.auth import tenant_of
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameter_table import HARMLESS
+from gateway.api.parameters import rules, sort_fields
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import timeout_of
@@ -23,7 +24,6 @@ from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.catalog.mapped import C, MappedModel, MappedRouter
 from gateway.config.tenants import Tenant
-from gateway.errors import InvalidRequest
 from gateway.pipeline.mapped import (
     Deadline,
     Found,
@@ -103,7 +103,9 @@ async def asking(
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
-            wanted = await intake.read(partial(parse, kind))
+            read = partial(parse, kind, **rules(service.settings))
+            wanted, hints, unknown = await intake.read(read)
+            service.metrics.count_unknown_parameters(unknown)
             model = service.access.route(router(service), tenant, wanted.model)
             context = context_of(request.scope)
             context.model = model.name
@@ -132,22 +134,30 @@ async def asking(
                 inputs=ready,
                 account=account,
                 deadline=deadline,
-                headers=rate_headers(reservation.quotas),
+                headers=rate_headers(reservation.quotas) | ignored.headers_of(hints),
                 id=request_id,
             )
 
 
-def parse(kind: type[W], body: bytes) -> W:
-    """Validates a JSON body. null means unset. Raises InvalidRequest naming the parameter."""
-    given = {
-        name: value
-        for name, value in load_object(body).items()
-        if value is not None and (name in kind.model_fields or name not in HARMLESS)
-    }
-    for name in given:
-        if name not in kind.model_fields:
-            raise InvalidRequest(f"Unrecognized request argument: {name}.", param=name)
+class ParsedInput(NamedTuple, Generic[W]):
+    """A request, with the names that have no effect, and those of them that are unknown."""
+
+    request: W
+    hints: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def parse(
+    kind: type[W], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
+) -> ParsedInput[W]:
+    """Validate a JSON body. null means unset. Raises InvalidRequest naming the parameter.
+
+    Members of an input are content, so an unknown name among them is refused in any case.
+    """
+    given = {name: value for name, value in load_object(body).items() if value is not None}
+    fields = sort_fields(kind, given, strict=strict, refuse_unknown=strict or refuse_unknown)
     try:
-        return kind.model_validate(given)
+        request = kind.model_validate(fields.served)
     except ValidationError as error:
         raise invalid_request(error) from None
+    return ParsedInput(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))

@@ -64,7 +64,8 @@ BY_TYPE = Discriminator(
 class TextPart(Lenient):
     """Also what an assistant said when it declined: those are its words, all the same."""
 
-    type: Literal["text", "refusal"]
+    # `input_text` and `output_text` are what the Responses API calls such a part.
+    type: Literal["text", "refusal", "input_text", "output_text"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
     # A part of two kinds would lose one of them.
     image_url: None = None

@@ -18,7 +18,8 @@ router = Router()
 class Model(Answer):
     """`root` is the exact version, which is a model name as well; `parent` the base model.
 
-    `max_model_len` is that of the replica that takes most. `modes` say how replicas are driven: of
+    `max_model_len` is that of the replica that takes most; OpenRouter's clients read it as
+    `context_length`. `modes` say how replicas are driven: of
     several, not each serves every parameter. Of other models they say what these do: `embeddings`
     or `rerank`.
     """
@@ -30,6 +31,7 @@ class Model(Answer):
     root: str
     parent: str | None
     max_model_len: int | None
+    context_length: int | None
     modes: list[str]
 
 
@@ -91,6 +93,7 @@ def _mapped(service: Service, model: AnyModel) -> Model:
         root=model.name,
         parent=None,
         max_model_len=model.entry.max_tokens,
+        context_length=model.entry.max_tokens,
         modes=[does],
     )
 
@@ -112,5 +115,6 @@ def _model(service: Service, name: str, created: int, *, root: str, parent: str 
         root=root,
         parent=parent,
         max_model_len=length,
+        context_length=length,
         modes=modes,
     )

@@ -8,6 +8,7 @@ bodies (`body` says why), the events of a stream, and errors.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from copy import copy
 from importlib.metadata import version
@@ -34,15 +35,18 @@ from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 
 router = Router()
 
-_READ_BY_US = (
+_GENERATIONS = (
     ChatCompletionRequest,
     CompletionRequest,
     MessagesRequest,
     Prompt,
-    embeddings.EmbeddingsRequest,
-    rerank.RerankRequest,
     ResponseRequest,
     InputTokensRequest,
+)
+_READ_BY_US = (
+    *_GENERATIONS,
+    embeddings.EmbeddingsRequest,
+    rerank.RerankRequest,
     conversations.NewConversation,
     conversations.ChangedConversation,
     conversations.AddedItems,
@@ -63,6 +67,7 @@ _WRITTEN_BY_US = (
     MessageError,
     ResponseEvent,
 )
+_REFERENCE = re.compile(r"#/components/schemas/(\w+)")
 _REQUEST_ID = {
     "description": "The request's own when it was short and plain.",
     "required": True,
@@ -127,4 +132,22 @@ def _models() -> dict[str, Schema]:
     }
     for model in (ChatCompletionRequest, CompletionRequest):
         schemas[model.__name__]["properties"] |= others
+    _allow_unknown_names(schemas)
     return schemas
+
+
+def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
+    """Let schemas say that unknown names are accepted: at any depth of a generation's request.
+
+    Of an input that is embedded or ranked, members are content and stay as they are.
+    """
+    waiting = [model.__name__ for model in _GENERATIONS]
+    found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}
+    while waiting:
+        text = orjson.dumps(schemas[waiting.pop()]).decode()
+        new = set(_REFERENCE.findall(text)) - found
+        found |= new
+        waiting += new
+    for name in found:
+        if schemas[name].get("additionalProperties") is False:
+            del schemas[name]["additionalProperties"]

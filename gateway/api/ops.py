@@ -73,7 +73,10 @@ async def live() -> Health:
     return Health(status="ok")
 
 
-# vLLM's and SageMaker's: clients of theirs, guidellm say, ask before they send anything.
+# Names of vLLM, SageMaker, Triton, NIM and Kubernetes: their clients ask before they send anything.
+@router.get("/healthz", include_in_schema=False, response_model_exclude_none=True)
+@router.get("/v1/health/ready", include_in_schema=False, response_model_exclude_none=True)
+@router.get("/v2/health/ready", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/health", include_in_schema=False, response_model_exclude_none=True)
 @router.get("/ping", include_in_schema=False, response_model_exclude_none=True)
 @router.get(

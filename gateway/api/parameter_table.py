@@ -1,25 +1,26 @@
 """What becomes of parameters that requests for a generation have no field for.
 
 The fields of `generation_request` and `schemas` are served. The names here are what OpenAI's
-platform, vLLM, TensorRT-LLM's own server, SGLang, llama.cpp, Ollama, text-generation-webui and
-OpenRouter call things, as their documentation had them in November 2026; any other name is refused.
-docs/parameters.md is made from this file.
+platform, vLLM, TensorRT-LLM's own server, SGLang, NVIDIA Dynamo, llama.cpp, Ollama, LM Studio,
+text-generation-webui, OpenRouter, Groq, Mistral, Qwen, GLM and others call things, as their
+documentation had them in November 2026. GATEWAY_UNKNOWN_PARAMETERS says what becomes of any other
+name, so a name that changes an answer belongs here. docs/parameters.md is made from this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-from pydantic import BaseModel
-
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from collections.abc import Mapping
+from typing import Any
 
 HARMLESS = frozenset(
     {
         # Bookkeeping, routing and caching hints of OpenAI's platform.
         *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
+        # Ids and labels of a request at other servers, and marks of what to cache.
+        *("betas", "billing_policy", "client_metadata", "fallback_credit_token"),
+        *("user_profile_id", "workspace_id"),
+        *("cache_control", "litellm_metadata", "request_id", "rid", "tags", "user_id"),
         # They say more of what is off: `NOT_SERVED` has what would turn it on.
         *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
         *("dynatemp_exponent", "dynatemp_high", "dynatemp_low", "smoothing_curve"),
@@ -36,75 +37,178 @@ HINTS = frozenset(
         *("num_thread", "numa", "penalty_last_n", "repeat_last_n", "repetition_penalty_range"),
         *("sampler_order", "sampler_priority", "samplers", "slot_id", "temperature_last"),
         *("timings_per_token", "truncation_length", "use_mlock", "use_mmap", "vocab_only"),
+        *("backend_sampling", "draft_model", "n_discard", "n_indent", "return_progress"),
+        *("sse_ping_interval", "ttl"),
         # Which provider OpenRouter should take, and what it should tell.
-        *("models", "provider", "route", "session_id", "transforms", "usage"),
-        "verbosity",
+        *("debug", "models", "provider", "route", "session_id", "trace", "transforms", "usage"),
+        # Where other servers are to compute an answer, and how its chunks are cut.
+        *("agent_hierarchy", "agent_hints", "annotations", "backend_instance_id"),
+        *("cache_salt", "conversation_params", "data_parallel_rank", "decode_worker_id"),
+        *("extra_fields", "extra_key", "guided_decoding_backend", "prefill_worker_id"),
+        *("incremental_output", "stream_interval", "tool_stream"),
+        # How a server is to report, or to check what it was sent.
+        *("disable_tool_validation", "perf_metrics_in_response", "return_cached_tokens_details"),
+        *("return_spec_tokens_details", "sensitive_word_check"),
+        # Wishes of OpenAI's and Anthropic's other protocols.
+        *("access_programs", "context_management", "diagnostics", "fallbacks", "image"),
+        *("personality", "speed", "verbosity"),
     }
 )
 """Wishes that this server has nothing to do with. They are named in x-ignored-parameters, and
 refused where GATEWAY_STRICT_PARAMETERS says so."""
 
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
+    "adaptive_target": (-1,),
     "add_bos_token": (True,),
+    "add_generation_prompt": (True,),
     "add_special_tokens": (),
     "allowed_token_ids": ([],),
     "audio": (),
+    "background": (False,),
+    "background_options": (),
     "ban_eos_token": (False,),
     "banned_strings": ([],),
     "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "compaction": (),
+    "container": (),
+    "continue_final_message": (False,),
+    "conversation": (),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
     "custom_token_bans": ("", []),
     "detokenize": (True,),
+    "disaggregated_params": (),
     "do_sample": (True,),
     "documents": ([],),
     "dry_multiplier": (0,),
     "dynamic_temperature": (False,),
     "dynatemp_range": (0,),
     "early_stopping": (False,),
+    "ec_transfer_params": ({},),
+    "enable_code_interpreter": (False,),
+    "enable_search": (False,),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
+    "exclude_domains": ([],),
     "function_call": ("none", "auto"),  # without functions both mean no call
     "functions": ([],),
+    "grammar_lazy": (False,),
     "grammar_string": ("",),
     "guidance_scale": (1,),
+    "guided_whitespace_pattern": ("",),
+    "image_data": ([],),
+    "images": ([],),
+    "inference_geo": (),
+    "include": ([],),
+    "include_domains": ([],),
     "include_reasoning": (True,),
+    "input": (),
+    "input_ids": (),
+    "instructions": ("",),
+    "kv_transfer_params": ({},),
+    "logits_bias": ({},),
     "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora": ([],),
+    "lora_path": ("",),
+    "lora_request": (),
+    "max_completion_tokens": (),
+    "max_output_tokens": (),
+    "max_tool_calls": (),
+    "mcp_servers": ([],),
+    "media_io_kwargs": ({},),
+    "messages": (),
     "min_keep": (0, 1),
     "min_p": (0,),
     "mirostat": (0,),
     "mirostat_mode": (0,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
+    "n_cmpl": (1,),
     "n_probs": (0,),
     "negative_prompt": ("",),
     "no_repeat_ngram_size": (0,),
     "no_stop_trim": (False,),
     "nsigma": (0,),
+    "output_config": ({},),
     "parallel_tool_calls": (True, False),
     "penalty_alpha": (0,),
     "plugins": ([],),
+    "post_sampling_probs": (False,),
+    "previous_response_id": (),
     "priority": (0,),
+    "prompt": (),
+    "prompt_embeds": (),
+    "prompt_ignore_length": (0,),
+    "prompt_mode": (),
+    "prompt_token_ids": (),
+    "raw": (False,),
+    "raw_output": (False,),
+    "reasoning_effort": (),
+    "reasoning_format": ("parsed", "auto", "deepseek"),
+    "reasoning_split": (True,),
+    "repetition_detection": (),
+    "return_context_logits": (False,),
     "return_full_text": (False,),
+    "return_generation_logits": (False,),
     "return_hidden_states": (False,),
+    "return_input_ids_in_sglext": (False,),
+    "return_meta_info": (False,),
+    "return_mm_kwargs": (True, False),
+    "return_output_ids_in_sglext": (False,),
+    "return_prompt_text": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_routed_experts": (False,),
+    "return_sampling_mask": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens": (False,),
+    "routed_experts_prompt_start": (0,),
+    "safe_prompt": (False,),
+    "safety_model": ("",),
+    "search_options": ({},),
+    "search_parameters": ({},),
+    "search_settings": ({},),
     "separate_reasoning": (True,),
+    "session_params": ({},),
+    "shift": (False,),
     "smoothing_factor": (0,),
     "spaces_between_special_tokens": (True,),
+    "speculation": (),
+    "stop_regex": ("", []),
+    "stop_sequences": ([],),
     "stream_reasoning": (True,),
     "suffix": ("",),
+    "system": ("", []),
+    "template": ("",),
+    "text": ({},),
     "tfs": (1,),
     "tfs_z": (1,),
+    "thinking_forced_open": (False,),
+    "token_data": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_a": (0,),
     "top_logprobs": (0,),
+    "top_n_sigma": (-1, 0),
+    "top_p_min": (0,),
+    "truncate": (False,),
+    "truncation": ("disabled",),
     "typical": (1,),
     "typical_p": (1,),
+    "use_audio_in_video": (False,),
+    "use_raw_prompt": (False,),
+    "vllm_xargs": ({},),
     "watermark": (False,),
+    "watermarking": (False,),
     "web_search_options": (),
     "xtc_probability": (0,),
 }
 """What would change the answer, with the values that ask for nothing (0 stands for 0.0, too). Some
-are fields of one of the endpoints, and served there."""
+are fields of one of the endpoints, and served there; some are another protocol's."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
 """More such values, where a template writes the prompt."""
@@ -117,86 +221,3 @@ UNSET: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (False,),
 }
 """Values of fields that mean what null does."""
-
-Fields = dict[str, Any]
-
-
-class Renamed(NamedTuple):
-    """What others call a field of ours: where that is, and what a value becomes."""
-
-    place: str
-    read: Callable[[Any], Fields]
-
-    def fits(self, model: type[BaseModel]) -> bool:
-        return self.place.partition(".")[0] in model.model_fields
-
-
-def _field(name: str) -> Renamed:
-    return Renamed(name, lambda value: {name: value})
-
-
-def _guided(kind: str) -> Renamed:
-    """An empty guide is none."""
-
-    def read(value: Any) -> Fields:
-        return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
-
-    return Renamed(f"structured_outputs.{kind}", read)
-
-
-def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
-    # Templates compare it with false, or ask whether it is empty: "false" would be neither.
-    if not isinstance(value, bool):
-        raise InvalidRequest(
-            f"{name}: Input should be a valid boolean.", param=name.partition(".")[0]
-        )
-    return {"chat_template_kwargs": {"enable_thinking": value}}
-
-
-def _thinking(value: Any) -> Fields:
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind not in ("enabled", "disabled"):
-        raise UnsupportedParameter(
-            'thinking: allowed: {"type": "enabled"} and {"type": "disabled"}.', param="thinking"
-        )
-    return _enable_thinking(kind == "enabled")
-
-
-def _reasoning(value: Any) -> Fields:
-    if not isinstance(value, dict) or value.keys() - {"effort", "enabled"}:
-        raise UnsupportedParameter("reasoning: allowed: effort and enabled.", param="reasoning")
-    effort, enabled = value.get("effort"), value.get("enabled")
-    fields = {} if effort is None else {"reasoning_effort": effort}
-    return fields if enabled is None else fields | _enable_thinking(enabled, "reasoning.enabled")
-
-
-def _format(value: Any) -> Fields:
-    if value in ("", {}):
-        return {}
-    if value == "json":
-        return {"response_format": {"type": "json_object"}}
-    schema = {"name": "format", "schema": value}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-
-RENAMED: Mapping[str, Renamed] = {
-    "ebnf": _guided("grammar"),
-    "enable_thinking": Renamed("chat_template_kwargs.enable_thinking", _enable_thinking),
-    "format": Renamed("response_format", _format),
-    "grammar": _guided("grammar"),
-    "guided_choice": _guided("choice"),
-    "guided_grammar": _guided("grammar"),
-    "guided_json": _guided("json"),
-    "guided_regex": _guided("regex"),
-    "json_schema": _guided("json"),
-    "max_new_tokens": _field("max_tokens"),
-    "n_predict": _field("max_tokens"),
-    "num_predict": _field("max_tokens"),
-    "reasoning": Renamed("reasoning_effort", _reasoning),
-    "regex": _guided("regex"),
-    "rep_pen": _field("repetition_penalty"),
-    "repeat_penalty": _field("repetition_penalty"),
-    "sampler_seed": Renamed("seed", lambda value: {} if value == -1 else {"seed": value}),
-    "stopping_strings": _field("stop"),
-    "thinking": Renamed("chat_template_kwargs.enable_thinking", _thinking),
-}

@@ -2,69 +2,105 @@
 
 A parameter is served, read as what it is called here, accepted without effect because it has no
 meaning to lose, accepted as a hint that the answer names, or refused by name; nothing is dropped
-silently. `parameter_table` says which.
+silently. `parameter_table` and `renamed_parameters` say which. A name that no table has is named in
+the answer as a hint is, or refused.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from gateway.api.generation_request import GenerationRequest
+from gateway.api.ignored import MAX_NAME_CHARS
 from gateway.api.parameter_table import (
     HARMLESS,
     HINTS,
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NOT_SERVED,
-    RENAMED,
     UNSET,
-    Fields,
 )
-from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request
+from gateway.api.validation import invalid_request, location
+from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 R = TypeVar("R", bound=GenerationRequest)
+M = TypeVar("M", bound=BaseModel)
+
+_SERVED_SOMEWHERE = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
+_LONGEST_TYPO = 64
+"""Characters; for a longer unknown name no similar one is looked for."""
 
 
 class Parsed(NamedTuple, Generic[R]):
-    """`hints` are the names of parameters that were accepted and mean nothing here."""
+    """A request as it is served.
+
+    Attributes:
+        hints: names of parameters that were accepted and have no effect here.
+        unknown: those of them that this server does not know at all.
+    """
 
     request: R
     hints: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
 
-def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
-    """Validates a JSON body. `strict` refuses hints.
+class SortedFields(NamedTuple):
+    """The fields of a body that a model has, and what became of all others.
 
+    Attributes:
+        served: what the model is to validate.
+        hints: names that were accepted and have no effect.
+        unknown: names that no table has.
+        renamed: by the name of a served field, what the client called it.
+    """
+
+    served: Fields
+    hints: list[str]
+    unknown: list[str]
+    renamed: dict[str, str]
+
+
+class Rules(TypedDict):
+    """What the settings say of parameters, as arguments of each protocol's `parse`."""
+
+    strict: bool
+    refuse_unknown: bool
+
+
+def rules(settings: Settings) -> Rules:
+    return {"strict": settings.strict_parameters, "refuse_unknown": settings.refuse_unknown}
+
+
+def parse(
+    model: type[R], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
+) -> Parsed[R]:
+    """Validate the JSON body of a request of OpenAI's.
+
+    `strict` refuses hints, and unknown names with them; `refuse_unknown` refuses those alone.
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
-    fields = model.model_fields
     # null means unset: the SDKs send it for parameters that are passed as None.
-    given = _flat(load_object(body)).items()
-    served: Fields = {name: value for name, value in given if value is not None}
-    others: Fields = {}
-    if not served.keys() <= fields.keys():
-        others = {name: served.pop(name) for name in [*served] if name not in fields}
+    given = {k: v for k, v in _flat(load_object(body)).items() if v is not None}
+    refuse_unknown = strict or refuse_unknown
+    served, hints, unknown, renamed = sort_fields(
+        model, given, strict=strict, refuse_unknown=refuse_unknown
+    )
     for name in UNSET.keys() & served.keys():
         if _is_one_of(served[name], UNSET[name]):
             del served[name]
-    renamed: dict[str, str] = {}
-    hints = []
-    for name, value in others.items():
-        if name in RENAMED and RENAMED[name].fits(model):
-            _rename(name, value, served, renamed)
-        elif name in HINTS and not strict:
-            hints.append(name)
-        elif name not in HARMLESS:
-            _check_not_served(model, name, value)
     try:
-        request = model.model_validate(served)
+        request, nested = validate(model, served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
         raise _as_written(invalid_request(error), renamed) from None
+    unknown += nested
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
             "stream_options may only be set together with stream.", param="stream_options"
@@ -79,7 +115,72 @@ def parse(model: type[R], body: bytes, *, strict: bool = False) -> Parsed[R]:
                 )
             hints.append("tools.function.strict")
         hints += uncallable_tools(request, strict=strict)
-    return Parsed(request, tuple(hints))
+    return Parsed(request, (*hints, *unknown), tuple(unknown))
+
+
+def sort_fields(
+    model: type[BaseModel],
+    given: Fields,
+    *,
+    strict: bool,
+    refuse_unknown: bool,
+    without_effect: Collection[str] = (),
+) -> SortedFields:
+    """Sort the fields of a body by what becomes of each.
+
+    Args:
+        model: whose fields are served.
+        given: the body; fields that `model` lacks are taken out of it.
+        strict: refuse hints.
+        refuse_unknown: refuse names that no table has.
+        without_effect: further names that have no effect at this endpoint.
+
+    Raises:
+        InvalidRequest: A value cannot be read, or a name is unknown.
+        UnsupportedParameter: A field would change the answer and is not served.
+    """
+    hints: list[str] = []
+    unknown: list[str] = []
+    renamed: dict[str, str] = {}
+    fields = model.model_fields
+    if given.keys() <= fields.keys():
+        return SortedFields(given, hints, unknown, renamed)
+    others = {name: given.pop(name) for name in [*given] if name not in fields}
+    for name, value in others.items():
+        if value is None or name in HARMLESS:
+            continue
+        if name in RENAMED and RENAMED[name].fits(model):
+            _rename(name, value, given, renamed)
+            found = [*RENAMED[name].hints(value)]
+            if found and strict:
+                raise _unsupported(found[0])
+            hints += found
+            unknown += _unknown_members(name, value, refuse_unknown=refuse_unknown)
+        elif (name in HINTS and not strict) or name in without_effect:
+            hints.append(name)
+        elif name in _SERVED_SOMEWHERE or name in NOT_SERVED or name in HINTS or name in RENAMED:
+            _check_neutral(model, name, value)
+        elif refuse_unknown:
+            raise _unrecognized(name, model)
+        else:
+            unknown.append(_cut(name))
+    return SortedFields(given, hints, unknown, renamed)
+
+
+def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[str]]:
+    """Return the fields as `model`, and the paths of unknown names within them.
+
+    Raises ValidationError, for unknown names too where these are refused.
+    """
+    try:
+        return model.model_validate(fields), []
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+        if refuse_unknown or not unknown:
+            raise
+    paths = [_cut(".".join(map(str, location(problem)))) for problem in unknown]
+    return model.model_validate(fields, extra="ignore"), paths
 
 
 def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
@@ -107,13 +208,15 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
 
 
 def _flat(data: Fields) -> Fields:
-    """Ollama has a place of its own, `options`, for all that is not OpenAI's."""
-    options = data.pop("options", None)
-    if options is None:
-        return data
-    if not isinstance(options, dict):
-        raise InvalidRequest("options: Input should be an object.", param="options")
-    return options | {name: value for name, value in data.items() if value is not None}
+    """Move the members of containers beside them; what stands there already counts."""
+    for container in CONTAINERS:
+        members = data.pop(container, None)
+        if members is None:
+            continue
+        if not isinstance(members, dict):
+            raise InvalidRequest(f"{container}: Input should be an object.", param=container)
+        data = members | {name: value for name, value in data.items() if value is not None}
+    return data
 
 
 def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> None:
@@ -145,14 +248,42 @@ def _as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidReques
     return InvalidRequest(f"{name} is read as {error.message}", param=name)
 
 
-def _check_not_served(model: type[R], name: str, value: Any) -> None:
-    """Raises UnsupportedParameter and InvalidRequest unless it asks for nothing."""
-    here = NEUTRAL_CHAT if issubclass(model, ChatCompletionRequest) else NEUTRAL_COMPLETION
-    neutral = NOT_SERVED.get(name)
-    if neutral is None and name not in here and name not in HINTS and name not in RENAMED:
-        raise InvalidRequest(f"Unrecognized request argument: {name}.", param=name)
-    if not _is_one_of(value, (*(neutral or ()), *here.get(name, ()))):
-        raise UnsupportedParameter(f"{name} is not supported by this server.", param=name)
+def _check_neutral(model: type[BaseModel], name: str, value: Any) -> None:
+    """Raise UnsupportedParameter unless the value asks for nothing."""
+    here: Mapping[str, tuple[Any, ...]] = NEUTRAL_CHAT
+    if issubclass(model, CompletionRequest):
+        here = NEUTRAL_COMPLETION
+    if not _is_one_of(value, (*NOT_SERVED.get(name, ()), *here.get(name, ()))):
+        raise _unsupported(name)
+
+
+def _unsupported(name: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"{name} is not supported by this server.", param=name)
+
+
+def _unrecognized(name: str, model: type[BaseModel]) -> InvalidRequest:
+    """Return the refusal of an unknown name, with a known one that is similar."""
+    similar: list[str] = []
+    if len(name) <= _LONGEST_TYPO:
+        similar = get_close_matches(name, [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
+    meant = f" Did you mean {similar[0]}?" if similar else ""
+    return InvalidRequest(f"Unrecognized request argument: {name}.{meant}", param=name)
+
+
+def _unknown_members(name: str, value: Any, *, refuse_unknown: bool) -> list[str]:
+    """Return the paths of an object's unknown members. Raises InvalidRequest where refused."""
+    known = RENAMED[name].members
+    if known is None or not isinstance(value, dict):
+        return []
+    found = [_cut(f"{name}.{member}") for member in value if member not in known]
+    if found and refuse_unknown:
+        raise InvalidRequest(f"Unrecognized request argument: {found[0]}.", param=found[0])
+    return found
+
+
+def _cut(name: str) -> str:
+    """Return a client's name for something, no longer than is shown."""
+    return name[: MAX_NAME_CHARS + 1]
 
 
 def _is_one_of(value: Any, options: tuple[Any, ...]) -> bool:
@@ -160,5 +291,5 @@ def _is_one_of(value: Any, options: tuple[Any, ...]) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """As JSON has it: 1 is 1.0. For Python it is True as well."""
+    """Return True for equal values of JSON: 1 is 1.0. For Python it is True as well."""
     return one == other and isinstance(one, bool) is isinstance(other, bool)

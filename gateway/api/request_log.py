@@ -38,7 +38,10 @@ _LEFT = status_of(ClientDisconnected())
 _BY_DEADLINE = (ClientDeadline, ClientDeadlineTooNear)
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 # Asked every few seconds by machines.
-_UNTRACED = {"/health", "/health/live", "/health/ready", "/metrics", "/ping"}
+_UNTRACED = {
+    *("/health", "/health/live", "/health/ready", "/healthz", "/metrics", "/ping"),
+    *("/v1/health/ready", "/v2/health/ready"),
+}
 
 
 class RequestLog:

@@ -225,10 +225,15 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """The tools as chat templates take them; None when none may be called."""
-        if not self.tools or self.tool_choice == "none":
+        """The tools as chat templates take them, whatever `tool_choice` is; None without tools."""
+        if not self.tools:
             return None
         return [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
+
+    @property
+    def allows_calls(self) -> bool:
+        """Whether the answer may call a tool, by itself or because it is forced to."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def strict_unenforced(self) -> str | None:
@@ -259,7 +264,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def _tools_may_be_called(self) -> bool:
-        return bool(self.tools) and self.forced is None and self.tool_choice != "none"
+        return self.allows_calls and self.forced is None
 
     @property
     def _formatted(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 from fastapi import Request
 from starlette.responses import Response
 
+from gateway.api import ignored
 from gateway.api.answers import Body, Collector
 from gateway.api.auth import tenant_of
 from gateway.api.chunks import UsageFrames
@@ -109,7 +110,8 @@ async def prepared(
     async with Intake(request, tenant) as intake:
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
-            wanted, hints = await intake.read(parse)
+            wanted, hints, unknown = await intake.read(parse)
+            service.metrics.count_unknown_parameters(unknown)
             try:
                 if settle is not None:
                     wanted = await settle(intake, tenant, wanted)
@@ -138,9 +140,13 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
+    tools = wanted.offered_tools
+    # With `tool_choice: none` the tools stay: the prompt then shares the cached prefix of `auto`.
+    if tools and not wanted.allows_calls and chat.excludes_uncallable_tools:
+        tools = None
     prompt = chat.render(
         messages,
-        wanted.offered_tools,
+        tools,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
@@ -155,7 +161,7 @@ def _message_form(
     """How to read the answer; None when it is plain text."""
     tools = None
     guided_calls = wanted.forced or wanted.either
-    if wanted.offered_tools:
+    if wanted.allows_calls:
         tools = chat.tool_form
         if tools is None and wanted.forced is None:
             raise UnsupportedParameter(
@@ -171,8 +177,8 @@ def _message_form(
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
-    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    # These stay for as long as the answer is generated. Guided calls are JSON, which has the types
+    # of their arguments.
     typed = wanted.tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
@@ -276,7 +282,7 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
     if prepared.hints:
-        headers["x-ignored-parameters"] = ", ".join(prepared.hints)
+        headers |= ignored.headers_of(prepared.hints)
     return headers
 
 

@@ -257,6 +257,12 @@ class Settings(BaseSettings):
         description="Whether parameters that mean nothing here (Ollama's `num_ctx`, say) get 400; "
         "else the answer names them in `x-ignored-parameters`.",
     )
+    unknown_parameters: Literal["tell", "refuse"] = Field(
+        "tell",
+        description="What becomes of a parameter whose name this server does not know: tell names "
+        "it in `x-ignored-parameters` and counts it by name, refuse answers 400. "
+        "GATEWAY_STRICT_PARAMETERS refuses such names, too.",
+    )
     max_prompt_logits_bytes: int = Field(
         2**30,
         gt=0,
@@ -281,6 +287,11 @@ class Settings(BaseSettings):
         description="Whether control tokens that stand in messages and tools, such as <|im_end|>, "
         "are those tokens, so that who writes a message can end its turn and begin another; else "
         "they are text. Prompts of /v1/completions hold whatever tokens they name.",
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        False,
+        description="Whether `tool_choice: none` removes the tools from the prompt. Off, the "
+        "prompt is that of `auto`, which keeps its cached prefix, and an answer is text.",
     )
     config: Path | None = Field(
         None,
@@ -422,6 +433,11 @@ class Settings(BaseSettings):
         "http://127.0.0.1:4318, for traces. Needs the extra `otel`; headers, sampling and the rest "
         "are in OpenTelemetry's own OTEL_* variables.",
     )
+
+    @property
+    def refuse_unknown(self) -> bool:
+        """Whether a parameter whose name is unknown gets 400."""
+        return self.strict_parameters or self.unknown_parameters == "refuse"
 
     @property
     def triton_endpoints(self) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -26,6 +27,10 @@ from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.usage_log import Usage
 from gateway.triton.events import ColdSend
 
+# Clients choose these names: a bound for each keeps memory and the number of series bounded.
+_MAX_UNKNOWN_NAMES = 64
+_MAX_NAMES_OF_REQUEST = 16
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _STOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -227,6 +232,14 @@ class Metrics:
             "1 while the configuration file is wrong and an older one is in force.",
             registry=self.registry,
         )
+        self.unknown_parameters = Tallies(
+            "gateway_unknown_parameters_total",
+            "Parameters that this server does not know and that had no effect, by name; the first "
+            "64 names of a process are told apart, all else is `other`.",
+            ["parameter"],
+            self.registry,
+        )
+        self._unknown_names: set[str] = set()
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> ModelMetrics:
@@ -272,6 +285,16 @@ class Metrics:
     def count_reload(self, applied: bool) -> None:
         self.reloads.labels("applied" if applied else "refused").inc()
         self.configuration_refused.set(not applied)
+
+    def count_unknown_parameters(self, names: Sequence[str]) -> None:
+        """Count names that clients wrote, each under itself while there are few and it is plain."""
+        known = self._unknown_names
+        for name in names[:_MAX_NAMES_OF_REQUEST]:
+            if len(known) < _MAX_UNKNOWN_NAMES and _PLAIN_NAME.fullmatch(name):
+                known.add(name)
+            self.unknown_parameters.labels(name if name in known else "other").inc()
+        if left := len(names[_MAX_NAMES_OF_REQUEST:]):
+            self.unknown_parameters.labels("other").inc(left)
 
     def count_refusal(self, tenant: str, limit: str) -> None:
         self.rate_limited.labels(tenant, limit).inc()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeAlias, TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
-from gateway.generation import Options, TextPrompt
+from gateway.generation import MODEL_MAXIMUM, Options, TextPrompt
 from gateway.pipeline.refusals import Refusals
 from gateway.pipeline.text_prompt import Encode, fit_text, text_of_ids, text_prompt
 from gateway.scheduling.kinds import Kind
@@ -142,6 +142,8 @@ async def _fit(
     model = capabilities.text
     sent: str = ""
     given: Given
+    if options.truncate_prompt == MODEL_MAXIMUM:
+        options = replace(options, truncate_prompt=_most_kept(capabilities, options))
     truncate = options.truncate_prompt
     if not isinstance(prompt, list):
         given = prompt
@@ -222,6 +224,12 @@ async def _prompt_ids(
         param = _param(chat=chat)
         raise InvalidRequest(f"{param}: must have at least one token.", param=param)
     return ids
+
+
+def _most_kept(capabilities: ModelCapabilities, options: Options) -> int:
+    """Return how many tokens of a prompt leave room for the answer, at least one."""
+    room = capabilities.max_seq_len - (options.max_tokens or 1)
+    return max(1, min(longest_prompt(capabilities), room))
 
 
 def _kept(ids: Ids, most: int, options: Options) -> Ids:

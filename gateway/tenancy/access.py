@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -105,15 +105,27 @@ class Access:
         """Whether requests need no key."""
         return self._keys.tenants is None
 
-    def tenant(self, authorization: str | None) -> Tenant | None:
-        """Whose request it is, by its header; None where no key is needed.
+    def tenant(self, credentials: Sequence[str]) -> Tenant | None:
+        """Return the tenant of the first credential that is a key of this gateway.
 
-        Raises InvalidKey, and KeysUnavailable while it cannot be told whether a key is one.
+        Return None where no key is needed. `credentials` are values of an `Authorization` header.
+
+        Raises:
+            InvalidKey: No credential is a key.
+            KeysUnavailable: A credential cannot be checked now, and no other one is a key.
         """
         tenants = self._keys.tenants
         if tenants is None:
             return None
-        given = _presented(authorization)
+        refusals: list[InvalidKey | KeysUnavailable] = []
+        for given in _presented(credentials):
+            try:
+                return self._tenant_of(given, tenants)
+            except (InvalidKey, KeysUnavailable) as error:
+                refusals.append(error)
+        raise next((error for error in refusals if isinstance(error, KeysUnavailable)), refusals[0])
+
+    def _tenant_of(self, given: str, tenants: Mapping[str, Tenant]) -> Tenant:
         tenant = tenants.get(given)
         if tenant is None:
             return self._issued_to(given)
@@ -136,8 +148,11 @@ class Access:
         self.uses[record.id] = now - now % 60
         return tenant
 
-    def admin(self, authorization: str | None, address: str | None) -> str:
-        """Which admin asks: ``sha256:`` and the first 8 digits of the key's hash.
+    def admin(self, credentials: Sequence[str], address: str | None) -> str:
+        """Return which admin asks: ``sha256:`` and the first 8 digits of the key's hash.
+
+        One of `credentials` must be an admin's key. A request without one counts as one wrong key,
+        however many credentials it has.
 
         Raises SwitchedOff where there is no admin at all, InvalidKey for a wrong key, and
         TooManyWrongKeys when many came from this address. A right key is taken all the same: others
@@ -150,9 +165,9 @@ class Access:
                 "configuration file.",
                 setting="GATEWAY_ADMIN_KEY",
             )
-        given = _presented(authorization, "admin key")
-        if _is_one_of(given, admins):
-            return given[:_WHO]
+        for given in _presented(credentials, "admin key"):
+            if _is_one_of(given, admins):
+                return given[:_WHO]
         wrong = self._wrong.count(address)
         if wrong <= _WRONG_KEYS:
             raise InvalidKey("Incorrect admin key provided.")
@@ -160,13 +175,16 @@ class Access:
             log.warning("MORE THAN %d WRONG ADMIN KEYS in a minute from %s", _WRONG_KEYS, address)
         raise TooManyWrongKeys("Too many wrong admin keys came from this address.")
 
-    def is_admin(self, authorization: str | None) -> bool:
-        """Whether an admin asks, for what everybody may ask: another's key is not counted as wrong.
+    def is_admin(self, credentials: Sequence[str]) -> bool:
+        """Return True if an admin asks for what everybody may ask.
+
+        Another's key is not counted as wrong.
 
         No guesser gains by that: the keys have at least 32 characters.
         """
         try:
-            return _is_one_of(_presented(authorization), self._keys.admins)
+            given = _presented(credentials)
+            return any(_is_one_of(each, self._keys.admins) for each in given)
         except InvalidKey:
             return False
 
@@ -194,17 +212,21 @@ def _is_one_of(given: str, keys: Iterable[str]) -> bool:
     return any(hmac.compare_digest(given, key) for key in keys)
 
 
-def _presented(authorization: str | None, wanted: str = "API key") -> str:
-    """The hash of the key in a header. Raises InvalidKey when there is none."""
-    scheme, _, key = (authorization or "").partition(" ")
-    key = key.strip()
-    if scheme.lower() != "bearer" or not key:
+def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]:
+    """Return the hashes of the keys that a request presents. Raises InvalidKey without any."""
+    keys = []
+    for credential in credentials:
+        scheme, _, key = credential.partition(" ")
+        if scheme.lower() == "bearer" and (key := key.strip()):
+            keys.append(key)
+    if not keys:
         raise InvalidKey(
             f"You didn't provide an {wanted}; send it in the header `Authorization: Bearer KEY`."
         )
-    if len(key) > _MAX_KEY:
+    hashes = [key_hash(key) for key in keys if len(key) <= _MAX_KEY]
+    if not hashes:
         raise InvalidKey(f"Incorrect {wanted} provided.")
-    return key_hash(key)
+    return hashes
 
 
 class KeysLatch:

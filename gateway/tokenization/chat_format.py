@@ -58,11 +58,13 @@ class ChatFormat:
         tool_form: Form | None = None,
         reasoning_tags: Tags | None = None,
         control_tokens_in_messages: bool = False,
+        excludes_uncallable_tools: bool = False,
         stop_ids: tuple[int, ...] = (),
     ) -> None:
         """`special` are the tokenizer's own tokens by their names there. A `tool_form`, or
         `reasoning_tags`, of None is guessed from the template, and may still be None then.
         `stop_ids` end its turns, besides the model's end-of-sequence ids.
+        `excludes_uncallable_tools` keeps tools out of a prompt whose answer may call none.
 
         Raises TemplateError for what is no template.
         """
@@ -74,6 +76,7 @@ class ChatFormat:
         self.tool_form = tool_form or guess_form(source or "")
         self.reasoning_tags = reasoning_tags or guess_tags(source or "")
         self.stop_ids = stop_ids
+        self.excludes_uncallable_tools = excludes_uncallable_tools
         self._control = None
         if not control_tokens_in_messages:
             # Templates look for the tags of thoughts in what clients send back, to cut those.

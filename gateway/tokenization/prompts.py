@@ -58,6 +58,7 @@ class Prompts:
         *,
         reasoning_parser: ReasoningParser | None = None,
         control_tokens_in_messages: bool = False,
+        excludes_uncallable_tools: bool = False,
         fingerprint: bytes = b"",
     ) -> None:
         """`tool_form` None is guessed from the chat template, and may still be None then; so are
@@ -80,7 +81,10 @@ class Prompts:
         }
         self._source = default_template(config.get("chat_template"))
         self._format = partial(
-            ChatFormat, tokenizer, control_tokens_in_messages=control_tokens_in_messages
+            ChatFormat,
+            tokenizer,
+            control_tokens_in_messages=control_tokens_in_messages,
+            excludes_uncallable_tools=excludes_uncallable_tools,
         )
         self.chat = self._format(
             self._source,
@@ -101,6 +105,7 @@ class Prompts:
         *,
         reasoning_parser: ReasoningParser | None = None,
         control_tokens_in_messages: bool = False,
+        excludes_uncallable_tools: bool = False,
     ) -> Prompts:
         """Reads a Hugging Face tokenizer folder.
 
@@ -123,6 +128,7 @@ class Prompts:
                 tool_form,
                 reasoning_parser=reasoning_parser,
                 control_tokens_in_messages=control_tokens_in_messages,
+                excludes_uncallable_tools=excludes_uncallable_tools,
                 fingerprint=_fingerprint(folder),
             )
 

@@ -6,7 +6,6 @@ So this module is imported where logits have come, in the thread that works on t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,19 +23,30 @@ _BLOCK = 512
 _LEAST = np.float32(-9999.0)
 
 
-def top_logprobs(
-    raw: bytes, datatype: str, shape: Sequence[int], rows: int, count: int, temperature: float
-) -> list[list[tuple[int, float]]]:
-    """The `count` likeliest (token id, log probability) of the first `rows` tokens.
+def generated_logprobs(
+    raw: bytes,
+    datatype: str,
+    shape: Sequence[int],
+    ids: Sequence[int],
+    count: int,
+    temperature: float,
+) -> list[TokenLogprob]:
+    """Return the log probabilities of generated tokens, each with the `count` likeliest ones.
+
+    All values of a token come from the same logits. The engine's own value may differ from its
+    entry among the likeliest ones: logits are as they were before penalties, and may be of half
+    precision.
 
     `raw` are `generation_logits` of one streamed response, [1, tokens, 1, vocabulary], FP32, FP16
     or BF16. As with the engine's own log probabilities, the logits are divided by the temperature
     before the softmax over the whole vocabulary.
     """
     found = []
-    for row in islice(_rows(raw, datatype, shape[-1]), rows):
+    for token_id, row in zip(ids, _rows(raw, datatype, shape[-1]), strict=False):
         logits = row if temperature in (0.0, 1.0) else row / np.float32(temperature)
-        found.append(_best(logits, _log_softmax(logits), count))
+        values = _log_softmax(logits)
+        best = tuple(_best(logits, values, count))
+        found.append(TokenLogprob(token_id, float(values(logits[token_id])), best))
     return found
 
 

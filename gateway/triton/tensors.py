@@ -7,6 +7,7 @@ data types are those that the served model declares. Raw contents are little-end
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 
@@ -255,7 +256,7 @@ def token_delta(
     ids: list[int] = []
     length: int | None = None
     values: list[float] = []
-    top: list[list[tuple[int, float]]] = []
+    logits: tuple[bytes, str, Sequence[int]] | None = None
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
         if tensor.name == "output_ids":
             ids = array("i", raw).tolist()
@@ -264,14 +265,7 @@ def token_delta(
         elif tensor.name == "output_log_probs":
             values = array("f", raw).tolist()
         elif tensor.name == "generation_logits" and generation.params.logprobs:
-            sampling = generation.params.sampling
-            count, temperature = generation.params.logprobs, sampling.temperature
-            if sampling.greedy:
-                temperature = 1.0  # none was sent
-            # In a thread, so that numpy (20 MiB) is loaded there, and where it is needed alone.
-            from gateway.triton.logits import top_logprobs  # noqa: PLC0415
-
-            top = top_logprobs(raw, tensor.datatype, tensor.shape, len(ids), count, temperature)
+            logits = raw, tensor.datatype, tensor.shape
     if length is not None:
         ids = ids[:length]
     if not capabilities.decoupled:
@@ -281,14 +275,24 @@ def token_delta(
     stats = engine_stats(response, capabilities) if generation.params.usage else None
     if generation.params.logprobs is None:
         return TokenDelta(ids, final, stats)
+    if logits is not None:
+        return TokenDelta(ids, final, stats, _of_logits(*logits, ids, generation))
     # The engine repeats the log probabilities of all tokens so far: the last are the new ones.
     new = values[len(values) - len(ids) :]
-    alternatives = top or [[]] * len(ids)
-    entries = [
-        TokenLogprob(token_id, value, tuple(others))
-        for token_id, value, others in zip(ids, new, alternatives, strict=False)
-    ]
+    entries = [TokenLogprob(token_id, value) for token_id, value in zip(ids, new, strict=False)]
     return TokenDelta(ids, final, stats, entries)
+
+
+def _of_logits(
+    raw: bytes, datatype: str, shape: Sequence[int], ids: list[int], generation: Generation
+) -> list[TokenLogprob]:
+    # In a thread, so that numpy (20 MiB) is loaded there, and where it is needed alone.
+    from gateway.triton.logits import generated_logprobs  # noqa: PLC0415
+
+    sampling = generation.params.sampling
+    temperature = 1.0 if sampling.greedy else sampling.temperature  # of greedy none was sent
+    count = generation.params.logprobs or 0
+    return generated_logprobs(raw, datatype, shape, ids, count, temperature)
 
 
 def _builder(capabilities: ModelCapabilities, request_id: str) -> RequestBuilder:

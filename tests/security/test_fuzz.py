@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from pydantic import BaseModel
 
-from gateway.api.parameter_table import HINTS, NOT_SERVED, RENAMED
+from gateway.api.parameter_table import HINTS, NOT_SERVED
+from gateway.api.renamed_parameters import RENAMED
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from ops.commands.up import DEMO_MODEL

@@ -121,11 +121,6 @@ def test_a_call_that_must_happen(claude: anthropic.Anthropic, ask: Any, choice: 
     assert answer.stop_reason == "tool_use"
 
 
-def test_no_call_is_made_where_none_may_be(claude: anthropic.Anthropic) -> None:
-    answer = create(claude, messages=WEATHER, tools=TOOLS, tool_choice={"type": "none"})
-    assert [block.type for block in answer.content] == ["text"]
-
-
 @pytest.mark.parametrize("ask", [create, streamed])
 def test_stop_reasons(claude: anthropic.Anthropic, ask: Any) -> None:
     count = [{"role": "user", "content": "Count from 1 to 20"}]

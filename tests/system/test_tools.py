@@ -109,12 +109,6 @@ def test_tools_that_are_not_needed_are_not_called(client: openai.OpenAI) -> None
     assert answer.finish_reason == "stop"
 
 
-def test_none_offers_no_tools(client: openai.OpenAI) -> None:
-    message, finish = _ask(client, tool_choice="none")
-    assert message.tool_calls is None
-    assert finish == "stop"
-
-
 def test_a_call_cut_by_length_ends_with_length(client: openai.OpenAI) -> None:
     message, finish = _ask(client, max_tokens=12)
     assert finish == "length"

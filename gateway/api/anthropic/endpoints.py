@@ -8,11 +8,13 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from gateway.api import ignored
 from gateway.api.anthropic.answer_schemas import Message, MessageError, StreamEvent, TokenCount
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
 from gateway.api.anthropic.requests import Chat, MessagesRequest, Prompt, as_written, parse
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
+from gateway.api.parameters import rules
 from gateway.api.request_log import Handler, service_of
 from gateway.api.routing import BODY, Router, Schema, needs, reference, refusals
 from gateway.api.serving import prepared, respond
@@ -52,7 +54,7 @@ def _streamed() -> Schema:
 )
 async def messages(request: Request) -> Response:
     service = service_of(request.scope)
-    read = partial(parse, MessagesRequest, strict=service.settings.strict_parameters)
+    read = partial(parse, MessagesRequest, **rules(service.settings))
     ready = await prepared(request, read, prompt_of, _answer, as_written=as_written)
     return await respond(request, ready, ANTHROPIC)
 
@@ -69,7 +71,10 @@ async def count_tokens(request: Request) -> Response:
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
-            wanted, _ = await intake.read(partial(parse, Prompt))
+            refuse_unknown = service.settings.refuse_unknown
+            parsed = await intake.read(partial(parse, Prompt, refuse_unknown=refuse_unknown))
+            wanted = parsed.request
+            service.metrics.count_unknown_parameters(parsed.unknown)
             try:
                 route = service.access.route(service.router, tenant, wanted.model)
                 chat = service.prompts.chat_of(route.chat_template)
@@ -81,7 +86,9 @@ async def count_tokens(request: Request) -> Response:
             check_text(service.prompts, longest, str(prompt), param="messages")
             name = tenant.name if tenant else ""
             ids = await service.prompts.encode(prompt, add_special_tokens=False, tenant=name)
-    return Response(orjson.dumps({"input_tokens": len(ids)}), media_type="application/json")
+    headers = ignored.headers_of(parsed.hints)
+    told = orjson.dumps({"input_tokens": len(ids)})
+    return Response(told, media_type="application/json", headers=headers)
 
 
 HOT: dict[str, Handler] = {"/v1/messages": messages}

@@ -22,7 +22,7 @@ from gateway.api.anthropic.tools import (
 from gateway.api.field_types import StopStrings, Whole
 from gateway.api.hosted_tools import name_hosted
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, uncallable_tools
+from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
@@ -127,6 +127,12 @@ class MessagesRequest(Prompt):
     stream: bool | None = None
     # Without effect on the answer.
     metadata: dict[str, Any] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    betas: list[str] | None = None
+    billing_policy: dict[str, Any] | None = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
     service_tier: str | None = None
     diagnostics: dict[str, Any] | None = None
     # What would have an effect, and is not served.
@@ -160,28 +166,39 @@ class Chat(ChatCompletionRequest):
         return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
 
 
-def parse(model: type[Prompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
-    """Validates a JSON body. `strict` refuses hints.
+def parse(
+    model: type[Prompt], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
+) -> Parsed[Chat]:
+    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
+    refuse_unknown = strict or refuse_unknown
+    given = sort_fields(
+        model,
+        load_object(body or b"{}"),
+        strict=strict,
+        refuse_unknown=refuse_unknown,
+        without_effect=() if model is MessagesRequest else MessagesRequest.model_fields.keys(),
+    )
     try:
-        wanted = model.model_validate(load_object(body or b"{}"))
+        wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
         raise invalid_request(error, tagged=_TAGGED) from None
+    unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.chat().items() if value is not None}
     try:
         chat = Chat.model_validate(fields)
     except ValidationError as error:
         raise as_written(invalid_request(error)) from None
-    hints = [*wanted.hints]
+    hints = [*given.hints, *wanted.hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
         param = hints[0].partition("=")[0]
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
     hints += uncallable_tools(chat, strict=strict)
-    return Parsed(chat, tuple(hints))
+    return Parsed(chat, (*hints, *unknown), unknown)
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.auth import Admin, Auditor
+from gateway.api.auth import Admin, Auditor, credentials_of
 from gateway.api.console.answer_schemas import State
 from gateway.api.console.looks import Console
 from gateway.api.request_log import exchange_of
@@ -50,16 +51,16 @@ async def state(request: Request, _: Admin) -> Response:
 async def events(request: Request, service: Admin, _: Auditor) -> Response:
     console: Console = request.app.state.console
     console.enter()
-    return _Following(service, console, request.headers.get("authorization"))
+    return _Following(service, console, credentials_of(request.scope))
 
 
 class _Following(Response):
     """Ends when the client leaves, when its key is an admin's no more, and with the gateway."""
 
-    def __init__(self, service: Service, console: Console, authorization: str | None) -> None:
+    def __init__(self, service: Service, console: Console, credentials: Sequence[str]) -> None:
         self._service = service
         self._console = console
-        self._authorization = authorization
+        self._credentials = credentials
         self.status_code = 200
         self.background = None
         self.raw_headers = [*EVENT_HEADERS]
@@ -83,4 +84,4 @@ class _Following(Response):
 
     def _may_go_on(self) -> bool:
         service = self._service
-        return service.access.is_admin(self._authorization) and not service.replicas.draining
+        return service.access.is_admin(self._credentials) and not service.replicas.draining

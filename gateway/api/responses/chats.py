@@ -9,10 +9,10 @@ from pydantic import Field, SkipValidation, ValidationError
 
 from gateway.api.chat_tools import Tool
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, uncallable_tools
+from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import Item, ItemReference, MessageItem
-from gateway.api.responses.requests import ResponsePrompt
+from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
@@ -57,12 +57,30 @@ class Chat(ChatCompletionRequest):
         return _place(place, self.tool_places)
 
 
-def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> Parsed[Chat]:
-    """Validates a JSON body. `strict` refuses hints.
+def parse(
+    model: type[ResponsePrompt],
+    body: bytes,
+    *,
+    strict: bool = False,
+    refuse_unknown: bool = False,
+) -> Parsed[Chat]:
+    """Validate a JSON body. `strict` refuses hints, `refuse_unknown` names that no table has.
 
     Raises InvalidRequest or UnsupportedParameter naming the parameter.
     """
-    asked = validated(model, body)
+    refuse_unknown = strict or refuse_unknown
+    fields = sort_fields(
+        model,
+        load_object(body or b"{}"),
+        strict=strict,
+        refuse_unknown=refuse_unknown,
+        without_effect=() if model is ResponseRequest else ResponseRequest.model_fields.keys(),
+    )
+    try:
+        asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
+    except ValidationError as error:
+        raise _invalid(error) from None
+    unknown = (*fields.unknown, *nested)
     own = asked.items
     if asked.continues:
         # What comes before these, and what references are to, is not known yet.
@@ -70,14 +88,14 @@ def parse(model: type[ResponsePrompt], body: bytes, *, strict: bool = False) -> 
     chat = chat_of(asked, own, complete=not asked.continues)
     if not asked.continues:
         check_outputs(own)
-    hints = [*asked.hints, *chat.tool_hints]
+    hints = [*fields.hints, *asked.hints, *chat.tool_hints]
     if chat.strict_unenforced:
         hints.append("tools.strict")
     if strict and hints:
         param = hints[0].partition("=")[0]
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
     hints += uncallable_tools(chat, strict=strict)
-    return Parsed(chat, tuple(hints))
+    return Parsed(chat, (*hints, *unknown), unknown)
 
 
 def validated(model: type[M], body: bytes) -> M:

@@ -9,8 +9,10 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
+from gateway.api import ignored
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
+from gateway.api.parameters import rules
 from gateway.api.request_log import Handler, context_of, service_of
 from gateway.api.responses.answer_schemas import InputTokens, ResponseObject, streamed
 from gateway.api.responses.answers import ResponseAnswer
@@ -43,7 +45,7 @@ _REFUSED = refusals(*BODY, 401, 403, 404, 429, 503, 504)
 )
 async def create(request: Request) -> Response:
     service = service_of(request.scope)
-    read = partial(parse, ResponseRequest, strict=service.settings.strict_parameters)
+    read = partial(parse, ResponseRequest, **rules(service.settings))
 
     keeping: Keeping | None = None
 
@@ -86,10 +88,11 @@ async def create(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     service = service_of(request.scope)
     tenant = tenant_of(request)
-    read = partial(parse, InputTokensRequest, strict=service.settings.strict_parameters)
+    read = partial(parse, InputTokensRequest, **rules(service.settings))
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
-            chat, _ = await intake.read(read)
+            chat, hints, unknown = await intake.read(read)
+            service.metrics.count_unknown_parameters(unknown)
             try:
                 ask = asked_by(request, tenant, intake)
                 chat, before, keeping = await settled(service, ask, chat)
@@ -99,7 +102,8 @@ async def input_tokens(request: Request) -> Response:
             except InvalidRequest as error:
                 raise as_written(error) from None
     told = {"object": "response.input_tokens", "input_tokens": count}
-    return Response(orjson.dumps(told), media_type="application/json")
+    headers = ignored.headers_of(hints)
+    return Response(orjson.dumps(told), media_type="application/json", headers=headers)
 
 
 async def _in_background(request: Request, ready: Prepared, keeping: Keeping) -> Response:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from gateway.api.field_types import StopString, StopStrings, Whole
+from gateway.api.field_types import Int64, StopString, StopStrings, Whole
 from gateway.api.messages import MOST_MESSAGES, Strict
 from gateway.api.responses.item_messages import brought_tools, chat_messages
 from gateway.api.responses.items import Item, ItemReference, MessageItem
@@ -137,7 +137,7 @@ class ResponseRequest(ResponsePrompt):
     stream_options: ResponseStreamOptions | None = None
     # What vLLM's clients send besides.
     top_k: Whole | None = Field(None, ge=-1, le=1024)
-    seed: Whole | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: Int64 | None = None
     stop: StopString | StopStrings | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
@@ -156,6 +156,9 @@ class ResponseRequest(ResponsePrompt):
     max_tool_calls: Whole | None = Field(None, ge=1)
     # Wishes that this server has nothing to do with.
     context_management: list[Any] | None = None
+    background_options: dict[str, Any] | None = None
+    access_programs: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
     # What needs answers to be kept.
     store: bool | None = None
     background: bool | None = None
@@ -187,8 +190,9 @@ class ResponseRequest(ResponsePrompt):
     @property
     def hints(self) -> Iterator[str]:
         yield from super().hints
-        if self.context_management:
-            yield "context_management"
+        for name in ("context_management", "background_options", "access_programs", "image"):
+            if getattr(self, name):
+                yield name
 
     def includes(self, what: Include) -> bool:
         return what in (self.include or ())

@@ -338,6 +338,12 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
             ({"authorization": f"Bearer {key}"}, 200),
             ({"x-api-key": key + "x"}, 401),
             ({}, 401),
+            # A program has the key of another server in one of the headers.
+            ({"x-api-key": key, "authorization": "Bearer sk-of-another-server"}, 200),
+            ({"x-api-key": key, "authorization": "Basic dTpw"}, 200),
+            ({"x-api-key": key, "authorization": f"Bearer {'x' * 600}"}, 200),
+            ({"x-api-key": "sk-of-another-server", "authorization": f"Bearer {key}"}, 200),
+            ({"x-api-key": key + "x", "authorization": "Bearer sk-of-another-server"}, 401),
         ):
             for path in ("/v1/messages", "/v1/messages/count_tokens"):
                 body = BODY if path == "/v1/messages" else {"model": "m", "messages": [QUESTION]}

@@ -6,9 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED, RENAMED
+from gateway.api.anthropic.requests import MessagesRequest
+from gateway.api.parameter_table import HARMLESS, HINTS, NOT_SERVED
 from gateway.api.parameters import Parsed, parse
+from gateway.api.renamed_parameters import RENAMED
+from gateway.api.responses.requests import InputTokensRequest, ResponseRequest
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.ids import TemplateIds
@@ -16,9 +20,11 @@ from gateway.parsers.tools.ids import TemplateIds
 USER = {"role": "user", "content": "hi"}
 
 
-def _chat(*, strict: bool = False, **fields: Any) -> Parsed[ChatCompletionRequest]:
-    body = {"model": "m", "messages": [USER]} | fields
-    return parse(ChatCompletionRequest, json.dumps(body).encode(), strict=strict)
+def _chat(
+    *, strict: bool = False, refuse_unknown: bool = False, **fields: Any
+) -> Parsed[ChatCompletionRequest]:
+    body = json.dumps({"model": "m", "messages": [USER]} | fields).encode()
+    return parse(ChatCompletionRequest, body, strict=strict, refuse_unknown=refuse_unknown)
 
 
 def _completion(**fields: Any) -> CompletionRequest:
@@ -54,6 +60,15 @@ def test_each_name_has_one_meaning() -> None:
             {"chat_template_kwargs": {"a": 1, "enable_thinking": False}},
         ),
         ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"think": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ({"think": "low"}, {"reasoning_effort": "low"}),
+        ({"thinking_budget": 0}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ({"thinking_token_budget": -1}, {}),
+        ({"random_seed": 5}, {"seed": 5}),
+        (
+            {"nvext": {"ignore_eos": True, "greed_sampling": True}},
+            {"ignore_eos": True, "temperature": 0},
+        ),
         ({"guided_choice": ["a"]}, {"structured_outputs": {"choice": ["a"]}}),
         ({"guided_json": {"type": "object"}}, {"structured_outputs": {"json": {"type": "object"}}}),
         ({"grammar": ""}, {}),
@@ -84,9 +99,10 @@ def test_what_others_call_a_thing(given: dict[str, Any], meant: dict[str, Any]) 
         ({"thinking": "hard"}, "thinking"),
         ({"enable_thinking": "false"}, "enable_thinking"),
         ({"reasoning": {"enabled": 0}}, "reasoning"),
-        ({"reasoning": {"max_tokens": 5}}, "reasoning"),
+        ({"reasoning": {"exclude": True}}, "reasoning"),
+        ({"thinking_budget": -2}, "thinking_budget"),
+        ({"nvext": [1]}, "nvext"),
         ({"options": [1]}, "options"),
-        ({"options": {"unheard_of": 1}}, "unheard_of"),
         ({"max_tokens": 30.5}, "max_tokens"),
         ({"n": -1}, "n"),
     ],
@@ -97,7 +113,119 @@ def test_what_cannot_be_meant_is_named_as_the_client_wrote_it(
     with pytest.raises(InvalidRequest) as caught:
         _chat(**given)
     assert caught.value.param == param
-    assert caught.value.message.startswith((param, "Unrecognized request argument: unheard_of"))
+    assert caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("given", "unknown"),
+    [
+        ({"next_months": 1}, "next_months"),
+        ({"options": {"next_months": 1}}, "next_months"),
+        ({"stream": True, "stream_options": {"next_months": 1}}, "stream_options.next_months"),
+        ({"reasoning": {"effort": "low", "next_months": 1}}, "reasoning.next_months"),
+        ({"response_format": {"type": "text", "next_months": 1}}, "response_format.next_months"),
+    ],
+)
+def test_an_unknown_name_is_told_or_refused(given: dict[str, Any], unknown: str) -> None:
+    found = _chat(**given)
+    assert (found.hints, found.unknown) == ((unknown,), (unknown,))
+    for rule in ({"strict": True}, {"refuse_unknown": True}):
+        with pytest.raises(InvalidRequest, match="next_months"):
+            _chat(**given, **rule)
+
+
+def test_an_unknown_name_is_told_beside_a_wrong_value_of_another() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _chat(stream=True, stream_options={"next_months": 1, "include_usage": "yes"})
+    assert caught.value.message.startswith("stream_options.include_usage")
+
+
+def test_a_refusal_names_a_similar_parameter() -> None:
+    with pytest.raises(InvalidRequest, match=r"temprature\. Did you mean temperature\?"):
+        _chat(temprature=1, refuse_unknown=True)
+
+
+def test_names_of_any_size_and_number_are_cut() -> None:
+    found = _chat(**{"x" * 10_000 + str(number): 1 for number in range(100)})
+    assert max(map(len, found.unknown)) < 250
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"think": True, "reasoning_format": "parsed", "reasoning_split": True},
+        {"think": "low", "request_id": "r", "vllm_xargs": {}, "cache_control": {}},
+        {"thinking": {"type": "adaptive"}, "mm_processor_kwargs": {}},
+        {"top_p_min": 0.0, "prompt_ignore_length": 0, "early_stopping": False, "top_k": 0},
+        {"stream": True, "stream_options": {"chunk_include_usage": True}},
+        {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]},
+    ],
+)
+def test_what_changes_nothing_is_accepted_without_a_word(given: dict[str, Any]) -> None:
+    assert _chat(**given, strict=True).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ({"thinking_budget": 100}, "thinking_budget"),
+        ({"nvext": {"max_thinking_tokens": 100}}, "max_thinking_tokens"),
+        ({"reasoning": {"max_tokens": 100}}, "reasoning.max_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
+        ({"nvext": {"agent_hints": {"osl": 1}}}, "agent_hints"),
+    ],
+)
+def test_a_wish_within_an_object_is_a_hint(given: dict[str, Any], hint: str) -> None:
+    assert _chat(**given).hints == (hint,)
+    assert _chat(**given).unknown == ()
+    with pytest.raises(UnsupportedParameter, match=hint):
+        _chat(**given, strict=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reasoning_format": "raw"},
+        {"vllm_xargs": {"a": 1}},
+        {"chat_template": "x"},
+        {"system": "Be brief."},
+        {"max_output_tokens": 5},
+        {"top_n_sigma": 1.0},
+        {"nvext": {"use_raw_prompt": True}},
+    ],
+)
+def test_what_would_change_an_answer_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedParameter):
+        _chat(**given)
+
+
+@pytest.mark.parametrize("model", [ResponseRequest, InputTokensRequest, MessagesRequest])
+def test_no_name_of_another_protocol_is_unknown_in_a_chat(model: type[BaseModel]) -> None:
+    chat = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
+    tables = HARMLESS | HINTS | RENAMED.keys() | NOT_SERVED.keys()
+    assert model.model_fields.keys() - chat - tables == set()
+
+
+@pytest.mark.parametrize("seed", [-(2**63) - 1, 2**63, 2**64, -(2**70), 1e30])
+def test_a_seed_outside_64_bits_is_refused_with_exact_limits(seed: float) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        _chat(seed=seed)
+    assert caught.value.message == (
+        "seed: Input should be an integer from -9223372036854775808 to 9223372036854775807."
+    )
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1, 5.0])
+def test_a_seed_of_64_bits_is_taken(seed: float) -> None:
+    assert _chat(seed=seed).request.seed == seed
+    assert _chat(random_seed=seed).request.seed == seed
+
+
+def test_a_length_of_minus_one_is_the_models_maximum() -> None:
+    assert _chat(truncate_prompt_tokens=-1).request.truncate_prompt_tokens == -1
+    for length in (0, -2):
+        with pytest.raises(InvalidRequest, match="at least 1, or -1"):
+            _chat(truncate_prompt_tokens=length)
 
 
 @pytest.mark.parametrize("name", sorted(HINTS))

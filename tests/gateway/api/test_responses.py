@@ -231,7 +231,6 @@ def test_items_of_hosted_tools_are_refused_by_their_place(kind: str) -> None:
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"truncation": "middle"}, "truncation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"unheard_of": 1}, "unheard_of"),
         ({"tools": [FUNCTION, FUNCTION, PATCH | {"name": "f"}]}, "tools[2].name"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         (
@@ -245,6 +244,12 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
         chat(**fields).guide()
     assert refused.value.param == param
     assert refused.value.message.startswith((f"{param}: ", "tool_choice forces"))
+
+
+@pytest.mark.parametrize("name", ["min_p", "messages", "max_tokens", "response_format"])
+def test_a_parameter_of_another_protocol_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=f"^{name} is not supported"):
+        chat(**{name: "anything"})
 
 
 JSON = st.recursive(

@@ -97,6 +97,23 @@ def test_wrong_keys_take_bounded_memory() -> None:
     assert len(wrong) == MAX_ADDRESSES
 
 
+def test_either_header_may_hold_an_admins_key(gateway: GatewayProcess) -> None:
+    other = "sk-of-another-server"
+    with gateway.client(other) as client:
+        assert client.get("/v1/adapters", headers={"x-api-key": FIRST}).status_code == 200
+    with gateway.client(SECOND) as client:
+        assert client.get("/v1/adapters", headers={"x-api-key": other}).status_code == 200
+
+
+def test_two_wrong_keys_in_a_request_are_one_guess(gateway: GatewayProcess) -> None:
+    with gateway.client("one-wrong-key") as client:
+        headers = {"x-api-key": "another-wrong-key"}
+        found = [
+            client.get("/v1/adapters", headers=headers).status_code for _ in range(TOLD_PLAINLY + 1)
+        ]
+    assert found == [401] * TOLD_PLAINLY + [429]
+
+
 def _call(gateway: GatewayProcess, key: str, method: str, path: str, **sent: Any) -> httpx.Response:
     with gateway.client(key) as client:
         return client.request(method, path, **sent)

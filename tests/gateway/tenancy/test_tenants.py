@@ -152,6 +152,13 @@ def test_the_most_output_tokens(gateway: GatewayProcess) -> None:
         assert answer.json()["choices"][0]["finish_reason"] == "length"
 
 
+def test_of_two_tenants_keys_authorization_counts(gateway: GatewayProcess) -> None:
+    headers = {"authorization": f"Bearer {NARROW}", "x-api-key": ACME}
+    with httpx.Client(base_url=gateway.url, headers=headers, timeout=PATIENCE_S) as client:
+        listed = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert listed == ["ja"]
+
+
 def test_admins_and_tenants_are_not_the_same(gateway: GatewayProcess) -> None:
     with gateway.client(ADMIN) as client:
         assert client.get("/v1/adapters").status_code == 200

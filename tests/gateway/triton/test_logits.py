@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gateway.triton.logits import token_logprobs, top_logprobs
+from gateway.triton.logits import generated_logprobs, token_logprobs
 
 Rows = npt.NDArray[np.float32]
 
@@ -38,10 +38,12 @@ def test_the_likeliest(datatype: str, vocabulary: int, count: int, temperature: 
     rows = np.random.default_rng(vocabulary).normal(0, 4, (3, vocabulary)).astype(np.float32)
     raw, exact = _raw(rows, datatype)
     shape = [1, 3, 1, vocabulary]
-    found = top_logprobs(raw, datatype, shape, 2, count, temperature)
+    found = generated_logprobs(raw, datatype, shape, [1, 2], count, temperature)
     assert len(found) == 2, "of so many as there are new tokens"
-    for row, best in zip(exact, found, strict=False):
-        values = _plainly(row, temperature or 1.0)
+    for row, entry in zip(exact, found, strict=False):
+        values, best = _plainly(row, temperature or 1.0), entry.top
+        assert entry.logprob == pytest.approx(values[entry.token_id], abs=1e-5)
+        assert entry.logprob == dict(best).get(entry.token_id, entry.logprob)
         # Of equal ones, which halves have many of, the first.
         expected = np.argsort(-row, kind="stable")[:count]
         assert [token_id for token_id, _ in best] == expected.tolist()
@@ -60,8 +62,8 @@ def test_the_likeliest(datatype: str, vocabulary: int, count: int, temperature: 
 )
 def test_the_likeliest_of_odd_rows(values: list[float], expected: list[int]) -> None:
     raw = np.array(values, np.float32).tobytes()
-    [best] = top_logprobs(raw, "FP32", [1, 1, 1, 1000], 1, 3, 1.0)
-    assert [token_id for token_id, _ in best] == expected
+    [entry] = generated_logprobs(raw, "FP32", [1, 1, 1, 1000], [0], 3, 1.0)
+    assert [token_id for token_id, _ in entry.top] == expected
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -81,12 +83,12 @@ def test_each_token_of_a_prompt_is_scored_by_the_logits_before_it(count: int) ->
 def test_what_cannot_be_has_a_log_probability_that_json_can_hold() -> None:
     """A guide, or a bad word, makes logits of minus infinity; OpenAI writes -9999.0."""
     row = np.array([-np.inf, *[0.0] * 998, -np.inf], np.float32).tobytes()
-    [best] = top_logprobs(row, "FP32", [1, 1, 1, 1000], 1, 1000, 1.0)
-    assert best[-2:] == [(0, -9999.0), (999, -9999.0)]
-    [cold] = top_logprobs(row, "FP32", [1, 1, 1, 1000], 1, 1000, 0.5)
-    assert cold[-2:] == best[-2:]
+    [warm] = generated_logprobs(row, "FP32", [1, 1, 1, 1000], [0], 1000, 1.0)
+    assert warm.top[-2:] == ((0, -9999.0), (999, -9999.0))
+    [cold] = generated_logprobs(row, "FP32", [1, 1, 1, 1000], [0], 1000, 0.5)
+    assert cold.top[-2:] == warm.top[-2:]
     [entry] = token_logprobs(row, "FP32", 1000, [999], 1000)
     assert (entry.logprob, entry.top[-1]) == (-9999.0, (999, -9999.0))
     likely = np.array([0.0, *[-60_000.0] * 999], np.float32).tobytes()
-    [best] = top_logprobs(likely, "FP32", [1, 1, 1, 1000], 1, 2, 1.0)
-    assert best == [(0, 0.0), (1, -9999.0)]
+    [entry] = generated_logprobs(likely, "FP32", [1, 1, 1, 1000], [1], 2, 1.0)
+    assert (entry.logprob, entry.top) == (-9999.0, ((0, 0.0), (1, -9999.0)))

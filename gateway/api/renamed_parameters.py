@@ -1,0 +1,193 @@
+"""Parameters that the gateway serves under another name, and how their values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from gateway.errors import InvalidRequest, UnsupportedParameter
+
+Fields = dict[str, Any]
+
+CONTAINERS = ("options", "nvext", "extra_body")
+"""Objects whose members count as parameters beside them: Ollama's, NVIDIA Dynamo's, and what
+OpenAI's Python package takes out of the object before it sends a request."""
+
+
+def _no_hints(_: Any) -> Iterable[str]:
+    return ()
+
+
+class Renamed(NamedTuple):
+    """What others call a field of this server.
+
+    Attributes:
+        place: the field, or the path of a member.
+        read: turns a value into fields. Raises InvalidRequest.
+        hints: names what of a value has no effect here.
+        members: all known members of an object as value; None for values without members.
+    """
+
+    place: str
+    read: Callable[[Any], Fields]
+    hints: Callable[[Any], Iterable[str]] = _no_hints
+    members: frozenset[str] | None = None
+
+    def fits(self, model: type[BaseModel]) -> bool:
+        return self.place.partition(".")[0] in model.model_fields
+
+
+def _field(name: str) -> Renamed:
+    return Renamed(name, lambda value: {name: value})
+
+
+def _guided(kind: str) -> Renamed:
+    """Return a guide's name. An empty guide is no guide."""
+
+    def read(value: Any) -> Fields:
+        return {} if value in ("", {}) else {"structured_outputs": {kind: value}}
+
+    return Renamed(f"structured_outputs.{kind}", read)
+
+
+def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
+    # Templates compare it with false, or ask whether it is empty: "false" would be neither.
+    if not isinstance(value, bool):
+        raise InvalidRequest(
+            f"{name}: Input should be a valid boolean.", param=name.partition(".")[0]
+        )
+    return {"chat_template_kwargs": {"enable_thinking": value}}
+
+
+def _think(value: Any) -> Fields:
+    if isinstance(value, str):
+        return {"reasoning_effort": value}
+    return _enable_thinking(value, "think")
+
+
+def _thinking(value: Any) -> Fields:
+    kind = value.get("type") if isinstance(value, dict) else value
+    fields = _THINKING.get(kind) if isinstance(kind, str | bool) else None
+    if fields is None:
+        raise UnsupportedParameter(
+            "thinking: allowed: true, false, and an object whose type is enabled, disabled, "
+            "adaptive or auto.",
+            param="thinking",
+        )
+    clear = value.get("clear_thinking") if isinstance(value, dict) else None
+    if clear is not None:
+        fields = {"chat_template_kwargs": {**fields.get("chat_template_kwargs", {})}}
+        fields["chat_template_kwargs"]["clear_thinking"] = clear
+    return fields
+
+
+_THINKING: Mapping[str | bool, Fields] = {
+    **dict.fromkeys((True, "enabled"), _enable_thinking(True)),
+    **dict.fromkeys((False, "disabled"), _enable_thinking(False)),
+    # The model decides, as it does where nothing is said.
+    "adaptive": {},
+    "auto": {},
+}
+
+
+def _thinking_hints(value: Any) -> Iterable[str]:
+    if isinstance(value, dict) and value.get("budget_tokens") is not None:
+        yield "thinking.budget_tokens"
+
+
+def _budget(name: str) -> Renamed:
+    """Return a name of the most tokens of thoughts: 0 turns them off, -1 sets no bound.
+
+    No engine bounds them, so any other number is a hint.
+    """
+
+    def read(value: Any) -> Fields:
+        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+            raise InvalidRequest(
+                f"{name}: Input should be a number of tokens, 0 or -1.", param=name
+            )
+        return _enable_thinking(False) if value == 0 else {}
+
+    def hints(value: Any) -> Iterable[str]:
+        return (name,) if value > 0 else ()
+
+    return Renamed("chat_template_kwargs.enable_thinking", read, hints)
+
+
+def _reasoning(value: Any) -> Fields:
+    if not isinstance(value, dict):
+        raise InvalidRequest("reasoning: Input should be an object.", param="reasoning")
+    if value.get("exclude"):
+        raise UnsupportedParameter(
+            "reasoning.exclude is not supported by this server.", param="reasoning"
+        )
+    effort, enabled = value.get("effort"), value.get("enabled")
+    fields = {} if effort is None else {"reasoning_effort": effort}
+    return fields if enabled is None else fields | _enable_thinking(enabled, "reasoning.enabled")
+
+
+def _reasoning_hints(value: Any) -> Iterable[str]:
+    for name in ("max_tokens", "summary", "generate_summary", "context", "mode"):
+        if value.get(name) is not None:
+            yield f"reasoning.{name}"
+
+
+def _format(value: Any) -> Fields:
+    if value in ("", {}):
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "format", "schema": value}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _greedy(value: Any) -> Fields:
+    return {"temperature": 0} if value is True else {}
+
+
+RENAMED: Mapping[str, Renamed] = {
+    "ebnf": _guided("grammar"),
+    "enable_thinking": Renamed("chat_template_kwargs.enable_thinking", _enable_thinking),
+    "format": Renamed("response_format", _format),
+    "grammar": _guided("grammar"),
+    "greed_sampling": Renamed("temperature", _greedy),
+    "guided_choice": _guided("choice"),
+    "guided_grammar": _guided("grammar"),
+    "guided_json": _guided("json"),
+    "guided_regex": _guided("regex"),
+    "json_schema": _guided("json"),
+    "max_new_tokens": _field("max_tokens"),
+    "max_thinking_tokens": _budget("max_thinking_tokens"),
+    "n_predict": _field("max_tokens"),
+    "num_predict": _field("max_tokens"),
+    "random_seed": _field("seed"),
+    "reasoning": Renamed(
+        "reasoning_effort",
+        _reasoning,
+        _reasoning_hints,
+        frozenset(
+            {
+                *("effort", "enabled", "exclude"),
+                *("max_tokens", "summary", "generate_summary", "context", "mode"),
+            }
+        ),
+    ),
+    "reasoning_budget": _budget("reasoning_budget"),
+    "regex": _guided("regex"),
+    "rep_pen": _field("repetition_penalty"),
+    "repeat_penalty": _field("repetition_penalty"),
+    "sampler_seed": Renamed("seed", lambda value: {} if value == -1 else {"seed": value}),
+    "stopping_strings": _field("stop"),
+    "think": Renamed("chat_template_kwargs.enable_thinking", _think),
+    "thinking": Renamed(
+        "chat_template_kwargs.enable_thinking",
+        _thinking,
+        _thinking_hints,
+        frozenset({"type", "budget_tokens", "clear_thinking"}),
+    ),
+    "thinking_budget": _budget("thinking_budget"),
+    "thinking_budget_tokens": _budget("thinking_budget_tokens"),
+    "thinking_token_budget": _budget("thinking_token_budget"),
+}

@@ -1,0 +1,112 @@
+"""Names that no table knows, through the door of each protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.metrics.metrics import Metrics
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, metric_of, running, save_tokenizer
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+USER = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi", "store": False},
+    "/v1/responses/input_tokens": {"input": "hi"},
+    "/v1/messages": {"messages": USER, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": USER},
+}
+COUNTED = "gateway_unknown_parameters_total"
+
+
+@pytest.fixture
+async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    engine = FakeTriton(tokens=ids_of(tmp_path, "hello"), fault=None, step=0)
+    async with serving(engine) as address:
+        yield address
+
+
+async def _ask(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Response:
+    return await client.post(path, json={"model": "m"} | BODIES[path] | fields)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_unknown_name_is_told_and_counted(
+    tmp_path: Path, endpoint: str, path: str
+) -> None:
+    async with running(tmp_path, endpoint) as (client, service, _):
+        answer = await _ask(client, path, next_months=1, **{"a\r\nset-cookie: b": 1})
+        assert answer.status_code == 200, answer.text
+        named = answer.headers["x-ignored-parameters"]
+        assert named == "next_months, a\\u000d\\u000aset-cookie:\\u0020b"
+        assert metric_of(service, COUNTED, parameter="next_months") == 1
+        assert metric_of(service, COUNTED, parameter="other") == 1
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "settings", [{"unknown_parameters": "refuse"}, {"strict_parameters": True}]
+)
+async def test_a_setting_refuses_it(
+    tmp_path: Path, endpoint: str, path: str, settings: dict[str, Any]
+) -> None:
+    async with running(tmp_path, endpoint, **settings) as (client, _, _):
+        answer = await _ask(client, path, next_months=1)
+        assert answer.status_code == 400
+        assert "next_months" in answer.json()["error"]["message"]
+
+
+async def test_other_servers_probes_and_preflights_of_private_networks(
+    tmp_path: Path, endpoint: str
+) -> None:
+    origin = "https://app.example"
+    async with running(tmp_path, endpoint, cors_origins=[origin]) as (client, _, _):
+        for path in ("/healthz", "/v1/health/ready", "/v2/health/ready", "/health"):
+            assert (await client.get(path)).status_code == 200
+        headers = {
+            "origin": origin,
+            "access-control-request-method": "POST",
+            "access-control-request-private-network": "true",
+        }
+        answer = await client.options("/v1/chat/completions", headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["access-control-allow-private-network"] == "true"
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert listed[0]["context_length"] == listed[0]["max_model_len"] == 64
+
+
+async def test_minus_one_cuts_a_prompt_to_what_the_model_takes(
+    tmp_path: Path, endpoint: str
+) -> None:
+    async with running(tmp_path, endpoint) as (client, _, _):
+        for limit, kept in ((None, 63), (10, 54)):
+            answer = await client.post(
+                "/v1/completions",
+                json={
+                    "model": "m",
+                    "prompt": "x" * 500,
+                    "truncate_prompt_tokens": -1,
+                    "max_tokens": limit,
+                },
+            )
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["prompt_tokens"] == kept
+
+
+def test_hostile_names_make_a_bounded_number_of_series() -> None:
+    metrics = Metrics()
+    for request in range(100):
+        metrics.count_unknown_parameters([f"n{request}_{n}" for n in range(40)])
+    [family] = [f for f in metrics.registry.collect() if f.name == COUNTED.removesuffix("_total")]
+    counted = [s for s in family.samples if s.name == COUNTED]
+    assert len(counted) == 65
+    assert sum(sample.value for sample in counted) == 4000
