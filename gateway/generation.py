@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from adapters.adapter import Converted, Dtype
 from gateway.deltas import FinishReason, TextDelta, TokenLogprob
@@ -164,6 +164,21 @@ class Caller:
 ANYBODY = Caller()
 
 
+class Unenforced(NamedTuple):
+    """The keywords of a guide's schema that are not enforced.
+
+    Attributes:
+        names: the first ones, by the client's names for their places.
+        more: how many there are beside those.
+    """
+
+    names: tuple[str, ...] = ()
+    more: int = 0
+
+
+ENFORCED = Unenforced()
+
+
 @dataclass(slots=True, kw_only=True)
 class Options:
     """A validated request but for its prompts; `max_tokens` None is no limit.
@@ -196,8 +211,7 @@ class Options:
     """What the guide is made of: each part alone, with the parameter that it is of, for errors."""
     looser_guide: Guide | None = None
     """What to be content with where no engine can enforce the guide."""
-    unenforced: tuple[str, ...] = ()
-    """The keywords of the guide's schemas that are not enforced, as header text."""
+    unenforced: Unenforced = ENFORCED
     logprobs_param: str = "logprobs"
     """The parameter that asked for log probabilities, for errors."""
     caller: Caller = field(default_factory=lambda: ANYBODY)
@@ -321,8 +335,7 @@ class Batch:
     caller: Caller
     timeout_s: float
     deadline: float
-    unenforced: tuple[str, ...] = ()
-    """The keywords of the guide's schemas that are not enforced, as header text."""
+    unenforced: Unenforced = ENFORCED
     meter: Meter = field(default_factory=Meter)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     """Of the tokens of prompts, by the place of the generation that shows them."""

@@ -17,13 +17,13 @@ _MORE_CHARS = len(", and 200000 more")
 _UNSAFE = re.compile(r"[^!-~]|[,\\]")
 
 
-def headers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the header, or nothing where there are no names."""
-    value = format_names(names)
+def headers_of(names: Iterable[str], more: int = 0) -> dict[str, str]:
+    """Return the header, or nothing where there are no names; `more` counts further ones."""
+    value = format_names(names, more)
     return {HEADER: value} if value else {}
 
 
-def format_names(names: Iterable[str]) -> str:
+def format_names(names: Iterable[str], more: int = 0) -> str:
     """Return the value of the header: distinct names, comma-separated, then `and N more`.
 
     The value is visible ASCII and spaces, of at most `MAX_HEADER_CHARS` characters.
@@ -36,7 +36,7 @@ def format_names(names: Iterable[str]) -> str:
         if size > MAX_HEADER_CHARS - _MORE_CHARS:
             break
         shown.append(written)
-    if left := len(distinct) - len(shown):
+    if left := len(distinct) - len(shown) + more:
         shown.append(f"and {left} more")
     return ", ".join(shown)
 

@@ -122,7 +122,7 @@ async def prepared(
                 if as_written is None:
                     raise
                 raise as_written(error) from None
-            ready.hints = (*hints, *ready.batch.unenforced)
+            ready.hints = hints
             return ready
 
 
@@ -281,8 +281,10 @@ def headers_of(prepared: Prepared) -> dict[str, str]:
     headers = rate_headers(prepared.account.quotas)
     if prepared.adapter_version:
         headers["x-adapter-version"] = prepared.adapter_version
-    if prepared.hints:
-        headers |= ignored.headers_of(prepared.hints)
+    unenforced = prepared.batch.unenforced
+    if prepared.hints or unenforced.names:
+        names = (*prepared.hints, *unenforced.names)
+        headers |= ignored.headers_of(names, unenforced.more)
     return headers
 
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import Guide, Options
+from gateway.generation import Guide, Options, Unenforced
 from gateway.guiding.process import GuideProcess
 from gateway.tokenization.turns import TurnThread
 from guides.kinds import MAX_CHARS, Backend, Verdict
@@ -22,7 +22,6 @@ _WAITING, _WAITING_OF_ONE = 16 * 2**20, 4 * 2**20
 _KEPT, _KEPT_CHARS = 4096, 16 * 2**20
 # So many parts of a guide are looked at for the one that is wrong: each takes a turn.
 _PARTS = 8
-_MAX_NAME_CHARS = 200
 
 
 class GuideCheck:
@@ -64,8 +63,7 @@ class GuideCheck:
             found = await self._verdict(guide, backend, caller.tenant)
         if found.refusal is None:
             params = replace(options.params, guide=Guide(guide.type, found.text))
-            unenforced = _named(found, guide)
-            return replace(options, params=params, unenforced=unenforced)
+            return replace(options, params=params, unenforced=_unenforced(found, guide))
         refusal = found.refusal
         # A guide of several is made of each one's own; the first that is wrong is named.
         parts = () if len(guide.text) > MAX_CHARS else options.guide_parts()
@@ -130,8 +128,8 @@ def _chars(verdict: Verdict) -> int:
     return len(verdict.text) + sum(map(len, verdict.left_out))
 
 
-def _named(verdict: Verdict, guide: Guide) -> tuple[str, ...]:
-    """Return the keywords that are not enforced as text of a header, by the client's names."""
+def _unenforced(verdict: Verdict, guide: Guide) -> Unenforced:
+    """Return the keywords that are not enforced, by the client's names."""
     names = []
     for path in verdict.left_out:
         place, name = next(
@@ -139,10 +137,5 @@ def _named(verdict: Verdict, guide: Guide) -> tuple[str, ...]:
             for place, name in reversed(guide.best_effort)
             if path.startswith((f"{place}.", f"{place}["))
         )
-        # Commas stand between the names in the header.
-        text = f"{name}{path[len(place) :]}".replace(",", "\\x2c")
-        text = "".join([c if " " <= c <= "~" else ascii(c)[1:-1] for c in text])
-        names.append(text if len(text) <= _MAX_NAME_CHARS else f"{text[:_MAX_NAME_CHARS]}...")
-    if verdict.left_out_more:
-        names.append(f"and {verdict.left_out_more} more")
-    return tuple(names)
+        names.append(f"{name}{path[len(place) :]}")
+    return Unenforced(tuple(names), verdict.left_out_more)

@@ -20,7 +20,11 @@ ODD = {
     },
     "required": ["price"],
 }
-LEFT_OUT = (".price.multipleOf", ".tags.uniqueItems", r"['x\x2c y\r\n\xe9'].pattern")
+LEFT_OUT = (
+    ".price.multipleOf",
+    ".tags.uniqueItems",
+    r"['x\u002c\u0020y\u005cr\u005cn\u00e9'].pattern",
+)
 CHAT = {"messages": [{"role": "user", "content": "?"}]}
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.ignored import MAX_HEADER_CHARS, MAX_NAME_CHARS, escape, format_names
+from gateway.api.ignored import (
+    HEADER,
+    MAX_HEADER_CHARS,
+    MAX_NAME_CHARS,
+    escape,
+    format_names,
+    headers_of,
+)
 
 
 def test_names_are_listed_once_in_their_order() -> None:
@@ -35,3 +42,7 @@ def test_the_header_is_bounded_and_safe(names: list[str]) -> None:
 @given(st.lists(st.text(max_size=20), unique=True, max_size=12))
 def test_a_short_list_is_complete(names: list[str]) -> None:
     assert len(format_names(names).split(", ")) == max(len(names), 1)
+
+
+def test_names_that_were_only_counted_count_too() -> None:
+    assert headers_of(("a", "b"), 3) == {HEADER: "a, b, and 3 more"}

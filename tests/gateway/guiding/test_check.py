@@ -292,14 +292,12 @@ def odd() -> Options:
     return Options(seed=0, params=params, guide_param="structured_outputs")
 
 
-async def test_what_is_left_out_fits_a_header(guides: GuideCheck, odd: Options) -> None:
+async def test_what_is_left_out_is_bounded(guides: GuideCheck, odd: Options) -> None:
     for _ in range(2):  # compiled, then kept
-        named = (await guides.checked(odd, "xgrammar")).unenforced
-        assert len(named) == 17
-        assert named[-1] == "and 24 more"
-        assert all(name.startswith("response_format.schema.properties[") for name in named[:-1])
-        assert all("," not in name and name.isascii() and name.isprintable() for name in named)
-        assert len(", ".join(named)) < 4096
+        found = (await guides.checked(odd, "xgrammar")).unenforced
+        assert (len(found.names), found.more) == (16, 24)
+        assert all(name.startswith("response_format.schema.properties[") for name in found.names)
+        assert sum(map(len, found.names)) < 4096
 
 
 async def test_a_verdict_is_of_one_degree_of_effort(guides: GuideCheck, odd: Options) -> None:
