@@ -156,9 +156,10 @@ def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
             {"messages": PROMPT},
             {"model": PROMPT},
             {"chat_template_kwargs": PROMPT},
-            {PROMPT: PROMPT},
         ):
             assert client.post("/v1/chat/completions", json=chat | wrong).status_code in (400, 404)
+        unknown = client.post("/v1/chat/completions", json=chat | {PROMPT: PROMPT})
+        assert unknown.headers["x-ignored-parameters"].startswith("Zanzibar")
         assert client.get("/v1/models", headers={"authorization": WRONG}).status_code == 401
         assert client.post("/v1/completions", content=PROMPT).status_code == 400
         admin = {"authorization": f"Bearer {ADMIN}"}
@@ -169,7 +170,7 @@ def test_a_whole_run(stack: Stack, tmp_path: Path, form: LogFormat) -> None:
     for secret in (KEY, WRONG, ADMIN, "pineapple", "Zanzibar", said):
         assert secret not in log
     if form == "text":
-        assert log.count("POST /v1/chat/completions 200 ") == 1
+        assert log.count("POST /v1/chat/completions 200 ") == 2
         return
     lines = _lines(log)
     requests = [line for line in lines if line["logger"] == "gateway.requests"]
