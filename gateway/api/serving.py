@@ -138,24 +138,25 @@ def rendered(wanted: ChatCompletionRequest, chat: ChatFormat) -> Prompts:
             extra.setdefault("enable_thinking", False)
     # A guide holds from the first token on: there is no room for thoughts before the answer.
     guided = wanted.guide()[0] is not None
+    offered = wanted.offered_tools
     prompt = chat.render(
         messages,
-        wanted.offered_tools,
+        offered,
         extra,
         open_turn=wanted.add_generation_prompt is not False,
         go_on=bool(wanted.continue_final_message),
         guided=guided,
     )
-    return [prompt], _message_form(chat, wanted, str(prompt), guided=guided)
+    return [prompt], _message_form(chat, wanted, str(prompt), guided=guided, offered=bool(offered))
 
 
 def _message_form(
-    chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool
+    chat: ChatFormat, wanted: ChatCompletionRequest, prompt: str, *, guided: bool, offered: bool
 ) -> MessageForm | None:
     """How to read the answer; None when it is plain text."""
     tools = None
     guided_calls = wanted.forced or wanted.either
-    if wanted.offered_tools:
+    if offered:
         tools = chat.tool_form
         if tools is None and wanted.forced is None:
             raise UnsupportedParameter(
@@ -173,7 +174,7 @@ def _message_form(
         return None
     # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
     # limit would bound them, and guided calls are JSON, which has the types of their arguments.
-    typed = wanted.tools if tools is not None and guided_calls is None else None
+    typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
         functions={tool.function.name: tool.function.parameters for tool in typed or ()},

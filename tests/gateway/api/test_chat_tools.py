@@ -296,3 +296,28 @@ async def test_a_custom_tool_is_called_over_http(tmp_path: Path, stream: bool) -
     else:
         [call] = told.json()["choices"][0]["message"]["tool_calls"]
         assert call["custom"] == {"name": "patch", "input": "*** 🦉"}
+
+
+def test_a_grammar_is_given_with_its_format() -> None:
+    custom = {"name": "x", "format": {"type": "grammar"}}
+    with pytest.raises(InvalidRequest, match="ield required") as refused:
+        chat(tools=[{"type": "custom", "custom": custom}])
+    assert refused.value.param == "tools.0.custom.format.grammar"
+    with pytest.raises(InvalidRequest, match="text or grammar"):
+        chat(tools=[{"type": "custom", "custom": custom | {"format": {"type": "lark"}}}])
+
+
+def test_a_tool_message_with_calls_answers_a_call_before_it() -> None:
+    result = {"role": "tool", "content": "1", "tool_call_id": "c1", "tool_calls": [CALL]}
+    with pytest.raises(InvalidRequest, match="no call 'c1'"):
+        chat(messages=[QUESTION, result])
+
+
+def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }}{{ messages[0].content }}")
+    form = Prompts(load_tokenizer(tmp_path), tool_form="hermes").chat_of(None)
+    choice = allowed({"type": "function", "function": {"name": "g"}}, mode="auto")
+    _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
+    assert message is not None
+    assert list(message.functions) == ["g"]
