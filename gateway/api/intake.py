@@ -42,7 +42,6 @@ class Intake:
         self._body: AbstractAsyncContextManager[object] | None = None
         self._history: AbstractAsyncContextManager[object] | None = None
         self._size = 0
-        self._offloads = False
         self._room = 0
 
     async def __aenter__(self) -> Intake:
@@ -64,19 +63,20 @@ class Intake:
         """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
         body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
         self._size = len(body[0])
-        self._offloads = body[0].count(b"{") > _MAX_INLINE_OBJECTS
+        if body[0].count(b"{") > _MAX_INLINE_OBJECTS:
+            self.offload()
         # Nothing here keeps the bytes.
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do work that takes time by the size of the body, in a thread if that may be long."""
-        if not self._offloads and self._size <= LARGE_BODY:
+        if self._size <= LARGE_BODY:
             return work()
         return await self._service.prompts.turns.run(self._tenant, self._size, work)
 
     def offload(self) -> None:
         """Run all further work in a thread, such as work that is repeated many times."""
-        self._offloads = True
+        self._size = max(self._size, LARGE_BODY + 1)
 
     async def make_room(self, size: int) -> None:
         """For a turn to have `size` bytes here that did not come with the request.

@@ -91,7 +91,7 @@ async def truncated(
             kept = [*items[:lead], *_tools_alone(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(chat_of, asked, kept))
             # The tools are the same, and their items have other places among those that are kept.
-            candidate.tool_places = chat.tool_places
+            candidate = candidate.model_copy(update={"tool_places": chat.tool_places})
             return candidate if await fits(candidate, room) else None
 
         # If even the shortest is too long, no other needs to be tried.
