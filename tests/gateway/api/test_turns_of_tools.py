@@ -106,7 +106,7 @@ async def test_tools_keep_their_paths_where_items_are_left_out(
 
     more = {"type": "additional_tools", "tools": [{"type": "function", "name": "f"}]}
     long = {"role": "user", "content": "long " * 200}
-    body = {"model": "m", "truncation": "auto", "input": [long, more, QUESTION]}
+    body = {"model": "m", "truncation": "auto", "input": [long, more, long, QUESTION]}
     monkeypatch.setattr(endpoints, "truncated", record)
     async with asked(tmp_path, max_seq_len=512) as client:
         told = await client.post("/v1/responses", json=body)
