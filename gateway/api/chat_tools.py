@@ -18,6 +18,13 @@ class FunctionDefinition(Lenient):
     strict: bool | None = None
 
 
+BY_FORMAT = Discriminator(
+    type_tag,
+    custom_error_type="type",
+    custom_error_message="Input should be of type text or grammar",
+)
+
+
 class ChatFunctionTool(Lenient):
     type: Literal["function"]
     function: FunctionDefinition
@@ -28,11 +35,19 @@ class Grammar(Lenient):
     syntax: Literal["lark", "regex"]
 
 
-class CustomFormat(Lenient):
-    """The format of a custom tool's input: any text, or one that a grammar describes."""
+class TextFormat(Lenient):
+    type: Literal["text"]
 
-    type: Literal["text", "grammar"]
-    grammar: Grammar | None = None
+
+class ChatGrammarFormat(Lenient):
+    type: Literal["grammar"]
+    grammar: Grammar
+
+
+CustomFormat = Annotated[
+    Annotated[TextFormat, Tag("[text]")] | Annotated[ChatGrammarFormat, Tag("[grammar]")], BY_FORMAT
+]
+"""The format of a custom tool's input: any text, or one that a grammar describes."""
 
 
 class CustomDefinition(Lenient):
@@ -59,7 +74,8 @@ class ChatCustomTool(Lenient):
 
     @property
     def grammar(self) -> Grammar | None:
-        return self.custom.format.grammar if self.custom.format is not None else None
+        given = self.custom.format
+        return given.grammar if isinstance(given, ChatGrammarFormat) else None
 
     @model_serializer
     def _serialize(self) -> dict[str, Any]:

@@ -22,6 +22,10 @@ from gateway.errors import ConversationTooLarge
 
 T = TypeVar("T")
 
+# Work on tools and messages costs more by their number than by their bytes: some 40 us for a tool.
+_MAX_INLINE_OBJECTS = 256
+_MAX_INLINE_HISTORY_BYTES = LARGE_BODY // 8
+
 
 class Intake:
     """Use it with `async with` from before the body is read until the prompt is token ids.
@@ -59,14 +63,20 @@ class Intake:
         """What `parse` makes of the body. Raises what it and `read_body` raise, and Overloaded."""
         body = [await read_body(self._request, self._service.settings.max_body_bytes, self._wait)]
         self._size = len(body[0])
+        if body[0].count(b"{") > _MAX_INLINE_OBJECTS:
+            self.offload()
         # Nothing here keeps the bytes.
         return await self.work(lambda: parse(body.pop()))
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Does what takes time by the size of the body: at once, or for a large one in a thread."""
+        """Do work that takes time by the size of the body, in a thread if that may be long."""
         if self._size <= LARGE_BODY:
             return work()
         return await self._service.prompts.turns.run(self._tenant, self._size, work)
+
+    def offload(self) -> None:
+        """Run all further work in a thread, such as work that is repeated many times."""
+        self._size = max(self._size, LARGE_BODY + 1)
 
     async def make_room(self, size: int) -> None:
         """For a turn to have `size` bytes here that did not come with the request.
@@ -80,6 +90,8 @@ class Intake:
                 f"The conversation has {size} bytes before this request; allowed: {most}."
             )
         self._size = max(self._size, size)
+        if size > _MAX_INLINE_HISTORY_BYTES:
+            self.offload()
         if size > max(LARGE_BODY, self._room):
             if self._history is not None:
                 permit, self._history = self._history, None

@@ -80,15 +80,14 @@ class ChatCompletionRequest(GenerationRequest):
         """Raise InvalidRequest for a tool message that answers no call before it."""
         calls: set[str] = set()
         for number, message in enumerate(self.messages):
-            if message.tool_calls:
-                calls.update([call.id for call in message.tool_calls])
-            elif message.role == "tool" and (call_id := message.tool_call_id) is not None:
-                if call_id in calls:
-                    continue
+            call_id = message.tool_call_id if message.role == "tool" else None
+            if call_id is not None and call_id not in calls:
                 where = f"messages.{number}.tool_call_id"
                 raise InvalidRequest(
                     f"{where}: no call {call_id!r} comes before this message.", param=where
                 )
+            if message.tool_calls:
+                calls.update([call.id for call in message.tool_calls])
 
     def _check_tool_names(self) -> None:
         """Raise InvalidRequest for an allowed tool that there is not, and for ambiguous names."""

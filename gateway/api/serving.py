@@ -177,9 +177,9 @@ def _message_form(
         channel = harmony.begun(prompt)
     if tools is None and reasoning is None and channel is None and guided_calls is None:
         return None
-    # These stay for as long as the answer is generated. Guided calls are JSON, which has the types
-    # of their arguments.
-    typed = wanted.tools if tools is not None and guided_calls is None else None
+    # These stay for as long as it is generated. Tools that are not offered are in no prompt, whose
+    # limit would bound them, and guided calls are JSON, which has the types of their arguments.
+    typed = wanted.callable_tools if tools is not None and guided_calls is None else None
     return MessageForm(
         tools=tools,
         functions={tool.function.name: tool.function.parameters for tool in typed or ()},

@@ -24,7 +24,13 @@ _CONTAINERS = frozenset({dict, list})
 _SHORT = 16 * 1024  # bytes
 
 
-def load(text: bytes, what: str = "The body", *, repeated_keys: bool = False) -> Any:
+def load(
+    text: bytes,
+    what: str = "The body",
+    *,
+    repeated_keys: bool = False,
+    max_depth: int = _MAX_DEPTH,
+) -> Any:
     """The value. Raises InvalidRequest, whose message begins with `what`.
 
     `repeated_keys` is for what a model has written: of a key that comes twice the last counts.
@@ -36,11 +42,11 @@ def load(text: bytes, what: str = "The body", *, repeated_keys: bool = False) ->
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{what} is not valid JSON: {error}.") from error
-    if len(text) <= _SHORT and containers <= _MAX_DEPTH and colons <= _MAX_KEYS:
+    if len(text) <= _SHORT and containers <= max_depth and colons <= _MAX_KEYS:
         # Written again it has no key twice. That is quicker than a look at each part.
         keys = _outside_strings(orjson.dumps(value), what).count(b":")
     else:
-        keys, most = _keys(value, what)
+        keys, most = _keys(value, what, max_depth)
         if most > _MAX_KEYS:
             raise InvalidRequest(f"{what} has an object of {most} keys; allowed: {_MAX_KEYS}.")
     if keys != colons and not repeated_keys:
@@ -82,14 +88,14 @@ def _check_parts(count: int, kind: str, what: str) -> None:
         raise InvalidRequest(f"{what} has {count} {kind}; allowed: {_MAX_PARTS}.")
 
 
-def _keys(value: Any, what: str) -> tuple[int, int]:
+def _keys(value: Any, what: str, max_depth: int) -> tuple[int, int]:
     """How many keys there are in all, and in the largest object. Raises when nested too deep."""
     level = [value] if type(value) in _CONTAINERS else []
     depth = total = most = 0
     while level:
         depth += 1
-        if depth > _MAX_DEPTH:
-            raise InvalidRequest(f"{what} is nested more than {_MAX_DEPTH} levels deep.")
+        if depth > max_depth:
+            raise InvalidRequest(f"{what} is nested more than {max_depth} levels deep.")
         below: list[Any] = []
         for container in level:
             inner = container

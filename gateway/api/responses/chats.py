@@ -11,7 +11,13 @@ from gateway.api.chat_tools import Tool
 from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
 from gateway.api.responses.item_messages import check_outputs
-from gateway.api.responses.items import Item, ItemReference, MessageItem
+from gateway.api.responses.items import (
+    AdditionalToolsItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    ReasoningItem,
+)
 from gateway.api.responses.requests import ResponsePrompt, ResponseRequest
 from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
@@ -84,7 +90,9 @@ def parse(
     own = asked.items
     if asked.continues:
         # What comes before these, and what references are to, is not known yet.
-        own = [_SAID if isinstance(item, ItemReference) else item for item in own] or [_SAID]
+        own = [_SAID if isinstance(item, ItemReference) else item for item in own]
+        if all(isinstance(item, AdditionalToolsItem | ReasoningItem) for item in own):
+            own = [_SAID, *own]  # a chat needs a message, and these may make none
     chat = chat_of(asked, own, complete=not asked.continues)
     if not asked.continues:
         check_outputs(own)

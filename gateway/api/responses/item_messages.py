@@ -115,12 +115,9 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
         if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
             calls.add(item.call_id)
         elif isinstance(item, CallOutputItem | SearchOutputItem) and item.call_id not in calls:
-            if item.call_id is None:  # of a search that the server executed
-                continue
             where = f"input[{number}].call_id" if number >= 0 else "conversation"
-            raise InvalidRequest(
-                f"{where}: no call {item.call_id!r} comes before this output.", param=where
-            )
+            call = "search without a call_id" if item.call_id is None else f"call {item.call_id!r}"
+            raise InvalidRequest(f"{where}: no {call} comes before this output.", param=where)
 
 
 def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:

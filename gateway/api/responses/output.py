@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import orjson
-
+from gateway.api import strict_json
 from gateway.api.custom_tools import arguments_to_input
 from gateway.api.responses.items import encoded
 from gateway.api.responses.tool_names import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
+from gateway.errors import InvalidRequest
 from gateway.parsers.tools.arguments import State, state_of
 from gateway.parsers.tools.events import CallStart, Content, Reasoning
 
@@ -25,6 +25,9 @@ PREFIXES: dict[Kind, str] = {
     "tool_search_call": "tsc",
 }
 """Of the ids of items."""
+
+# A body may have 100 levels, some of which are those around the arguments.
+_MAX_ARGUMENT_DEPTH = 90
 
 
 class Form(NamedTuple):
@@ -222,8 +225,13 @@ def ended(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the value of a call's arguments, or their text if they are no JSON."""
+    """Return the value of a call's arguments, or their text if a request could not hold the value.
+
+    An object that is too deep or too large fails the response that holds it, or the next request.
+    """
     try:
-        return orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        return strict_json.load(
+            arguments.encode() or b"{}", repeated_keys=True, max_depth=_MAX_ARGUMENT_DEPTH
+        )
+    except InvalidRequest:
         return arguments

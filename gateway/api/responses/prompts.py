@@ -87,15 +87,21 @@ async def truncated(
     users = [n for n in cuts if _is_users(items[n])]
 
     async def longest_of(places: Sequence[int], room: int) -> Chat | None:
-        low, high = 0, len(places)
-        fitting: Chat | None = None
-        while low < high:
-            middle = (low + high) // 2
-            cut = places[middle]
+        async def fitting_from(cut: int) -> Chat | None:
             kept = [*items[:lead], *_tools_alone(items[lead:cut]), *items[cut:]]
             candidate = await intake.work(partial(chat_of, asked, kept))
-            if await fits(candidate, room):
-                fitting, high = candidate, middle
+            # The tools are the same, and their items have other places among those that are kept.
+            candidate = candidate.model_copy(update={"tool_places": chat.tool_places})
+            return candidate if await fits(candidate, room) else None
+
+        # If even the shortest is too long, no other needs to be tried.
+        if not places or (fitting := await fitting_from(places[-1])) is None:
+            return None
+        low, high = 0, len(places) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if found := await fitting_from(places[middle]):
+                fitting, high = found, middle
             else:
                 low = middle + 1
         return fitting
@@ -103,6 +109,8 @@ async def truncated(
     for room in rooms:
         if await fits(chat, room):
             return chat
+        # Small candidates yield to no other request between them, and there may be dozens.
+        intake.offload()
         if found := await longest_of(users, room) or await longest_of(cuts, room):
             return found
     return chat
@@ -127,12 +135,34 @@ def _is_users(item: Item) -> bool:
 
 def _cuts(items: Sequence[Item], lead: int) -> list[int]:
     """Where a conversation can begin anew: behind what leads it, and no call's output alone."""
-    outputs = CallOutputItem | SearchOutputItem
-    last = {item.call_id: n for n, item in enumerate(items) if isinstance(item, outputs)}
+    last = _last_outputs(items)
     cuts, busy = [], -1
-    for n, item in enumerate(items[:-1] if items else ()):
-        if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
-            busy = max(busy, last.get(item.call_id, n))
+    for n in range(len(items) - 1):
+        busy = max(busy, last.get(n, -1))
         if n >= lead and n >= busy:
             cuts.append(n + 1)
     return cuts
+
+
+def _last_outputs(items: Sequence[Item]) -> dict[int, int]:
+    """Return the place of each call's last output by the call's place.
+
+    The output of a search without a `call_id` is that of the nearest such search before it.
+    """
+    calls: dict[str, int] = {}
+    searches: list[int] = []
+    last: dict[int, int] = {}
+    for n, item in enumerate(items):
+        if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
+            if item.call_id is None:
+                searches.append(n)
+            else:
+                calls[item.call_id] = n
+        elif isinstance(item, CallOutputItem | SearchOutputItem):
+            if item.call_id is not None:
+                call = calls.get(item.call_id)
+            else:
+                call = searches.pop() if searches else None
+            if call is not None:
+                last[call] = n
+    return last

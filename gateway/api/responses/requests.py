@@ -91,7 +91,8 @@ class ResponsePrompt(Strict):
             if offered := toolset.callable_with(self.tool_choice, complete=complete):
                 chat["tools"] = toolset.functions(offered)
                 chat["tool_places"] = tuple([each.where for each in offered])
-                chat["called_tools"] = toolset.called()
+                if self.tool_choice != "none":
+                    chat["called_tools"] = toolset.called(offered)
             if self.tool_choice != "none":
                 chat["tool_hints"] = toolset.hints()
         if self.tool_choice is not None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from gateway.api.chat_tools import BY_FORMAT, TextFormat
 from gateway.api.messages import FunctionName, Lenient
 from gateway.api.responses.unions import OtherObject, by_type
 
@@ -39,12 +40,16 @@ class FunctionTool(OwnTool):
     strict: bool | None = None
 
 
-class InputFormat(Lenient):
-    """The format of a custom tool's input: any text, or one that a grammar describes."""
+class GrammarFormat(Lenient):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
 
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
+
+InputFormat = Annotated[
+    Annotated[TextFormat, Tag("[text]")] | Annotated[GrammarFormat, Tag("[grammar]")], BY_FORMAT
+]
+"""The format of a custom tool's input: any text, or one that a grammar describes."""
 
 
 class CustomTool(OwnTool):
@@ -55,7 +60,7 @@ class CustomTool(OwnTool):
 
     @property
     def grammar(self) -> str | None:
-        return self.format.definition if self.format is not None else None
+        return self.format.definition if isinstance(self.format, GrammarFormat) else None
 
 
 class SearchTool(Lenient):

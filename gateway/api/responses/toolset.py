@@ -18,6 +18,7 @@ from gateway.api.responses.tools import (
     AllowedTools,
     CustomTool,
     FunctionTool,
+    GrammarFormat,
     NamedTool,
     NamespaceTool,
     SearchTool,
@@ -65,6 +66,8 @@ class Toolset:
     def __init__(self) -> None:
         self.own: list[OwnToolAt] = []
         self.hosted: list[HostedTool] = []
+        self._hosted_types: set[str] = set()
+        self._namespaces: set[str] = set()
         self._types: dict[ToolKey, str] = {}
         self._names: dict[ToolKey, str] = {}
         self._bare: defaultdict[str, list[ToolKey]] = defaultdict(list)
@@ -136,11 +139,11 @@ class Toolset:
             functions.append({"type": "function", "function": function})
         return functions
 
-    def called(self) -> Mapping[str, CalledTool]:
-        """Return what calls are by the model's name for the tool, all but plain functions."""
+    def called(self, tools: Sequence[OwnToolAt]) -> Mapping[str, CalledTool]:
+        """Return what calls of `tools` are by the model's name, all but plain functions."""
         return {
             self.flat(*each.key): CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
-            for each in self.own
+            for each in tools
             if each.namespace is not None or each.tool.type != "function"
         }
 
@@ -153,15 +156,16 @@ class Toolset:
 
     def _add(self, tool: Tool, where: str, *, again: bool) -> None:
         if isinstance(tool, NamespaceTool):
+            self._namespaces.add(tool.name)
             for n, member in enumerate(tool.tools):
                 at = f"{where}.tools[{n}]"
                 if isinstance(member, OtherObject):
-                    self.hosted.append(HostedTool(f"{at}.type", member.type))
+                    self._add_hosted(HostedTool(f"{at}.type", member.type), again=again)
                 else:
                     self._add_own(OwnToolAt(member, at, tool.name, tool.description), again=again)
         elif isinstance(tool, OtherObject) or _is_server_search(tool):
             # Nothing is deferred, so a search by the server would find what is there already.
-            self.hosted.append(HostedTool(f"{where}.type", tool.type))
+            self._add_hosted(HostedTool(f"{where}.type", tool.type), again=again)
         else:
             self._add_own(OwnToolAt(tool, where), again=again)
         count = len(self.own) + len(self.hosted)
@@ -171,6 +175,11 @@ class Toolset:
                 f"input; allowed: {MAX_TOOLS}.",
                 param="tools",
             )
+
+    def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
+        if again or added.type not in self._hosted_types:
+            self._hosted_types.add(added.type)
+            self.hosted.append(added)
 
     def _add_own(self, added: OwnToolAt, *, again: bool) -> None:
         kind = self._types.setdefault(added.key, added.tool.type)
@@ -215,9 +224,10 @@ class Toolset:
         for n, named in enumerate(choice.tools):
             where = f"tool_choice.tools[{n}]"
             if isinstance(named, OtherObject):
-                wanted.add((None, named.type))  # of these the client runs tool_search alone
+                if named.type == "tool_search":  # the only hosted type that a client may run
+                    wanted.add((None, named.type))
             elif named.type == "namespace":
-                if named.name not in members and complete:
+                if named.name not in self._namespaces and complete:
                     raise _unknown(f"{where}.name", named.name, "namespace's")
                 wanted.update(members.pop(named.name, ()))
             else:
@@ -257,7 +267,7 @@ def _unknown(param: str, found: str, whose: str) -> InvalidRequest:
 
 def _function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:
     if isinstance(tool, CustomTool):
-        syntax = tool.format.syntax if tool.format is not None else None
+        syntax = tool.format.syntax if isinstance(tool.format, GrammarFormat) else None
         return {
             "description": custom_tools.describe(tool.description, syntax, tool.grammar),
             "parameters": custom_tools.PARAMETERS,

@@ -12,17 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 from openai.types.chat import ChatCompletion
+from tokenizers import Tokenizer
 
 from gateway.api.answers import Answer
 from gateway.api.chunks import UsageFrames
 from gateway.api.parameters import parse
 from gateway.api.schemas import ChatCompletionRequest
+from gateway.api.serving import rendered
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content
 from gateway.parsers.tools.ids import TemplateIds
+from gateway.tokenization.chat_format import ChatFormat
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.generations import generation
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -296,3 +299,28 @@ async def test_a_custom_tool_is_called_over_http(tmp_path: Path, stream: bool) -
     else:
         [call] = told.json()["choices"][0]["message"]["tool_calls"]
         assert call["custom"] == {"name": "patch", "input": "*** 🦉"}
+
+
+def test_a_grammar_is_given_with_its_format() -> None:
+    custom = {"name": "x", "format": {"type": "grammar"}}
+    with pytest.raises(InvalidRequest, match="ield required") as refused:
+        chat(tools=[{"type": "custom", "custom": custom}])
+    assert "tools.0.custom.format.grammar" in str(refused.value)
+    with pytest.raises(InvalidRequest, match="text or grammar"):
+        chat(tools=[{"type": "custom", "custom": custom | {"format": {"type": "lark"}}}])
+
+
+def test_a_tool_message_with_calls_answers_a_call_before_it() -> None:
+    result = {"role": "tool", "content": "1", "tool_call_id": "c1", "tool_calls": [CALL]}
+    with pytest.raises(InvalidRequest, match="no call 'c1'"):
+        chat(messages=[QUESTION, result])
+
+
+def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    form = ChatFormat(tokenizer, TEMPLATE, {}, tool_form="hermes")
+    choice = allowed({"type": "function", "function": {"name": "g"}}, mode="auto")
+    _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
+    assert message is not None
+    assert list(message.functions) == ["g"]

@@ -206,7 +206,7 @@ def test_items_of_hosted_tools_are_refused_by_their_place(kind: str) -> None:
         ({"input": [CALL | {"namespace": 5}]}, "input[0].namespace"),
         ({"tools": [FUNCTION, {"type": "function"}]}, "tools[1].name"),
         ({"tools": [FUNCTION | {"name": "f g"}]}, "tools[0].name"),
-        ({"tools": [PATCH | {"format": {"type": "x"}}]}, "tools[0].format.type"),
+        ({"tools": [PATCH | {"format": {"type": "x"}}]}, "tools[0].format"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tools"),
         (

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.responses.chats import Chat, chat_of, parse
+from gateway.api.responses.prompts import _cuts
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.responses.stored import read
 from gateway.api.responses.tools import MAX_TOOLS
@@ -324,3 +325,86 @@ def test_a_namespace_costs_by_its_length_alone() -> None:
     wanted = chat(tools=[POSTGRES | {"description": long, "tools": tools}])
     found = [tool.function.description for tool in wanted.tools or []]
     assert sum(map(len, itertools.chain(filter(None, found)))) == len(long)
+
+
+@pytest.mark.parametrize("depth", [91, 97, 300, 5000])
+def test_a_search_too_deep_for_a_request_is_text(depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
+    assert item["arguments"] == arguments
+    chat(input=[QUESTION, item], tools=[SEARCH])
+
+
+def test_a_search_as_deep_as_a_request_can_hold_is_an_object() -> None:
+    arguments = '{"a":' * 90 + "1" + "}" * 90
+    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
+    assert item["arguments"] == json.loads(arguments)
+    chat(input=[QUESTION, item], tools=[SEARCH])
+
+
+def test_only_calls_that_can_be_made_have_names() -> None:
+    tools = [POSTGRES, PATCH]
+    assert list(chat(tools=tools).called_tools) == ["mcp__pg__query", "apply_patch"]
+    assert not chat(tools=tools, tool_choice="none").called_tools
+    narrow = allowed({"type": "custom", "name": "apply_patch"})
+    assert list(chat(tools=tools, tool_choice=narrow).called_tools) == ["apply_patch"]
+
+
+def test_an_allowed_hosted_tool_is_no_function_of_its_name() -> None:
+    tools = [FUNCTION | {"name": "web_search"}, FUNCTION, {"type": "web_search"}]
+    wanted = chat(tools=tools, tool_choice=allowed(FUNCTION, {"type": "web_search"}))
+    assert names(wanted) == ["f"]
+    with pytest.raises(UnsupportedParameter, match="web_search"):
+        chat(tools=tools, tool_choice=allowed({"type": "web_search"}))
+
+
+def test_an_allowed_namespace_may_come_twice_and_hold_hosted_tools_alone() -> None:
+    space = {"type": "namespace", "name": "mcp__pg"}
+    hosted = {"type": "namespace", "name": "h", "description": "", "tools": [{"type": "mcp"}]}
+    choice = allowed(space, space, {"type": "namespace", "name": "h"})
+    assert names(chat(tools=[POSTGRES, hosted, FUNCTION], tool_choice=choice)) == ["mcp__pg__query"]
+    with pytest.raises(InvalidRequest, match="no namespace's name"):
+        chat(tools=[POSTGRES], tool_choice=allowed({"type": "namespace", "name": "h"}))
+
+
+@pytest.mark.parametrize("given", [{}, {"previous_response_id": "resp_1"}])
+def test_tools_alone_continue_a_conversation(given: dict[str, str]) -> None:
+    more = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, PATCH]}
+    items = [more] if given else [QUESTION, more]
+    wanted = chat(input=items, **given)
+    assert names(wanted) == ["f", "apply_patch"]
+    assert wanted.tool_places[0] == f"input[{len(items) - 1}].tools[0]"
+
+
+def test_hosted_tools_that_are_brought_again_count_once() -> None:
+    more = {"type": "additional_tools", "tools": [FUNCTION, {"type": "web_search"}]}
+    assert names(chat(input=[QUESTION, *[more] * (MAX_TOOLS + 1)])) == ["f"]
+
+
+def test_the_output_of_a_search_by_the_server_follows_one() -> None:
+    found = FOUND | {"call_id": None, "execution": "server"}
+    call = SEARCH_CALL | {"call_id": None, "execution": "server"}
+    chat(input=[QUESTION, call, found])
+    for items in ([found], [found, call], [SEARCH_CALL, found]):
+        with pytest.raises(InvalidRequest, match="no search without a call_id") as refused:
+            chat(input=[QUESTION, *items])
+        assert refused.value.param == f"input[{1 + items.index(found)}].call_id"
+
+
+def test_searches_of_the_server_end_with_their_outputs() -> None:
+    found = FOUND | {"call_id": None, "execution": "server"}
+    call = SEARCH_CALL | {"call_id": None, "execution": "server"}
+    items = chat(input=[QUESTION, call, found, QUESTION, call, call, found, found, QUESTION])
+    assert _cuts(items.asked.items, 0) == [1, 3, 4, 8]
+
+
+@pytest.mark.parametrize("missing", ["syntax", "definition"])
+def test_a_grammar_is_given_with_its_format(missing: str) -> None:
+    full = PATCH["format"]
+    assert isinstance(full, dict)
+    tool = PATCH | {"format": {k: v for k, v in full.items() if k != missing}}
+    with pytest.raises(InvalidRequest, match="ield required") as refused:
+        chat(tools=[tool])
+    assert refused.value.param == f"tools[0].format.{missing}"

@@ -1,0 +1,116 @@
+"""Requests of few bytes and many tools, whose work would stop the event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gateway.api.body import LARGE_BODY
+from gateway.api.responses import endpoints, prompts
+from gateway.api.responses.chats import Chat, chat_of
+from gateway.api.schemas import ChatCompletionRequest
+from tests.support.fake_triton import FakeTriton, serving
+from tests.support.in_process import ids_of, running, save_tokenizer
+
+TEMPLATE = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}<tool_call>"
+TOOLS = [{"type": "custom", "name": f"f{n}"} for n in range(1024)]
+TALK = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 300
+QUESTION = {"role": "user", "content": "x"}
+
+
+@asynccontextmanager
+async def asked(folder: Path, **changed: Any) -> AsyncIterator[httpx.AsyncClient]:
+    save_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    servicer = FakeTriton(tokens=ids_of(folder, "hello"), fault=None, step=0)
+    fields = {"tool_form": "hermes"} | changed
+    async with serving(servicer) as endpoint, running(folder, endpoint, **fields) as (client, _, _):
+        yield client
+
+
+@pytest.fixture
+def on_loop(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Tell of each rendering of tools whether the event loop's thread did it."""
+    found: list[bool] = []
+    offered = ChatCompletionRequest.offered_tools.fget  # type: ignore[attr-defined]
+
+    def record(wanted: ChatCompletionRequest) -> Any:
+        found.append(threading.current_thread() is threading.main_thread())
+        return offered(wanted)
+
+    monkeypatch.setattr(ChatCompletionRequest, "offered_tools", property(record))
+    return found
+
+
+async def test_many_tools_are_rendered_once_and_off_the_event_loop(
+    tmp_path: Path, on_loop: list[bool]
+) -> None:
+    body = {"model": "m", "input": "x", "tools": TOOLS}
+    assert len(orjson.dumps(body)) < LARGE_BODY
+    async with asked(tmp_path, max_seq_len=2_000_000) as client:
+        told = await client.post("/v1/responses", json=body)
+    assert told.status_code == 200, told.text
+    assert on_loop == [False]
+
+
+async def test_tools_of_an_earlier_turn_are_rendered_off_the_event_loop(
+    tmp_path: Path, on_loop: list[bool]
+) -> None:
+    more = {"type": "additional_tools", "role": "developer", "tools": TOOLS}
+    async with asked(tmp_path, max_seq_len=2_000_000) as client:
+        items = [QUESTION, more]
+        first = await client.post("/v1/responses", json={"model": "m", "input": items})
+        body = {"model": "m", "input": "x", "previous_response_id": first.json()["id"]}
+        told = await client.post("/v1/responses", json=body)
+    assert told.status_code == 200, told.text
+    assert on_loop == [False, False]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, TOOLS[:100]], ids=len)
+async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
+    tmp_path: Path, on_loop: list[bool], monkeypatch: pytest.MonkeyPatch, tools: list[Any]
+) -> None:
+    cut: list[Chat] = []
+
+    def count(*given: Any) -> Chat:
+        cut.append(chat_of(*given))
+        return cut[-1]
+
+    monkeypatch.setattr(prompts, "chat_of", count)
+    fields = {"truncation": "auto", "max_output_tokens": 2990, "tools": tools}
+    body = {"model": "m", "input": [*TALK[: 2 * len(tools)], QUESTION]} | fields
+    assert len(orjson.dumps(body)) < LARGE_BODY
+    async with asked(tmp_path, max_seq_len=3000) as client:
+        told = await client.post("/v1/responses", json=body)
+    assert told.status_code == 400, told.text
+    assert len(cut) == 4  # of what a user begins, and of all, with each of two lengths of answers
+    assert not any(on_loop[1:])
+
+
+async def test_tools_keep_their_paths_where_items_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Chat] = []
+    truncated = prompts.truncated
+
+    async def record(*given: Any, **named: Any) -> Chat:
+        found.append(await truncated(*given, **named))
+        return found[-1]
+
+    more = {"type": "additional_tools", "tools": [{"type": "function", "name": "f"}]}
+    long = {"role": "user", "content": "long " * 200}
+    body = {"model": "m", "truncation": "auto", "input": [long, more, long, QUESTION]}
+    monkeypatch.setattr(endpoints, "truncated", record)
+    async with asked(tmp_path, max_seq_len=512) as client:
+        told = await client.post("/v1/responses", json=body)
+    assert told.status_code == 200, told.text
+    [chat] = found
+    assert len(chat.messages) == 1
+    assert chat.tool_places == ("input[1].tools[0]",)
