@@ -179,7 +179,6 @@ def deep_call(levels: int) -> dict[str, Any]:
     [
         ({"model": "nobody"}, "model"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"extra_body": {"foo": 1}}, "foo"),
         # A chat has these; what a response's parameter is called there is nobody's business.
         ({"extra_body": {"messages": []}}, "messages"),
         ({"extra_body": {"response_format": {"type": "text"}}}, "response_format"),
