@@ -74,6 +74,7 @@ ACCEPTED: list[tuple[Kind, Any]] = [
     ("json_schema", {"type": "string", "pattern": f"^{IPV4}$"}),
     ("json_schema", {"type": "string", "pattern": "^$"}),
     ("json_schema", {"patternProperties": {"^(|x_)[]a]+$": {"type": "integer"}}}),
+    ("json_schema", {"type": "object", "patternProperties": {"^x(a*b?)+$": {}}}),
     ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
     ("ebnf_grammar", 'root ::= (| "a") x\nx ::= | "b" ||\ny ::= ()'),
     ("ebnf_grammar", 'root ::= "a" |\n# end'),
@@ -83,7 +84,6 @@ ACCEPTED: list[tuple[Kind, Any]] = [
 OVERFLOWING: list[tuple[Kind, str]] = [
     *[("regex", text) for text in ("b(a?)*a", "(a?)*a", "b(a*){2,}", "b(a?|c{0,2})+", "b()*a")],
     ("json_schema", '{"type": "string", "pattern": "^(a?)*b$"}'),
-    ("json_schema", '{"patternProperties": {"^x(a*b?)+$": {"type": "integer"}}}'),
     ("ebnf_grammar", 'root ::= "b" ("a"?)* "a"'),
     ("ebnf_grammar", 'root ::= "b" ("a"* "c"{0,2} | "d")+ "a"'),
     ("ebnf_grammar", 'root ::= ("a"?){2,} "b"'),
@@ -94,7 +94,11 @@ OVERFLOWING: list[tuple[Kind, str]] = [
 RECURSIVE: list[tuple[Kind, str]] = [
     ("ebnf_grammar", 'root ::= root "a" | "b"'),
     ("ebnf_grammar", 'root ::= "b" x\nx ::= y x "c" | "d"\ny ::= "e"?'),
-    ("json_schema", '{"anyOf": [{"$ref": "#"}, {"type": "null"}]}'),
+    (
+        "json_schema",
+        '{"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "type": "object", '
+        '"properties": {"x": {"$ref": "#/$defs/a"}}}',
+    ),
 ]
 # All releases throw on these, and the gateway refuses them.
 THROWN: list[tuple[Kind, str]] = [
