@@ -188,7 +188,7 @@ class _Writer:
         while waiting < len(self._filled):
             for name in list(self._filled)[waiting:]:
                 waiting += 1
-                body = " | ".join(self._filled_alternatives(self._rules[name]))
+                body = " | ".join(dict.fromkeys(self._filled_alternatives(self._rules[name])))
                 lines.append(f"{self._filled[name]} ::= {body}")
         return "\n".join(lines)
 
@@ -197,7 +197,7 @@ class _Writer:
 
     def _element(self, element: _Element) -> str:
         if element.most is None and element.inner != _NEVER:
-            filled = " | ".join(self._filled_base(element))
+            filled = " | ".join(dict.fromkeys(self._filled_base(element)))
             return f"( {filled} ) *" if filled else _EMPTY
         base = self._base(element)
         return f"{base} {element.sign}" if element.sign else base

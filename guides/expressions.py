@@ -74,7 +74,7 @@ class _Group:
         optional = len(full) < len(self.alternatives)
         filled = ""
         if optional or any(map(_may_be_empty, full)):
-            filled = "|".join(map(_filled, full))
+            filled = "|".join(dict.fromkeys(map(_filled, full)))
         text = "|".join(map(_written, full))
         return _Element(f"({text})", filled, optional=optional)
 
@@ -189,7 +189,7 @@ def _may_be_empty(elements: list[_Element]) -> bool:
 def _filled(elements: list[_Element]) -> str:
     if not _may_be_empty(elements):
         return _written(elements)
-    return "|".join([element.filled for element in elements if element.filled])
+    return "|".join(dict.fromkeys([each.filled for each in elements if each.filled]))
 
 
 def _written(elements: list[_Element]) -> str:

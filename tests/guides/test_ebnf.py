@@ -207,7 +207,7 @@ def test_each_rule_is_a_line_without_empty_alternatives(ebnf: str, expected: str
         (
             'root ::= x+ y x\nx ::= "a" x | y y\ny ::= "c"? | z\nz ::= ()',
             'root ::= ( x_filled ) * y x\nx ::= "a" x | y y\ny ::= "c" ? | z\nz ::= ( "" )\n'
-            'x_filled ::= "a" x | y_filled | y_filled\ny_filled ::= "c"',
+            'x_filled ::= "a" x | y_filled\ny_filled ::= "c"',
         ),
         (
             'root ::= x*\nx ::= "a"?\nx_filled ::= "b"',
