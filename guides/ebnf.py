@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 MAX_DEPTH = 100
 # llguidance takes 65,000 symbols in all, and every character is one.
 MAX_LENGTH = 200_000
+MAX_COUNT_DIGITS = 9
 MAX_CODE_POINT = 0x10FFFF
 
 _TOKEN = re.compile(
@@ -70,34 +70,6 @@ def parts_of(ebnf: str) -> Iterator[tuple[str, str]]:
     """
     for token in _Converter(ebnf).tokens[:-1]:
         yield _SIGNS.get(token.text, token.kind), token.text
-
-
-def to_xgrammar(ebnf: str) -> str:
-    """Return the grammar as every release of xgrammar compiles it.
-
-    An empty alternative is ``""``, and each rule has one line: releases up to 0.1.18 know no other.
-
-    Raises ValueError for what is no EBNF.
-    """
-    if "::=" not in ebnf:
-        # vLLM takes Lark as well, and converts it.
-        raise ValueError(
-            "the grammar has no rule; allowed: EBNF, whose rules are written `root ::= ...`, and "
-            "not Lark (docs/structured-output.md#grammars)"
-        )
-    tokens = _Converter(ebnf).tokens
-    rules: list[list[str]] = [[]]
-    for index, (token, after) in enumerate(pairwise(tokens)):
-        following = tokens[min(index + 2, len(tokens) - 1)]
-        if token.kind == "name" and after.kind == "defines":
-            rules.append([])
-        rules[-1].append(token.text)
-        starts = token.kind == "defines" or token.text in ("(", "|")
-        ends = after.kind == "end" or after.text in (")", "|")
-        ends |= after.kind == "name" and following.kind == "defines"
-        if starts and ends:
-            rules[-1].append('""')
-    return "\n".join([" ".join(rule) for rule in rules if rule])
 
 
 class _Converter:
@@ -208,6 +180,8 @@ class _Converter:
         if token.kind != "times":
             return f"({element}){token.text}"
         bounds = re.findall(r"\d+", token.text)
+        if max(map(len, bounds)) > MAX_COUNT_DIGITS:
+            raise self._error(f"a count has more than {MAX_COUNT_DIGITS} digits", token)
         least, most = int(bounds[0]), bounds[-1]
         if len(bounds) == 1 and "," in token.text:
             return f"({element}){{{least},}}"
@@ -222,11 +196,12 @@ class _Converter:
         if negated:
             characters = characters[1:]
         ranges = []
+        characters.reverse()  # taken from the end, as a list gives its first away in linear time
         while characters:
-            first = last = characters.pop(0)[0]
-            if len(characters) > 1 and characters[0] == (ord("-"), False):
-                last = characters[1][0]
-                del characters[:2]
+            first = last = characters.pop()[0]
+            if len(characters) > 1 and characters[-1] == (ord("-"), False):
+                last = characters[-2][0]
+                del characters[-2:]
             if last < first:
                 raise self._error(f"{token.text}: a range ends before it begins", token)
             ranges.append((first, last))

@@ -4,6 +4,9 @@ Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on
 is empty unless it is the last of a group. The rewritten expression matches the same texts: an empty
 alternative becomes ``(...)?``, and each group a plain one. A guide matches a complete text, so
 ``^`` and ``$`` are empty.
+
+Releases up to 0.1.18 overflow the stack on a repetition of what may be empty. The rewritten one has
+the non-empty texts only, which repeated are the same language: ``(a?b*)+`` becomes ``(a|b)*``.
 """
 
 from __future__ import annotations
@@ -43,9 +46,14 @@ def parts_of(expression: str) -> Iterator[Part]:
 
 @dataclass(slots=True)
 class _Element:
-    """A character, class or group, with its repetition. `empty` is an element that has no text."""
+    """A character, class or group, with its repetition. `empty` is an element that has no text.
+
+    `filled` is "" for an element that has no empty text. For others it has alternatives that are
+    not empty and mean the same as the element when repeated.
+    """
 
     text: str
+    filled: str = ""
     empty: bool = False
     optional: bool = False
     repeated: bool = False
@@ -63,8 +71,12 @@ class _Group:
         full = [each for each in self.alternatives if not _is_empty(each)]
         if not full:
             return _Element("", empty=True)
+        optional = len(full) < len(self.alternatives)
+        filled = ""
+        if optional or any(map(_may_be_empty, full)):
+            filled = "|".join(dict.fromkeys(map(_filled, full)))
         text = "|".join(map(_written, full))
-        return _Element(f"({text})", optional=len(full) < len(self.alternatives))
+        return _Element(f"({text})", filled, optional=optional)
 
     def expression(self) -> str:
         """Return the group as a complete expression."""
@@ -130,16 +142,18 @@ def _repeated(element: _Element, sign: str) -> _Element:
         raise ValueError(f"{sign}: a repetition is repeated, without parentheses around it")
     if element.empty:
         return _Element(element.text, empty=True, repeated=True)
-    if sign in ("*", "+", "?"):
-        sign = "*" if element.optional and sign == "+" else sign
-        return _Element(element.text + sign, repeated=True)
     low, _, high = sign[1:-1].partition(",")
-    most = high if "," in sign else low
-    if most and not most.strip("0"):
-        return _Element("", empty=True, repeated=True)
-    if element.optional:
-        sign = f"{{0,{most}}}" if most else "*"
-    return _Element(element.text + sign, repeated=True)
+    if sign[0] == "{":
+        most = high if "," in sign else low
+        if most and not most.strip("0"):
+            return _Element("", empty=True, repeated=True)
+        if element.optional:
+            sign = f"{{0,{most}}}" if most else "*"
+    if element.filled and (sign in ("*", "+") or sign.endswith(",}")):
+        return _Element(f"({element.filled})*", element.filled, repeated=True)
+    absent = sign in ("*", "?") or (sign[0] == "{" and not low.strip("0"))
+    filled = element.filled or (element.text if absent else "")
+    return _Element(element.text + sign, filled, repeated=True)
 
 
 def _class(text: str) -> str:
@@ -166,6 +180,16 @@ def _without_anchors(elements: list[_Element]) -> list[_Element]:
 
 def _is_empty(elements: list[_Element]) -> bool:
     return all(element.empty for element in elements)
+
+
+def _may_be_empty(elements: list[_Element]) -> bool:
+    return all(element.empty or element.filled for element in elements)
+
+
+def _filled(elements: list[_Element]) -> str:
+    if not _may_be_empty(elements):
+        return _written(elements)
+    return "|".join(dict.fromkeys([each.filled for each in elements if each.filled]))
 
 
 def _written(elements: list[_Element]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from guides import ebnf, expressions
+from guides import ebnf_xgrammar, expressions
 from guides.grammar import to_grammar
 from guides.kinds import Backend, Kind, Verdict
 from guides.limits import check, check_length
@@ -56,7 +56,7 @@ class Checker:
             if kind == "json_schema":
                 return self._of_schema(json.loads(text), backend, best_effort)
             if backend == "xgrammar" and kind != "json":
-                written_by = expressions if kind == "regex" else ebnf
+                written_by = expressions if kind == "regex" else ebnf_xgrammar
                 text = written_by.to_xgrammar(text)
         except (ValueError, RecursionError) as error:
             return Verdict(str(error), "")

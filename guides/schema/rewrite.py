@@ -6,6 +6,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from guides.kinds import Backend
@@ -66,7 +67,28 @@ class _Writer:
             if found is None:
                 refuse(target.path, "nothing is valid for all that it says")
             defs[name] = found
+        if self._reader.backend == "xgrammar":
+            self._check_references(written, defs)
         return {**written, "$defs": defs} if defs else written
+
+    def _check_references(self, written: Schema, defs: dict[str, Schema]) -> None:
+        """Raise ValueError for a schema that is an alternative of itself.
+
+        Releases of xgrammar up to 0.1.18 overflow the stack on it, as on a rule that begins with
+        itself (`guides.ebnf_xgrammar`).
+        """
+        refs = {f"#/$defs/{name}": ref for (ref, _), name in self._names.items()}
+        schemas = {"#": written} | {f"#/$defs/{name}": found for name, found in defs.items()}
+        graph = {
+            name: [each["$ref"] for each in found.get("anyOf", [found]) if "$ref" in each]
+            for name, found in schemas.items()
+        }
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            name = error.args[1][0]
+            ref = refs.get(name, self._root)
+            refuse(self._reader.target(ref, "$").path, f"$ref: {ref} leads back to itself")
 
     def _schema(self, parts: Parts) -> Schema | None:
         """None if nothing is valid for all of the parts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from guides.ebnf import MAX_DEPTH, MAX_LENGTH, to_lark, to_xgrammar
+from guides.ebnf import MAX_DEPTH, MAX_LENGTH, to_lark
+from guides.ebnf_xgrammar import to_xgrammar
+from guides.worker import CPU_S
 
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
 
@@ -93,6 +96,7 @@ def test_a_grammar_matches_what_it_says(ebnf: str, good: list[str], bad: list[st
         ('root ::= "\0"', "line 1, column 10: \0 is not a character"),
         ("root ::= []", "line 1, column 10: [] matches nothing"),
         ('root ::= "a"{3,2}', "line 1, column 13: {3,2}: the upper bound is below the lower one"),
+        ('root ::= "a"{1,9999999999}', "line 1, column 13: a count has more than 9 digits"),
         ('root ::= "a"{,2}', "line 1, column 13: unexpected '{'"),
         ('root ::= Token(5) "a"', "line 1, column 10: the macro Token is not supported"),
         ("root ::= " + "(" * 200 + ")" * 200, f"groups are nested more than {MAX_DEPTH} deep"),
@@ -108,6 +112,7 @@ def test_what_is_wrong_is_said_with_its_place(ebnf: str, text: str) -> None:
 ALPHABET = "abé"
 letters = st.sampled_from(ALPHABET)
 bounds = st.tuples(st.integers(0, 2), st.integers(0, 2)).map(lambda b: (b[0], b[0] + b[1]))
+repetitions = st.sampled_from(("?", "*", "+", "{1,}")) | bounds.map(lambda b: f"{{{b[0]},{b[1]}}}")
 
 
 def _twice(text: str) -> tuple[str, str]:
@@ -130,10 +135,9 @@ def _in_order(parts: list[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _longer(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tuple[str, str]]:
-    times = st.sampled_from("?*+") | bounds.map(lambda b: f"{{{b[0]},{b[1]}}}")
     several = st.lists(inner, min_size=2, max_size=3)
     return (
-        st.tuples(inner, times).map(_quantified)
+        st.tuples(inner, repetitions).map(_quantified)
         | several.map(_in_order)
         | several.map(lambda p: (" | ".join(e for e, _ in p), "|".join(r for _, r in p)))
     )
@@ -149,18 +153,19 @@ expressions = st.recursive(
 
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(st.data(), st.lists(expressions, min_size=1, max_size=2))
+@given(st.data(), st.lists(st.tuples(expressions, repetitions), min_size=1, max_size=2))
 def test_a_grammar_without_recursion_is_a_regular_expression(
-    data: st.DataObject, rules: list[tuple[str, str]]
+    data: st.DataObject, rules: list[tuple[tuple[str, str], str]]
 ) -> None:
-    ebnf = "root ::= " + " ".join(f"rule-{i}" for i in range(len(rules)))
-    ebnf += "".join(f"\nrule-{i} ::= {body}" for i, (body, _) in enumerate(rules))
-    regex = "".join(f"(?:{body})" for _, body in rules)
+    ebnf = "root ::= " + " ".join(f"rule-{i}{times}" for i, (_, times) in enumerate(rules))
+    ebnf += "".join(f"\nrule-{i} ::= {body}" for i, ((body, _), _) in enumerate(rules))
+    regex = "".join(f"(?:{body}){times}" for (_, body), times in rules)
     word = st.from_regex(regex, fullmatch=True, alphabet=ALPHABET + "x") | st.text(
         letters, max_size=6
     )
     text = data.draw(word)
-    assert matches(ebnf, text) == (re.fullmatch(regex, text) is not None)
+    expected = re.fullmatch(regex, text) is not None
+    assert (matches(ebnf, text), matches(to_xgrammar(ebnf), text)) == (expected, expected)
 
 
 @settings(max_examples=300)
@@ -187,3 +192,57 @@ def test_any_text_is_converted_or_refused(text: str) -> None:
 )
 def test_each_rule_is_a_line_without_empty_alternatives(ebnf: str, expected: str) -> None:
     assert to_xgrammar(ebnf) == expected
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "expected"),
+    [
+        ('root ::= "b" ("a"?)* "a"', 'root ::= "b" ( "a" ) * "a"'),
+        ('root ::= ("a"? [b]* "c"{0,2})+', 'root ::= ( "a" | [b] | "c" ) *'),
+        ('root ::= ("a" "b"? | "c"? ("d" |))*', 'root ::= ( "a" "b" ? | "c" | "d" ) *'),
+        ('root ::= ("a"?){2,} "b"', 'root ::= ( "a" ) * "b"'),
+        ('root ::= ("a"?){ 2 , 3 }', 'root ::= ( "a" ? ) {2,3}'),
+        ('root ::= "b" ""* ("" | ())+ "a"{0}', 'root ::= "b" "" "" ""'),
+        ('root ::= "b" x* "a"\nx ::= ""', 'root ::= "b" "" "a"\nx ::= ""'),
+        (
+            'root ::= x+ y x\nx ::= "a" x | y y\ny ::= "c"? | z\nz ::= ()',
+            'root ::= ( x_filled ) * y x\nx ::= "a" x | y y\ny ::= "c" ? | z\nz ::= ( "" )\n'
+            'x_filled ::= "a" x | y_filled\ny_filled ::= "c"',
+        ),
+        (
+            'root ::= x*\nx ::= "a"?\nx_filled ::= "b"',
+            'root ::= ( x_filled_ ) *\nx ::= "a" ?\nx_filled ::= "b"\nx_filled_ ::= "a"',
+        ),
+    ],
+)
+def test_what_is_repeated_is_never_empty(ebnf: str, expected: str) -> None:
+    assert to_xgrammar(ebnf) == expected
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "name"),
+    [
+        ('root ::= root "a" | "b"', "root"),
+        ('root ::= "b" x\nx ::= ("c" | x) "d"', "x"),
+        ('root ::= "b" x\nx ::= y x "c" | "d"\ny ::= "e"*', "x"),
+        ('root ::= "b" x\nx ::= "e" | y\ny ::= (("d"? x)*)?', "x"),
+        ('root ::= "b"\nx ::= x', "x"),
+    ],
+)
+def test_a_rule_that_begins_with_itself_is_refused(ebnf: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f'the rule "{name}" begins with itself'):
+        to_xgrammar(ebnf)
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "end"),
+    [
+        ("root ::= " + "".join(f"r{i}*\nr{i} ::= " for i in range(5000)) + '"a"?', '"a"'),
+        ('x ::= "a"?\nroot ::= ' + "(" * MAX_DEPTH + "x* " * 30000 + ")*" * MAX_DEPTH, '"a"'),
+        ("root ::= [" + "a-b" * 40000 + "]", "a-b]"),
+    ],
+)
+def test_large_grammars_take_linear_time(ebnf: str, end: str) -> None:
+    before = process_time()
+    assert to_xgrammar(ebnf).endswith(end)
+    assert process_time() - before < CPU_S

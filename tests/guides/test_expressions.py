@@ -28,6 +28,14 @@ IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
         ("(a|){2,3}b", "(a){0,3}b"),
         ("(a|){2,}b", "(a)*b"),
         ("(a|)*?b", "(a)*b"),
+        ("b(a?)*a", "b(a)*a"),
+        ("b(a*){2,}a", "b(a)*a"),
+        ("b(a?[bc]{0,2})+a", "b(a|[bc])*a"),
+        ("((a*)*c?|de)*", "(a|c|de)*"),
+        ("((a|)b|c?)+", "((a)?b|c)*"),
+        ("(a?){2,3}", "(a?){2,3}"),
+        ("b(a{0}|^)*a", "ba"),
+        ("(a?a*)*", "(a)*"),
         ("()b", "b"),
         ("(|)*b", "b"),
         ("a{0}b", "b"),
@@ -45,6 +53,7 @@ def test_empty_alternatives_are_optional_groups(expression: str, written: str) -
 
 
 PARTS = ("a", "b", "|", "|", "(", ")", "(?:", "*", "+", "?", "{2}", "{0}", "{1,2}", "[ab]", "[^a]")
+PARTS += ("a?", "b*", ")*", ")+", "{1,}")
 TEXTS = ["".join(text) for length in range(5) for text in product("ab", repeat=length)]
 
 

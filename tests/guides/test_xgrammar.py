@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,10 +74,31 @@ ACCEPTED: list[tuple[Kind, Any]] = [
     ("json_schema", {"type": "string", "pattern": f"^{IPV4}$"}),
     ("json_schema", {"type": "string", "pattern": "^$"}),
     ("json_schema", {"patternProperties": {"^(|x_)[]a]+$": {"type": "integer"}}}),
+    ("json_schema", {"type": "object", "patternProperties": {"^x(a*b?)+$": {}}}),
     ("ebnf_grammar", 'root ::= ("a" | ) "b"'),
     ("ebnf_grammar", 'root ::= (| "a") x\nx ::= | "b" ||\ny ::= ()'),
     ("ebnf_grammar", 'root ::= "a" |\n# end'),
     ("ebnf_grammar", 'root ::= # start\n "a"\n | x\n [b]? # end\nx ::=\n "c"'),
+]
+# Releases up to 0.1.18 overflow the stack on these: the gateway rewrites them.
+OVERFLOWING: list[tuple[Kind, str]] = [
+    *[("regex", text) for text in ("b(a?)*a", "(a?)*a", "b(a*){2,}", "b(a?|c{0,2})+", "b()*a")],
+    ("json_schema", '{"type": "string", "pattern": "^(a?)*b$"}'),
+    ("ebnf_grammar", 'root ::= "b" ("a"?)* "a"'),
+    ("ebnf_grammar", 'root ::= "b" ("a"* "c"{0,2} | "d")+ "a"'),
+    ("ebnf_grammar", 'root ::= ("a"?){2,} "b"'),
+    ("ebnf_grammar", 'root ::= "b" x* "a"\nx ::= ""'),
+    ("ebnf_grammar", 'root ::= "b" x* "a"\nx ::= y y\ny ::= "c"?'),
+]
+# They overflow the stack on these, too: the gateway refuses them.
+RECURSIVE: list[tuple[Kind, str]] = [
+    ("ebnf_grammar", 'root ::= root "a" | "b"'),
+    ("ebnf_grammar", 'root ::= "b" x\nx ::= y x "c" | "d"\ny ::= "e"?'),
+    (
+        "json_schema",
+        '{"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}, "type": "object", '
+        '"properties": {"x": {"$ref": "#/$defs/a"}}}',
+    ),
 ]
 # All releases throw on these, and the gateway refuses them.
 THROWN: list[tuple[Kind, str]] = [
@@ -93,7 +116,7 @@ REWRITTEN: list[tuple[Kind, str]] = [
 def test_each_release_compiles_what_is_accepted(folder: Path) -> None:
     checker = Checker()
     written: list[tuple[str, str]] = []
-    for kind, guide in ACCEPTED:
+    for kind, guide in ACCEPTED + OVERFLOWING:
         text = guide if isinstance(guide, str) else json.dumps(guide)
         verdict = checker.verdict(kind, text, "xgrammar")
         assert verdict.refusal is None, (kind, text, verdict.refusal)
@@ -148,3 +171,51 @@ def test_older_releases_throw_on_what_is_rewritten(folder: Path) -> None:
         pytest.skip("newer releases compile some of them")
     found = compiled(folder, list(REWRITTEN))
     assert [guide for guide, why in zip(REWRITTEN, found, strict=True) if why is None] == []
+
+
+@pytest.mark.parametrize(("kind", "text"), OVERFLOWING + RECURSIVE)
+def test_older_releases_overflow_on_what_begins_with_itself(
+    folder: Path, kind: Kind, text: str
+) -> None:
+    if not folder.name.startswith(("0.1.13", "0.1.18")):
+        pytest.skip("newer releases compile it")
+    if (kind, text) in RECURSIVE:
+        assert "itself" in str(Checker().verdict(kind, text, "xgrammar").refusal)
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        compiled(folder, [(kind, text)])
+    assert raised.value.returncode == -signal.SIGSEGV
+
+
+SIGNS = ("", "", "?", "*", "+", "{2,}", "{0,2}", "{2}", "{0,}", "{0}")
+
+
+def _random_guide(draw: random.Random, kind: Kind, depth: int) -> str:
+    """Return a random expression, or the body of a rule, in which most parts may be empty."""
+    choice = draw.random()
+    if depth == 0 or choice < 0.4:
+        characters = ("a", "b", "()", "[ab]")
+        rules = ('"a"', '"b"', '""', "()", "[ab]", "x", "y", "z")
+        return draw.choice(characters if kind == "regex" else rules) + draw.choice(SIGNS)
+    parts = [_random_guide(draw, kind, depth - 1) for _ in range(draw.randint(2, 3))]
+    if choice < 0.65:
+        return ("" if kind == "regex" else " ").join(parts)
+    return f"({'|'.join(parts)}{draw.choice(('', '|'))}){draw.choice(SIGNS)}"
+
+
+def test_each_release_compiles_repetitions_of_what_may_be_empty(folder: Path) -> None:
+    draw = random.Random(1)
+    checker = Checker()
+    accepted: dict[tuple[str, str], str] = {}
+    while len(accepted) < 300:
+        kind: Kind = draw.choice(("regex", "ebnf_grammar"))
+        text = f"b{_random_guide(draw, kind, 3)}c"
+        if kind == "ebnf_grammar":
+            bodies = [_random_guide(draw, kind, 2) for _ in range(4)]
+            text = f'root ::= "b" {bodies[0]} "c"\n' + "\n".join(
+                [f"{name} ::= {body}" for name, body in zip("xyz", bodies[1:], strict=True)]
+            )
+        verdict = checker.verdict(kind, text, "xgrammar")
+        if verdict.refusal is None:
+            accepted[kind, verdict.text] = text
+    found = compiled(folder, list(accepted))
+    assert [text for text, why in zip(accepted.values(), found, strict=True) if why] == []

@@ -53,6 +53,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "(a{1000}){1000}"}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a" * 2**20}}, "structured_outputs"),
     ({"structured_outputs": {"grammar": "root ::= x"}}, "structured_outputs"),
+    ({"structured_outputs": {"grammar": 'root ::= root "a" | "b"'}}, "structured_outputs"),
+    (_schema({"anyOf": [{"$ref": "#"}, {"type": "null"}]}), "response_format"),
     ({"structured_outputs": {"json": "[1]"}}, "structured_outputs"),
     (_tools({}, {"type": "foo"}), "tools[1].function.parameters"),
     (

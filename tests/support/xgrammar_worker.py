@@ -1,8 +1,9 @@
 """Compile guides with one release of xgrammar, as TensorRT-LLM does.
 
 ``python -m tests.support.xgrammar_worker FOLDER`` reads ``[kind, text]`` a line, as JSON, and
-answers each with why that release throws on the guide, or null. FOLDER has the wheel's files. Only
-the compiled part is imported: the package itself needs torch.
+answers each with why that release throws on the guide, or null. A matcher is made too, since the
+first state of a grammar is computed there. FOLDER has the wheel's files. Only the compiled part is
+imported: the package itself needs torch.
 """
 
 from __future__ import annotations
@@ -37,23 +38,24 @@ def main() -> None:
     for line in sys.stdin:
         kind, text = json.loads(line)
         try:
-            _compile(core, compiler, kind, text)
+            # No token stops a text early, and none is taken back.
+            given = (_compile(core, compiler, kind, text), None, False, 0)
+            _call(core.GrammarMatcher, given, (*given, None))
         except RuntimeError as error:
             print(json.dumps(str(error).partition("\n")[0]), flush=True)
         else:
             print("null", flush=True)
 
 
-def _compile(core: Any, compiler: Any, kind: str, text: str) -> None:
+def _compile(core: Any, compiler: Any, kind: str, text: str) -> Any:
     if kind == "regex":
-        compiler.compile_regex(text)
-    elif kind == "json_schema":
+        return compiler.compile_regex(text)
+    if kind == "json_schema":
         given = (text, *_JSON)
-        _call(compiler.compile_json_schema, given, (*given, None), (*given, None, False))
-    elif hasattr(compiler, "compile_grammar_from_strings"):
-        compiler.compile_grammar_from_strings(text, "root")
-    else:
-        compiler.compile_grammar(core.Grammar.from_ebnf(text, "root"))
+        return _call(compiler.compile_json_schema, given, (*given, None), (*given, None, False))
+    if hasattr(compiler, "compile_grammar_from_strings"):
+        return compiler.compile_grammar_from_strings(text, "root")
+    return compiler.compile_grammar(core.Grammar.from_ebnf(text, "root"))
 
 
 def _call(function: Callable[..., Any], *alternatives: tuple[Any, ...]) -> Any:

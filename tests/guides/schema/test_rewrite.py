@@ -262,6 +262,31 @@ def test_what_nothing_enforces_is_refused_with_its_place(schema: Any, refusal: s
     assert _written(schema)[1].startswith(refusal)
 
 
+_A, _B = ({"$ref": f"#/$defs/{name}"} for name in "ab")
+_NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "refusal"),
+    [
+        ({"anyOf": [{"$ref": "#"}, _NULL]}, "$: $ref: # leads back to itself"),
+        (
+            {"$defs": {"a": {"anyOf": [_NULL, _A]}}, "properties": {"x": _A}},
+            "$.$defs.a: $ref: #/$defs/a leads back to itself",
+        ),
+        (
+            {"$defs": {"a": {"anyOf": [_NULL, _B]}, "b": _A}, "items": _A, "type": "array"},
+            "$.$defs.a: $ref: #/$defs/a leads back to itself",
+        ),
+    ],
+)
+def test_an_alternative_of_itself_is_refused_for_xgrammar(schema: Any, refusal: str) -> None:
+    with pytest.raises(ValueError, match="leads back to itself") as raised:
+        rewrite(schema, "xgrammar")
+    assert str(raised.value) == refusal
+    rewrite(schema, "llguidance")
+
+
 def test_llguidance_enforces_more() -> None:
     for schema in ({"type": "integer", "multipleOf": 5}, {"type": "string", "pattern": "^a+b$"}):
         assert rewrite(schema | {"maxLength": 9}, "llguidance")["type"] == schema["type"]
