@@ -48,6 +48,11 @@ class MessageForm:
         return tags + (PARSERS[self.tools].markers if self.tools and self.guided is None else ())
 
     @property
+    def has_reasoning(self) -> bool:
+        """Return True if the text may hold reasoning: between tags, or in a channel."""
+        return self.reasoning is not None or (self.channel is not None and self.guided is None)
+
+    @property
     def max_calls(self) -> int | None:
         """The number of calls that are reported, None if there is no limit."""
         if not self.parallel:

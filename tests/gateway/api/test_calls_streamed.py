@@ -27,7 +27,8 @@ from gateway.parsers.message import MessageForm, MessageReader
 from gateway.parsers.tools.arguments import state_of
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS
-from gateway.tokenization.text_stream import StopStrings, with_events
+from gateway.tokenization.stop_strings import StopStrings
+from gateway.tokenization.text_stream import with_events
 from tests.support.answers_read import Written, message_of, response_of
 from tests.support.generations import generation
 from tests.support.tool_calls import cut, piece_sizes
