@@ -140,6 +140,17 @@ class GenerationParams:
     message: MessageForm | None = None
     guide: Guide | None = None
 
+    @property
+    def engine_stop(self) -> tuple[str, ...]:
+        """The stop strings that the engine may match by itself.
+
+        An engine matches them in all of its text, so it gets none that count in a part of it only:
+        behind `min_tokens`, or behind reasoning.
+        """
+        if self.sampling.min_tokens or (self.message is not None and self.message.has_reasoning):
+            return ()
+        return self.stop
+
 
 @dataclass(slots=True, kw_only=True)
 class Caller:

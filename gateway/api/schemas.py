@@ -216,6 +216,11 @@ class ChatCompletionRequest(GenerationRequest):
         return frozenset([tool.custom.name for tool in custom])
 
     @property
+    def plain_text_tools(self) -> frozenset[str]:
+        """The names of tools whose calls may have plain text in place of JSON."""
+        return self.custom_names
+
+    @property
     def grammar_unenforced(self) -> bool:
         """Whether the model is told a grammar of a custom tool's input, which is not enforced."""
         if self.tool_choice == "none":

@@ -183,6 +183,7 @@ def _message_form(
     return MessageForm(
         tools=tools,
         functions={tool.function.name: tool.function.parameters for tool in typed or ()},
+        custom=wanted.plain_text_tools if tools is not None else (),
         guided=guided_calls,
         parallel=wanted.parallel_tool_calls is not False,
         reasoning=reasoning,

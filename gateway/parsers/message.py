@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.parsers.harmony import MARKERS, HarmonyParser
@@ -24,7 +24,8 @@ class MessageForm:
 
     `tools` is the form of calls the model was taught, None when no tools were offered, and
     `functions` are those. With `guided` calls the whole text is guided JSON in place of that form,
-    and `functions` are of no use. `parallel` False keeps the first call only. `reasoning` are the
+    and `functions` are of no use. `custom` are the names of custom tools, whose arguments may be
+    plain text. `parallel` False keeps the first call only. `reasoning` are the
     model's tags, `reasoning_open` whether the prompt already opened them. A model that writes in
     harmony's channels has none: `channel` is then what the prompt has begun (`harmony.begun`), and
     its text is read for channels whether tools were offered or not.
@@ -32,6 +33,7 @@ class MessageForm:
 
     tools: Form | None = None
     functions: Functions = field(default_factory=dict)
+    custom: Collection[str] = ()
     guided: ForcedCall | Either | None = None
     parallel: bool = True
     reasoning: Tags | None = None
@@ -44,6 +46,11 @@ class MessageForm:
             return MARKERS
         tags = tuple(self.reasoning or ())
         return tags + (PARSERS[self.tools].markers if self.tools and self.guided is None else ())
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Return True if the text may hold reasoning: between tags, or in a channel."""
+        return self.reasoning is not None or (self.channel is not None and self.guided is None)
 
     @property
     def max_calls(self) -> int | None:
@@ -74,6 +81,8 @@ class MessageReader:
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
         self._last_call: int | None = None
+        self._custom = False  # the last call is of a custom tool
+        self._cut = False
         self.exceeded = False
         """True once a guided answer has begun a call that is over the limit."""
 
@@ -85,7 +94,10 @@ class MessageReader:
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
-        return self._last_call is not None and state_of("".join(self._arguments)) == "complete"
+        if self._last_call is None:
+            return False
+        arguments = "".join(self._arguments)
+        return state_of(arguments, custom=self._custom, cut=self._cut) == "complete"
 
     def read(self, text: str) -> list[MessageEvent]:
         return self._calls(self._splitter.split(text) if self._splitter else [Content(text)])
@@ -95,6 +107,7 @@ class MessageReader:
 
         `cut` says that a limit or a stop string ended the text, and not the model.
         """
+        self._cut = cut
         events = self._calls(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
             events += self._kept(self._parser.finish(cut=cut))
@@ -122,6 +135,7 @@ class MessageReader:
                 self._flush(kept)
                 self._last_call, self._arguments = event.index, []
                 self._repair = SurrogateRepair()
+                self._custom = event.name in self._form.custom
                 kept.append(replace(event, call_id=new_id(self._form.tools or "hermes")))
             elif text := self._repair.repair(event.text):
                 self._arguments.append(text)

@@ -73,7 +73,8 @@ class ReasoningSplitter:
     def __init__(self, tags: Tags = THINK, *, starts_open: bool = False) -> None:
         self._tags = tags
         self._starts_open = starts_open
-        self._state: Literal["start", "reasoning", "content"] = "start"
+        self.state: Literal["start", "reasoning", "content"] = "start"
+        """The part of the message that the text has come to; `start` is undecided."""
         self._held = ""
         # Whitespace before anything else, in pieces: a model may write nothing else for long.
         self._blank: list[str] = []
@@ -81,10 +82,10 @@ class ReasoningSplitter:
     def split(self, text: str) -> list[Reasoning | Content]:
         """Consumes generated text, cut anywhere; returns what became certain."""
         text, self._held = self._held + text, ""
-        if self._state == "start":
+        if self.state == "start":
             text = self._start(text)
         events: list[Reasoning | Content] = []
-        if self._state == "reasoning":
+        if self.state == "reasoning":
             thought, text = self._thought(text)
             if thought:
                 events.append(Reasoning(thought))
@@ -97,7 +98,7 @@ class ReasoningSplitter:
         held, self._held = "".join(self._blank) + self._held, ""
         if not held:
             return []
-        thinking = self._state == "reasoning" or self._starts_open
+        thinking = self.state == "reasoning" or self._starts_open
         return [Reasoning(held) if thinking else Content(held)]
 
     def _start(self, text: str) -> str:
@@ -111,7 +112,7 @@ class ReasoningSplitter:
             return ""
         blank = "".join(self._blank)
         self._blank.clear()
-        self._state = "reasoning" if opened or self._starts_open else "content"
+        self.state = "reasoning" if opened or self._starts_open else "content"
         return stripped.removeprefix(opening) if opened else blank + stripped
 
     def _thought(self, text: str) -> tuple[str, str]:
@@ -119,7 +120,7 @@ class ReasoningSplitter:
         closing = self._tags.closing
         thought, found, content = text.partition(closing)
         if found:
-            self._state = "content"
+            self.state = "content"
             return thought, content
         keep = max(size for size in range(len(closing)) if text.endswith(closing[:size]))
         self._held = text[len(text) - keep :]

@@ -86,8 +86,7 @@ async def text_prompt(
     """
     _check_markers(prompts, model, options)
     # Ends go along whatever `min_tokens` says: the text that comes back does not show them.
-    stop = () if options.params.sampling.min_tokens else options.params.stop
-    stop += tuple(
+    stop = options.params.engine_stop + tuple(
         word
         for token_id in prompts.further_end_ids(options)
         if (word := _word(prompts, token_id, special=False)) is not None

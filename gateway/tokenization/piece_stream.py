@@ -7,8 +7,9 @@ from tokenizers import Tokenizer
 from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta
 from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
+from gateway.tokenization.content_stops import make_stops
 from gateway.tokenization.text_count import TextCount
-from gateway.tokenization.text_stream import StopStrings, with_events
+from gateway.tokenization.text_stream import with_events
 
 
 class PieceStream:
@@ -21,7 +22,7 @@ class PieceStream:
         self._text = TextCount(tokenizer)
         params = generation.params
         self._message = MessageReader(params.message) if params.message else None
-        self._stop = StopStrings(params.stop, include=params.include_stop)
+        self._stop = make_stops(params)
         self._max_tokens = generation.max_tokens
         self._min_tokens = params.sampling.min_tokens
         words = generation.text.stop if generation.text else ()
@@ -36,9 +37,13 @@ class PieceStream:
         self._stats = self._stats or delta.stats
         piece = delta.text or ""
         self._count(delta, piece)
-        text, stopped = piece, None
-        if self._tokens > self._min_tokens or delta.final:
+        stopped: str | None = None
+        if delta.final:
+            text, stopped = self._stop.end(piece)
+        elif self._tokens > self._min_tokens:
             text, stopped = self._stop.cut(piece)
+        else:
+            text = self._stop.skip(piece)
         finish: FinishReason | None = None
         self._shown += len(text)
         if stopped is not None:
@@ -46,7 +51,6 @@ class PieceStream:
             if delta.tokens is None:
                 self._tokens = self._until_stop()
         elif delta.final:
-            text += self._stop.flush()
             finish = self._finish_reason(delta)
         tokens = min(self._tokens, self._max_tokens)
         found = TextDelta(text, tokens, finish, self._stats, stop=stopped)

@@ -291,13 +291,14 @@ class Prompts:
     def stop_ids(self, options: Options) -> tuple[tuple[int, ...], ...]:
         """Id sequences at which the engine may stop by itself.
 
-        The stop strings as they tokenize alone, and `further_end_ids`. With `min_tokens` an engine
-        holds only its end id back, so that the text decides on these: see `later_end_ids`.
+        The strings of `engine_stop` as they tokenize alone, and `further_end_ids`. With
+        `min_tokens` an engine holds only its end id back, so that the text decides on these: see
+        `later_end_ids`.
         """
         ends = tuple((token_id,) for token_id in self.further_end_ids(options))
         if options.params.sampling.min_tokens:
             return () if options.params.guide is None else ends
-        return self.word_ids(options.params.stop) + ends
+        return self.word_ids(options.params.engine_stop) + ends
 
     def later_end_ids(self, options: Options) -> frozenset[int]:
         """Those of `further_end_ids` that end an answer behind `min_tokens`, by its text.

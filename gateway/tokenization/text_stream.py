@@ -10,50 +10,8 @@ from dataclasses import replace
 from gateway.deltas import EngineStats, FinishReason, TextDelta, TokenDelta, TokenLogprob
 from gateway.generation import Generation
 from gateway.parsers.message import MessageReader
+from gateway.tokenization.content_stops import make_stops
 from gateway.tokenization.vocabulary import Vocabulary
-
-
-class StopStrings:
-    """Finds the first stop string in streamed text, also when it is cut anywhere.
-
-    Text that may be the beginning of a stop string is held back until that is decided.
-    """
-
-    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
-        self._stop = stop
-        self._include = include
-        self._longest = max(map(len, stop), default=0)
-        self._held = ""
-
-    def cut(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that may go out, and the stop string that was reached, if any.
-
-        Of several matches the one that begins first counts, of those the longest; it is returned
-        only with `include`.
-        """
-        if not self._stop:
-            return text, None
-        text = self._held + text
-        matches = [(i, -len(s), s) for s in self._stop if (i := text.find(s)) >= 0]
-        if matches:
-            self._held = ""
-            start, length, found = min(matches)
-            return text[: start - length if self._include else start], found
-        keep = self._undecided(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
-
-    def flush(self) -> str:
-        """What was held back, once no more text can come."""
-        held, self._held = self._held, ""
-        return held
-
-    def _undecided(self, text: str) -> int:
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[-size:]
-            if any(s.startswith(tail) for s in self._stop):
-                return size
-        return 0
 
 
 def with_events(message: MessageReader, text: TextDelta) -> TextDelta:
@@ -81,7 +39,7 @@ class TextStream:
             generation.prompt_ids, visible, skip_special=params.skip_special_tokens
         )
         self._message = MessageReader(form) if form else None
-        self._stop = StopStrings(params.stop, include=params.include_stop)
+        self._stop = make_stops(params)
         self._stop_ids = generation.stop_ids
         self._later_end_ids = generation.later_end_ids
         self._max_tokens = generation.max_tokens
@@ -137,7 +95,7 @@ class TextStream:
             decoded = self._decoder.decode((token_id,))
             self._length += len(decoded)
             if self._tokens <= self._min_tokens:
-                pieces.append(decoded)
+                pieces.append(self._stop.skip(decoded))
                 continue
             text, stopped = self._stop.cut(decoded)
             pieces.append(text)
@@ -159,8 +117,8 @@ class TextStream:
         finish: FinishReason,
     ) -> TextDelta:
         """The last delta; what was held back may still have a stop string in it."""
-        text, stopped = self._stop.cut(self._decoder.flush())
-        pieces += [text, self._stop.flush()]
+        text, stopped = self._stop.end(self._decoder.flush())
+        pieces.append(text)
         return self._delta(pieces, logprobs, ids, finish if stopped is None else "stop", stopped)
 
     def _delta(

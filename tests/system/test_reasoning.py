@@ -55,6 +55,40 @@ async def test_thoughts_are_apart(thinking: Path, stream: bool) -> None:
     assert request.raw_input_contents, "the history went to the engine"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("written", "stop", "told"),
+    [
+        ("<think>two and two</think>4 and no more", "and", ("two and two", "4 ", "stop")),
+        ("<think>two and two</think>4", "two", ("two and two", "4", "length")),
+        ("<think>two and two</think>4", "k>4", ("two and two", "4", "length")),
+        ("4 and no more", "and", ("", "4 ", "stop")),
+    ],
+)
+async def test_stop_strings_are_looked_for_in_content(
+    thinking: Path, written: str, stop: str, told: tuple[str, str, str], stream: bool
+) -> None:
+    tokens = ids_of(thinking, written)
+    servicer = FakeTriton(tokens=tokens, fault=None, step=0)
+    async with serving(servicer) as endpoint, running(thinking, endpoint) as (client, _, _):
+        api = openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="x", timeout=PATIENCE_S)
+        async with api:
+            answer: Any = await api.chat.completions.create(
+                model="m",
+                messages=[{"role": "user", "content": "2+2"}],
+                stream=stream,
+                stop=[stop],
+                max_tokens=len(tokens),
+            )
+            choices = [c.choices[0] async for c in answer] if stream else answer.choices
+    messages = [choice.delta if stream else choice.message for choice in choices]
+    thought = "".join(getattr(each, "reasoning_content", None) or "" for each in messages)
+    content = "".join(each.content or "" for each in messages)
+    assert (thought, content, choices[-1].finish_reason) == told
+    [request] = servicer.requests
+    assert "stop_words_list" not in {tensor.name for tensor in request.inputs}
+
+
 async def test_a_guided_answer_is_content_whatever_the_template_opens(thinking: Path) -> None:
     servicer = FakeTriton(tokens=ids_of(thinking, '{"a":1}'), fault=None, step=0)
     config = {"eos_token": "!", "chat_template": TEMPLATE + "<think>"}

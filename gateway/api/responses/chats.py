@@ -54,6 +54,11 @@ class Chat(ChatCompletionRequest):
     told: bytes = b""
     """What the answer tells of the request: a JSON object."""
 
+    @property
+    def plain_text_tools(self) -> frozenset[str]:
+        called = self.called_tools.items()
+        return frozenset([name for name, tool in called if tool.kind == "custom_tool_call"])
+
     def _check_tool_messages(self) -> None:
         """Leave this to `check_outputs`: items that come before may not be known yet."""
 

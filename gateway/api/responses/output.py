@@ -84,23 +84,16 @@ class Item:
             members["namespace"] = called.namespace
         return members | {"input" if self.kind == "custom_tool_call" else "arguments": ""}
 
-    @property
-    def open(self) -> bool:
-        """True for a call of which the end is missing."""
-        return self._call is not None and self._state == "open"
+    def is_open(self, *, cut: bool) -> bool:
+        """Return True for a call whose end is missing; `cut` as in `state_of`."""
+        return self._call is not None and self._state(cut=cut) == "open"
 
-    @property
-    def _state(self) -> State:
-        text = "".join(self.texts)
-        if self.kind == "custom_tool_call" and not text.lstrip().startswith("{"):
-            return "complete"  # the input itself, which `arguments_to_input` takes
-        return state_of(text)
+    def _state(self, *, cut: bool) -> State:
+        return state_of("".join(self.texts), custom=self.kind == "custom_tool_call", cut=cut)
 
     def ended(self, *, cut: bool) -> dict[str, Any]:
-        if self.kind in ("function_call", "tool_search_call"):
-            cut = cut or self._state != "complete"
-        elif self.kind == "custom_tool_call":
-            cut = cut or self.open
+        if self._call is not None:
+            cut = cut or self._state(cut=cut) != "complete"
         told = self.begun() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
             return told | {"arguments": self.text}
@@ -153,7 +146,9 @@ class Output:
 
     def is_cut(self, last: TextDelta) -> bool:
         """Return True if the answer ended at a limit or within a call."""
-        return last.finish == "length" or bool(self.items and self.items[-1].open)
+        if last.finish == "length" or not self.items:
+            return last.finish == "length"
+        return self.items[-1].is_open(cut=last.stop is not None)
 
     def take(self, delta: TextDelta) -> list[Piece]:
         """What a delta adds; each new item is that of a piece."""

@@ -1,6 +1,7 @@
 """A call's arguments: their state once they have ended, and their repair while they come.
 
 One rule serves chat, Responses and Messages: a call is complete if its arguments are a JSON object.
+A custom tool's call is also complete if its text is the input itself and the model ended it.
 """
 
 from __future__ import annotations
@@ -41,10 +42,24 @@ def read_object(arguments: str) -> str | None:
         return None
 
 
-def state_of(arguments: str) -> State:
-    """Return the state of arguments that nothing follows."""
+def state_of(arguments: str, *, custom: bool = False, cut: bool = False) -> State:
+    """Return the state of arguments that nothing follows.
+
+    Args:
+        arguments: the text of a call, as the model wrote it.
+        custom: the call is of a custom tool.
+        cut: a limit or a stop string ended the answer. Plain text does not show whether it is all
+            there, so such an input is `open`.
+    """
     if read_object(arguments) is not None:
         return "complete"
+    state: State = "open" if _is_unclosed(arguments) else "malformed"
+    if custom and arguments and (state == "malformed" or not arguments.lstrip().startswith("{")):
+        return "open" if cut else "complete"
+    return state
+
+
+def _is_unclosed(arguments: str) -> bool:
     depth = 0
     quoted = False
     for token in _TOKEN.findall(arguments):
@@ -54,7 +69,7 @@ def state_of(arguments: str) -> State:
             depth += 1
         elif not quoted and token in "}]":
             depth -= 1
-    return "open" if quoted or depth > 0 or not arguments else "malformed"
+    return quoted or depth > 0 or not arguments
 
 
 class SurrogateRepair:

@@ -6,6 +6,7 @@ The text of a model goes through the reader of its form to the answer's writer, 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,7 +27,8 @@ from gateway.parsers.message import MessageForm, MessageReader
 from gateway.parsers.tools.arguments import state_of
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS
-from gateway.tokenization.text_stream import StopStrings, with_events
+from gateway.tokenization.stop_strings import StopStrings
+from gateway.tokenization.text_stream import with_events
 from tests.support.answers_read import Written, message_of, response_of
 from tests.support.generations import generation
 from tests.support.tool_calls import cut, piece_sizes
@@ -59,15 +61,22 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def _form(name: str) -> MessageForm:
+def _form(name: str, custom: Collection[str] = ()) -> MessageForm:
     if name == "required":
         return MessageForm(guided=ForcedCall())
     channel = "" if name == "openai" else None
-    return MessageForm(tools=name, functions={"f": STRING}, channel=channel)  # type: ignore[arg-type]
+    return MessageForm(
+        tools=name,  # type: ignore[arg-type]
+        functions={"f": STRING},
+        custom=custom,
+        channel=channel,
+    )
 
 
-def _deltas(name: str, pieces: list[str], finish: Any, stop: tuple[str, ...]) -> list[TextDelta]:
-    reader, stops = MessageReader(_form(name)), StopStrings(stop)
+def _deltas(
+    name: str, pieces: list[str], finish: Any, stop: tuple[str, ...], custom: Collection[str] = ()
+) -> list[TextDelta]:
+    reader, stops = MessageReader(_form(name, custom)), StopStrings(stop)
     deltas: list[TextDelta] = []
     for number, piece in enumerate(pieces, 1):
         text, stopped = stops.cut(piece)
@@ -93,9 +102,9 @@ def _batch() -> Batch:
     )
 
 
-def _chat(deltas: list[TextDelta]) -> dict[str, Any]:
+def _chat(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
     """The choice of a chat's answer, which is that of its stream."""
-    answer, body = Answer("chat", "m", _batch()), Written()
+    answer, body = Answer("chat", "m", _batch(), custom=custom), Written()
     sink = answer.stream(body, "none")
     for delta in deltas:
         sink.accept(0, delta)
@@ -109,6 +118,8 @@ def _chat(deltas: list[TextDelta]) -> dict[str, Any]:
         for call in choice["delta"].get("tool_calls", ()):
             if "id" in call:
                 message["tool_calls"].append(call)
+            elif "custom" in call:
+                message["tool_calls"][call["index"]]["custom"]["input"] += call["custom"]["input"]
             else:
                 arguments = call["function"]["arguments"]
                 message["tool_calls"][call["index"]]["function"]["arguments"] += arguments
@@ -120,12 +131,13 @@ def _chat(deltas: list[TextDelta]) -> dict[str, Any]:
     return dict(whole)
 
 
-def _response(deltas: list[TextDelta]) -> dict[str, Any]:
+def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
     """The response, which is that of its stream."""
-    body = orjson.dumps({"model": "m", "input": "?"})
-    answer = ResponseAnswer(
-        cast(Any, None), cast(Chat, parse(ResponseRequest, body).request), _batch()
-    )
+    tools = [{"type": "custom", "name": name} for name in custom]
+    body = orjson.dumps({"model": "m", "input": "?", "tools": tools})
+    chat = cast(Chat, parse(ResponseRequest, body).request)
+    assert chat.plain_text_tools == {*custom}
+    answer = ResponseAnswer(cast(Any, None), chat, _batch())
     written = Written()
     sink = answer.stream(written, "last")
     for delta in deltas:
@@ -252,6 +264,47 @@ def test_what_is_repaired(text: str, repaired: Any) -> None:
         assert block["input"] == repaired
         assert chat["finish_reason"] == "tool_calls"
         assert response["output"][0]["status"] == "completed"
+
+
+RAW = "<|channel|>commentary to=functions.f<|message|>%s"
+INPUTS = {"*** Begin Patch": "*** Begin Patch", "{not} JSON": "{not} JSON", '{"input": "x"}': "x"}
+
+
+@pytest.mark.parametrize("size", [1, 7, 999])
+@pytest.mark.parametrize("arguments", INPUTS)
+def test_a_custom_tool_may_be_called_with_its_input_itself(arguments: str, size: int) -> None:
+    written = RAW % arguments
+    pieces = [written[at : at + size] for at in range(0, len(written), size)]
+    chat, response = _custom(_deltas("openai", pieces, "stop", (), {"f"}))
+    [call] = chat["message"]["tool_calls"]
+    assert (call["custom"]["input"], chat["finish_reason"]) == (INPUTS[arguments], "tool_calls")
+    [item] = response["output"]
+    assert (item["input"], item["status"]) == (INPUTS[arguments], "completed")
+    assert response["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finish", "stop"),
+    [
+        ("*** Begin", "length", ()),
+        ("*** Begin", "stop", ("gin",)),  # the rest of the input is unknown
+        ("{not} JSON", "stop", ("JSON",)),
+        ('{"input": "x', "stop", ()),
+        ('{"input": "x"}', "length", ()),
+    ],
+)
+def test_a_custom_tool_is_not_called_with_a_part_of_its_input(
+    arguments: str, finish: str, stop: tuple[str, ...]
+) -> None:
+    chat, response = _custom(_deltas("openai", [RAW % arguments], finish, stop, {"f"}))
+    assert chat["finish_reason"] == finish
+    assert response["status"] == response["output"][-1]["status"] == "incomplete"
+
+
+def _custom(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The chat and the response in which `f` is a custom tool."""
+    copies = ([replace(delta) for delta in deltas] for _ in range(2))
+    return _chat(next(copies), {"f"}), _response(next(copies), {"f"})
 
 
 def test_a_stop_string_leaves_no_markup_as_content() -> None:

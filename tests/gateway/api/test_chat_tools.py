@@ -270,17 +270,19 @@ TEMPLATE = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_custom_tool_is_called_over_http(tmp_path: Path, stream: bool) -> None:
+@pytest.mark.parametrize("arguments", ['{"input": "*** 🦉"}', "*** 🦉"])
+async def test_a_custom_tool_is_called_over_http(
+    tmp_path: Path, arguments: str, stream: bool
+) -> None:
     save_tokenizer(tmp_path)
     config = {"eos_token": "!", "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    call = {"name": "patch", "arguments": {"input": "*** 🦉"}}
-    written = f"<tool_call>{json.dumps(call)}</tool_call>"
+    written = f"<|channel|>commentary to=functions.patch<|message|>{arguments}<|call|>"
     servicer = FakeTriton(tokens=ids_of(tmp_path, written), fault=None, step=0)
     body = {"model": "m", "messages": [QUESTION], "tools": [F, PATCH], "stream": stream}
     async with (
         serving(servicer) as endpoint,
-        running(tmp_path, endpoint, max_seq_len=1024, tool_form="hermes") as (client, _, _),
+        running(tmp_path, endpoint, max_seq_len=1024, tool_form="openai") as (client, _, _),
     ):
         told = await client.post("/v1/chat/completions", json=body)
         tokenized = {"messages": [QUESTION], "tools": [PATCH]}
@@ -296,9 +298,13 @@ async def test_a_custom_tool_is_called_over_http(tmp_path: Path, stream: bool) -
             {"input": "*** 🦉"},
         ]
         assert calls[0]["type"] == "custom"
+        [finish] = [c["finish_reason"] for data in events[:-1]
+                    for c in json.loads(data)["choices"] if c["finish_reason"]]  # fmt: skip
     else:
-        [call] = told.json()["choices"][0]["message"]["tool_calls"]
+        [choice] = told.json()["choices"]
+        [call], finish = choice["message"]["tool_calls"], choice["finish_reason"]
         assert call["custom"] == {"name": "patch", "input": "*** 🦉"}
+<<<<<<< HEAD
 
 
 def test_a_grammar_is_given_with_its_format() -> None:
@@ -324,3 +330,6 @@ def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
     _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
     assert message is not None
     assert list(message.functions) == ["g"]
+=======
+    assert finish == "tool_calls"
+>>>>>>> w-parsers2

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.generation import GenerationParams, Guide, Options, Sampling
+from gateway.parsers.harmony import TURN
+from gateway.parsers.message import MessageForm
+from gateway.parsers.reasoning import THINK
 from gateway.tokenization.prompts import Prompts
 from tests.support.small_tokenizers import BYTES, encode
 
@@ -30,6 +33,10 @@ def prompts() -> Prompts:
         # An engine would stop at once: it holds nothing back but its end id.
         ({"sampling": HELD}, False, END, (), (ASKED, FURTHER)),
         ({"sampling": HELD}, True, None, (), (ASKED,)),
+        # An engine would find the strings in thoughts, too.
+        ({"message": MessageForm(reasoning=THINK)}, False, END, ((ASKED,), (FURTHER,)), ()),
+        ({"message": MessageForm(channel=TURN)}, False, END, ((ASKED,), (FURTHER,)), ()),
+        ({"message": MessageForm("hermes")}, False, END, (STOP, (ASKED,), (FURTHER,)), ()),
         # Behind a guide's end nothing but ends can be chosen, so that one of them must end it.
         ({"guide": GUIDE}, True, END, (STOP, (ASKED,), (FURTHER,)), ()),
         ({"guide": GUIDE, "sampling": HELD}, True, END, ((ASKED,), (FURTHER,)), ()),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.deltas import TextDelta, TokenDelta
 from gateway.generation import Generation, Sampling
-from gateway.tokenization.text_stream import StopStrings, TextStream
+from gateway.tokenization.stop_strings import StopStrings
+from gateway.tokenization.text_stream import TextStream
 from tests.support.generations import generation
 from tests.support.small_tokenizers import VOCABULARY, encode
 

@@ -19,6 +19,7 @@ from gateway.deltas import TokenDelta
 from gateway.errors import EngineError, EngineUnavailable, UnsupportedParameter
 from gateway.generation import GenerationParams, Options, Sampling, TextPrompt
 from gateway.parsers.message import MessageForm
+from gateway.parsers.reasoning import Tags
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.pipeline.capabilities import check_supported
 from gateway.pipeline.text_prompt import fit_text, text_prompt
@@ -256,6 +257,13 @@ def test_a_stop_string_over_two_texts() -> None:
     stream = PieceStream(TOKENIZER, generation(stop=("END",), end_id=1))
     deltas = [stream.to_text(TokenDelta([], False, text=text, tokens=1)) for text in ("a E", "NDb")]
     assert [(delta.text, delta.finish) for delta in deltas] == [("a ", None), ("", "stop")]
+
+
+async def test_stop_strings_behind_reasoning_are_not_sent(prompts: Prompts) -> None:
+    for form, sent in ((None, True), (MessageForm(reasoning=Tags("<t>", "</t>")), False)):
+        options = Options(seed=1, params=GenerationParams(stop=("a",), message=form))
+        text = await text_prompt(prompts, "x", [1], TextModel(), options, restates=True)
+        assert ("a" in text.stop) is sent
 
 
 def test_zeros_for_outputs_that_were_not_asked_for() -> None:

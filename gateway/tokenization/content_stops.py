@@ -1,0 +1,148 @@
+"""Stop strings of a message that may hold reasoning: they match its content alone.
+
+The classes take the raw text, markup included, and return it unchanged up to the stop string.
+"""
+
+from __future__ import annotations
+
+from gateway.generation import GenerationParams
+from gateway.parsers.harmony import HarmonyParser
+from gateway.parsers.reasoning import ReasoningSplitter, Tags
+from gateway.parsers.tools.events import Content
+from gateway.tokenization.stop_strings import StopStrings
+
+
+def make_stops(params: GenerationParams) -> StopStrings | TaggedStops | HarmonyStops:
+    """Return the matcher for one choice."""
+    stops = StopStrings(params.stop, include=params.include_stop)
+    form = params.message
+    if not params.stop or form is None or not form.has_reasoning:
+        return stops
+    if form.reasoning is not None:
+        return TaggedStops(stops, form.reasoning, starts_open=form.reasoning_open)
+    return HarmonyStops(stops, form.channel or "", calls=form.tools is not None)
+
+
+class TaggedStops:
+    """Matches stop strings behind the closing tag of the reasoning, or in all of a text without.
+
+    Text that may begin an opening tag is held back: without reasoning it is content.
+    """
+
+    def __init__(self, stops: StopStrings, tags: Tags, *, starts_open: bool) -> None:
+        self._stops = stops
+        self._splitter = ReasoningSplitter(tags, starts_open=starts_open)
+        self._starts_open = starts_open
+        # In pieces: a model may write nothing but whitespace for long.
+        self._undecided: list[str] = []
+
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """Return as `StopStrings.cut` does."""
+        if self._splitter.state == "content":
+            return self._stops.cut(text)
+        before, content = self._split(text)
+        if self._splitter.state == "start":
+            self._undecided.append(content)
+            return "", None
+        shown, stopped = self._stops.cut(content)
+        return before + shown, stopped
+
+    def skip(self, text: str) -> str:
+        if self._splitter.state != "content":
+            self._splitter.split(text)
+        return text
+
+    def end(self, text: str) -> tuple[str, str | None]:
+        before, stopped = self.cut(text)
+        if stopped is not None:
+            return before, stopped
+        undecided = "".join(self._undecided)
+        if self._starts_open:
+            return before + undecided + self._stops.flush(), None
+        shown, stopped = self._stops.end(undecided)
+        return before + shown, stopped
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Return the text, with what was undecided, as reasoning with its tags and the rest."""
+        size = sum(len(e.text) for e in self._splitter.split(text) if isinstance(e, Content))
+        if self._splitter.state == "start":
+            return "", text
+        text = "".join([*self._undecided, text])
+        self._undecided.clear()
+        # Text that was skipped while it was undecided is no longer here.
+        start = max(len(text) - size, 0)
+        return text[:start], text[start:]
+
+
+class HarmonyStops(HarmonyParser):
+    """Matches stop strings in each message that is no reasoning, the arguments of calls included.
+
+    Headers and markers are no content, and each message is searched for itself.
+    """
+
+    def __init__(self, stops: StopStrings, begun: str, *, calls: bool) -> None:
+        super().__init__(begun, calls=calls)
+        self._stops = stops
+        self._stopped: str | None = None
+        self._matches = True
+        self._shown: list[str] = []
+        self._pending = ""  # a header, until it is one or text
+        self._written = ""  # text of a message that the parser has just found
+
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """Return as `StopStrings.cut` does."""
+        self._matches = True
+        self.parse(text)
+        return self._take_shown(), self._stopped
+
+    def skip(self, text: str) -> str:
+        self._matches = False
+        self.parse(text)
+        return self._take_shown()
+
+    def end(self, text: str) -> tuple[str, str | None]:
+        before, _ = self.cut(text)
+        self._written = ""
+        self.finish()
+        self._add(self._pending + self._held)
+        self._show(self._stops.flush())
+        return before + self._take_shown(), self._stopped
+
+    def _take_shown(self) -> str:
+        shown = "".join(self._shown)
+        self._shown.clear()
+        return shown
+
+    def _read(self, text: str) -> None:
+        self._written = ""
+        super()._read(text)
+        if self._header is None:
+            self._add(self._pending + text)
+            self._pending = ""
+        else:
+            self._pending += text
+
+    def _mark(self, marker: str) -> None:
+        self._show(self._stops.flush())
+        self._written = ""
+        super()._mark(marker)
+        self._add(self._pending)
+        self._pending = ""
+        self._show(self._stops.flush() + marker)
+
+    def _write(self, text: str) -> None:
+        self._written += text
+
+    def _add(self, text: str) -> None:
+        """Show text whose end is that of a message, as far as the parser has written any."""
+        content = ""
+        if self._matches and self._kind != "reasoning" and text.endswith(self._written):
+            content = self._written
+        self._show(text.removesuffix(content))
+        if content and self._stopped is None:
+            shown, self._stopped = self._stops.cut(content)
+            self._shown.append(shown)
+
+    def _show(self, text: str) -> None:
+        if self._stopped is None:
+            self._shown.append(text)

@@ -1,0 +1,50 @@
+class StopStrings:
+    """Finds the first stop string in streamed text, also when it is cut anywhere.
+
+    Text that may be the beginning of a stop string is held back until that is decided.
+    """
+
+    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
+        self._stop = stop
+        self._include = include
+        self._longest = max(map(len, stop), default=0)
+        self._held = ""
+
+    def cut(self, text: str) -> tuple[str, str | None]:
+        """Returns the text that may go out, and the stop string that was reached, if any.
+
+        Of several matches the one that begins first counts, of those the longest; it is returned
+        only with `include`.
+        """
+        if not self._stop:
+            return text, None
+        text = self._held + text
+        matches = [(i, -len(s), s) for s in self._stop if (i := text.find(s)) >= 0]
+        if matches:
+            self._held = ""
+            start, length, found = min(matches)
+            return text[: start - length if self._include else start], found
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def skip(self, text: str) -> str:
+        """Return text in which no stop string counts, such as that within `min_tokens`."""
+        return text
+
+    def end(self, text: str) -> tuple[str, str | None]:
+        """Return as `cut` does, for the last text: nothing is held back."""
+        shown, stopped = self.cut(text)
+        return shown + self.flush(), stopped
+
+    def flush(self) -> str:
+        """What was held back, once no more text can come."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            tail = text[-size:]
+            if any(s.startswith(tail) for s in self._stop):
+                return size
+        return 0
