@@ -3,7 +3,7 @@
 Releases differ: 0.1.8 has no ``(?:`` groups, and releases up to 0.1.25 throw on an alternative that
 is empty unless it is the last of a group. The rewritten expression matches the same texts: an empty
 alternative becomes ``(...)?``, and each group a plain one. A guide matches a complete text, so
-``^`` and ``$`` are empty.
+``^`` at its beginning and ``$`` at its end are empty, and refused elsewhere.
 
 Releases up to 0.1.18 overflow the stack on a repetition of what may be empty. The rewritten one has
 the non-empty texts only, which repeated are the same language: ``(a?b*)+`` becomes ``(a|b)*``.
@@ -48,6 +48,7 @@ def parts_of(expression: str) -> Iterator[Part]:
 class _Element:
     """A character, class or group, with its repetition. `empty` is an element that has no text.
 
+    `begins` is an element with ``^``, before which nothing may stand, and `ends` one with ``$``.
     `filled` is "" for an element that has no empty text. For others it has alternatives that are
     not empty and mean the same as the element when repeated.
     """
@@ -57,6 +58,8 @@ class _Element:
     empty: bool = False
     optional: bool = False
     repeated: bool = False
+    begins: bool = False
+    ends: bool = False
 
     def written(self) -> str:
         return f"{self.text}?" if self.optional else self.text
@@ -68,15 +71,19 @@ class _Group:
 
     def element(self) -> _Element:
         """Return the closed group."""
-        full = [each for each in self.alternatives if not _is_empty(each)]
+        elements = [element for each in self.alternatives for element in each]
+        begins = any(element.begins for element in elements)
+        ends = any(element.ends for element in elements)
+        # Compilers have no anchors within a group; where these may stand they are empty.
+        full = [_without_anchors(each) for each in self.alternatives if not _is_empty(each)]
         if not full:
-            return _Element("", empty=True)
+            return _Element("", empty=True, begins=begins, ends=ends)
         optional = len(full) < len(self.alternatives)
         filled = ""
         if optional or any(map(_may_be_empty, full)):
             filled = "|".join(dict.fromkeys(map(_filled, full)))
         text = "|".join(map(_written, full))
-        return _Element(f"({text})", filled, optional=optional)
+        return _Element(f"({text})", filled, optional=optional, begins=begins, ends=ends)
 
     def expression(self) -> str:
         """Return the group as a complete expression."""
@@ -110,7 +117,7 @@ def to_xgrammar(expression: str) -> str:
             if len(groups) == 1:
                 return expression
             closed = groups.pop().element()
-            groups[-1].alternatives[-1].append(closed)
+            _append(groups[-1].alternatives[-1], closed)
         elif kind == "or":
             groups[-1].alternatives.append([])
         elif kind in ("times", "sign"):
@@ -120,14 +127,23 @@ def to_xgrammar(expression: str) -> str:
         elif kind == "class":
             if not text.endswith("]") or len(text) < 3:
                 return expression
-            current.append(_Element(_class(text)))
+            _append(current, _Element(_class(text)))
         else:
             if kind == "escape" and text in ("\\", "\\p", "\\P"):
                 raise ValueError(f"{text}: classes of Unicode are not known here")
             # A bracket that closes nothing is a character.
             literal = f"\\{text}" if text in ("]", "}") else text
-            current.append(_Element(literal, empty=text in ("^", "$")))
+            begins, ends = text == "^", text == "$"
+            _append(current, _Element(literal, empty=begins or ends, begins=begins, ends=ends))
     return expression if len(groups) > 1 else groups[0].expression()
+
+
+def _append(elements: list[_Element], element: _Element) -> None:
+    if element.begins and not all(each.begins for each in elements):
+        raise ValueError("^: something stands before it, so nothing matches")
+    if elements and elements[-1].ends and not element.ends:
+        raise ValueError("$: something stands behind it, so nothing matches")
+    elements.append(element)
 
 
 def _check_open(text: str) -> None:
@@ -140,6 +156,8 @@ def _repeated(element: _Element, sign: str) -> _Element:
         if sign == "?":  # makes a repetition lazy, which changes no language
             return element
         raise ValueError(f"{sign}: a repetition is repeated, without parentheses around it")
+    if element.begins or element.ends:
+        raise ValueError(f"{sign}: an anchor is repeated")
     if element.empty:
         return _Element(element.text, empty=True, repeated=True)
     low, _, high = sign[1:-1].partition(",")
@@ -173,9 +191,7 @@ def _class_part(found: re.Match[str]) -> str:
 
 
 def _without_anchors(elements: list[_Element]) -> list[_Element]:
-    first = int(bool(elements) and elements[0].text == "^")
-    last = len(elements) - int(len(elements) > first and elements[-1].text == "$")
-    return elements[first:last]
+    return [element for element in elements if element.text not in ("^", "$")]
 
 
 def _is_empty(elements: list[_Element]) -> bool:

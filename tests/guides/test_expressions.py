@@ -34,7 +34,7 @@ IPV4 = r"((25[0-5]|(2[0-4]|1\d|[1-9]|)\d)\.){3}(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
         ("((a*)*c?|de)*", "(a|c|de)*"),
         ("((a|)b|c?)+", "((a)?b|c)*"),
         ("(a?){2,3}", "(a?){2,3}"),
-        ("b(a{0}|^)*a", "ba"),
+        ("b(a{0}|)*a", "ba"),
         ("(a?a*)*", "(a)*"),
         ("()b", "b"),
         ("(|)*b", "b"),
@@ -67,3 +67,19 @@ def test_it_matches_the_same_texts(expression: str) -> None:
     found = re.compile(written)
     for text in TEXTS:
         assert bool(asked.fullmatch(text)) == bool(found.fullmatch(text)), (written, text)
+
+
+@pytest.mark.parametrize("expression", ["b($)c", "a(^|b)c", ".(?:$)b", "a((?:){0,}^)", ".(^)+b"])
+def test_an_anchor_with_something_beyond_it_is_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"stands|repeated"):
+        to_xgrammar(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "rewritten"),
+    [("(^a)b", "(a)b"), ("a(b$|c)", "a(b|c)"), ("^(a$)", "^(a)"), ("((^|a)b)$", "((a)?b)$")],
+)
+def test_an_anchor_at_the_end_of_a_group_may_be_the_end_of_all(
+    expression: str, rewritten: str
+) -> None:
+    assert to_xgrammar(expression) == rewritten

@@ -304,7 +304,7 @@ async def test_a_custom_tool_is_called_over_http(
         [choice] = told.json()["choices"]
         [call], finish = choice["message"]["tool_calls"], choice["finish_reason"]
         assert call["custom"] == {"name": "patch", "input": "*** 🦉"}
-<<<<<<< HEAD
+    assert finish == "tool_calls"
 
 
 def test_a_grammar_is_given_with_its_format() -> None:
@@ -330,6 +330,3 @@ def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
     _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
     assert message is not None
     assert list(message.functions) == ["g"]
-=======
-    assert finish == "tool_calls"
->>>>>>> w-parsers2
