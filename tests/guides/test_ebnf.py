@@ -160,10 +160,9 @@ def test_a_grammar_without_recursion_is_a_regular_expression(
     ebnf = "root ::= " + " ".join(f"rule-{i}{times}" for i, (_, times) in enumerate(rules))
     ebnf += "".join(f"\nrule-{i} ::= {body}" for i, ((body, _), _) in enumerate(rules))
     regex = "".join(f"(?:{body}){times}" for (_, body), times in rules)
-    word = st.from_regex(regex, fullmatch=True, alphabet=ALPHABET + "x") | st.text(
-        letters, max_size=6
-    )
-    text = data.draw(word)
+    # Of a longer text, llguidance gives up where a repetition within one is ambiguous.
+    matching = st.from_regex(regex, fullmatch=True, alphabet=ALPHABET + "x")
+    text = data.draw(matching.filter(lambda text: len(text) <= 40) | st.text(letters, max_size=6))
     expected = re.fullmatch(regex, text) is not None
     assert (matches(ebnf, text), matches(to_xgrammar(ebnf), text)) == (expected, expected)
 
