@@ -68,6 +68,7 @@ _WRITTEN_BY_US = (
     ResponseEvent,
 )
 _REFERENCE = re.compile(r"#/components/schemas/(\w+)")
+_OTHER = "#/components/schemas/OtherObject"
 _REQUEST_ID = {
     "description": "The request's own when it was short and plain.",
     "required": True,
@@ -110,7 +111,22 @@ def build(routes: Sequence[APIRoute]) -> bytes:
     components["headers"] = {"x-request-id": _REQUEST_ID}
     bearer = {"type": "http", "scheme": "bearer"}
     components["securitySchemes"] = {"admin_key": bearer, "api_key": bearer}
+    _allow_overlap(described)
     return orjson.dumps(described)
+
+
+def _allow_overlap(part: Any) -> None:
+    """Write `anyOf` for unions in which an object of a known type is also one of any type."""
+    if isinstance(part, list):
+        for each in part:
+            _allow_overlap(each)
+    if not isinstance(part, dict):
+        return
+    branches = part.get("oneOf")
+    if isinstance(branches, list) and {"$ref": _OTHER} in branches:
+        part["anyOf"] = part.pop("oneOf")
+    for each in part.values():
+        _allow_overlap(each)
 
 
 def _listed(route: APIRoute) -> APIRoute:

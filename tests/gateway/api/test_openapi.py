@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import jsonschema
 import pytest
 from hypothesis import assume
 
@@ -331,3 +332,9 @@ def test_parameters_that_are_refused_are_not_listed(name: str) -> None:
 def test_the_allowed_methods_of_a_path_are_all_named(stack: Stack) -> None:
     response = httpx.put(f"{stack.gateway}/v1/adapters", timeout=PATIENCE_S)
     assert response.headers["allow"] == "GET, HEAD, POST"
+
+
+def test_an_object_of_a_known_type_is_valid_where_one_of_any_type_is() -> None:
+    namespace = {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]}
+    reference = {"$ref": "#/components/schemas/NamespaceTool"}
+    jsonschema.validate(namespace, reference | {"components": DOCUMENT["components"]})
