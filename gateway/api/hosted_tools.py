@@ -6,15 +6,14 @@ named in `x-ignored-parameters`. Only a choice that demands a call of one is ref
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.errors import UnsupportedParameter
 
-# A response header holds the names.
-_MAX_NAMED = 8
-_PLAIN = re.compile(r"[a-z0-9_.-]{1,64}")
+# Hints stay for as long as the answer takes; `ignored` bounds the header.
+_MAX_TYPES = 64
+_MAX_TYPE_CHARS = 64
 
 
 class HostedTool(NamedTuple):
@@ -25,17 +24,12 @@ class HostedTool(NamedTuple):
 
 
 def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:
-    """Return a hint for the first tool of each type, and one for the number of further types."""
+    """Return a hint for the first tool of each type, of 64 types at most."""
     first: dict[str, str] = {}
     for param, kind in hosted:
         first.setdefault(kind, param)
-    hints = [
-        f"{param}={kind}" if _PLAIN.fullmatch(kind) else param
-        for kind, param in [*first.items()][:_MAX_NAMED]
-    ]
-    if len(first) > _MAX_NAMED:
-        hints.append(f"tools: {len(first) - _MAX_NAMED} more types")
-    return hints
+    named = [*first.items()][:_MAX_TYPES]
+    return [f"{param}={kind[:_MAX_TYPE_CHARS]}" for kind, param in named]
 
 
 def refuse_hosted(hosted: Sequence[HostedTool]) -> None:

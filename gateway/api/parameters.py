@@ -114,7 +114,8 @@ def parse(
                     param=wish,
                 )
             hints.append("tools.function.strict")
-        hints += uncallable_tools(request, strict=strict)
+        if request.tools:
+            hints += uncallable_tools(request, strict=strict)
     return Parsed(request, (*hints, *unknown), tuple(unknown))
 
 
@@ -189,8 +190,6 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
     `strict` refuses them. Raises UnsupportedParameter.
     """
     hints: list[str] = []
-    if not chat.tools:
-        return hints
     if chat.grammar_unenforced:
         hints.append("tools.custom.format")
         if strict:

@@ -161,6 +161,9 @@ class Chat(ChatCompletionRequest):
     """The places of `tools` in the request."""
     omit_thinking: bool = False
 
+    def _check_tool_messages(self) -> None:
+        """Leave this to `blocks`, which names the block."""
+
     def name_place(self, place: str) -> str:
         found = OF_TOOL.fullmatch(place)
         return place if found is None else f"tools.{self.tool_places[int(found[1])]}.input_schema"
@@ -197,17 +200,14 @@ def parse(
     if strict and hints:
         param = hints[0].partition("=")[0]
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
-    hints += uncallable_tools(chat, strict=strict)
+    if chat.tools:
+        hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, (*hints, *unknown), unknown)
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
-    """Names the parameter as the client wrote it, where a chat calls it otherwise."""
-    names, param = _WRITTEN, error.param or ""
-    if found := OF_TOOL.fullmatch(param):
-        field = "input_schema" if found[2] == "parameters" else found[2]
-        names = names | {param: f"tools.{found[1]}.{field}"}
-    return renamed(error, names)
+    """Name the parameter as the client wrote it, where a chat calls it otherwise."""
+    return renamed(error, _WRITTEN)
 
 
 def _output(config: OutputConfig | None) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def parse(
     if strict and hints:
         param = hints[0].partition("=")[0]
         raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
-    hints += uncallable_tools(chat, strict=strict)
+    if chat.tools:
+        hints += uncallable_tools(chat, strict=strict)
     return Parsed(chat, (*hints, *unknown), unknown)
 
 

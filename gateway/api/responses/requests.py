@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -47,7 +48,7 @@ class ResponsePrompt(Strict):
     previous_response_id: str | None = None
     conversation: Conversation | None = None
 
-    @property
+    @cached_property
     def items(self) -> Sequence[Item]:
         """The new ones, as a list in any case."""
         if isinstance(self.input, str):
