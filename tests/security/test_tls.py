@@ -80,6 +80,7 @@ def test_the_openai_client_over_tls(gateway: SecureGateway, stream: bool) -> Non
             model="demo",
             prompt="Once",
             max_tokens=5,
+            temperature=0,
             stream=stream,
             extra_body={"ignore_eos": True},
         )
