@@ -105,7 +105,7 @@ def parse(
         raise InvalidRequest(
             "stream_options may only be set together with stream.", param="stream_options"
         )
-    if isinstance(request, ChatCompletionRequest):
+    if isinstance(request, ChatCompletionRequest) and request.tools:
         if wish := request.strict_unenforced:
             if strict:
                 raise UnsupportedParameter(
@@ -114,8 +114,7 @@ def parse(
                     param=wish,
                 )
             hints.append("tools.function.strict")
-        if request.tools:
-            hints += uncallable_tools(request, strict=strict)
+        hints += uncallable_tools(request, strict=strict)
     return Parsed(request, (*hints, *unknown), tuple(unknown))
 
 
@@ -143,7 +142,8 @@ def sort_fields(
     hints: list[str] = []
     unknown: list[str] = []
     renamed: dict[str, str] = {}
-    fields = model.model_fields
+    # What `model_fields` gives, without its look-up in two properties.
+    fields = model.__pydantic_fields__
     if given.keys() <= fields.keys():
         return SortedFields(given, hints, unknown, renamed)
     others = {name: given.pop(name) for name in [*given] if name not in fields}
@@ -184,6 +184,19 @@ def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M
     return model.model_validate(fields, extra="ignore"), paths
 
 
+def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) -> None:
+    """Add to a request's hints those of the chat that it is.
+
+    `strict` refuses them. Raises UnsupportedParameter.
+    """
+    if chat.strict_unenforced:
+        hints.append("tools.strict")
+    if strict and hints:
+        param = hints[0].partition("=")[0]
+        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
+    hints += uncallable_tools(chat, strict=strict)
+
+
 def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
     """The hints of grammars that are not enforced, and of tools where a format rules calls out.
 
@@ -208,6 +221,8 @@ def uncallable_tools(chat: ChatCompletionRequest, *, strict: bool) -> list[str]:
 
 def _flat(data: Fields) -> Fields:
     """Move the members of containers beside them; what stands there already counts."""
+    if data.keys().isdisjoint(CONTAINERS):
+        return data
     for container in CONTAINERS:
         members = data.pop(container, None)
         if members is None:

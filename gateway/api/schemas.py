@@ -78,6 +78,8 @@ class ChatCompletionRequest(GenerationRequest):
 
     def _check_tool_messages(self) -> None:
         """Raise InvalidRequest for a tool message that answers no call before it."""
+        if "tool" not in [message.role for message in self.messages]:
+            return
         calls: set[str] = set()
         for number, message in enumerate(self.messages):
             call_id = message.tool_call_id if message.role == "tool" else None

@@ -111,7 +111,8 @@ async def prepared(
         # One too many is refused before anything is read or worked out for it.
         with await service.accounting.count(tenant, places=1) as reservation:
             wanted, hints, unknown = await intake.read(parse)
-            service.metrics.count_unknown_parameters(unknown)
+            if unknown:
+                service.metrics.count_unknown_parameters(unknown)
             try:
                 if settle is not None:
                     wanted = await settle(intake, tenant, wanted)

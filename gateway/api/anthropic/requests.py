@@ -22,11 +22,11 @@ from gateway.api.anthropic.tools import (
 from gateway.api.field_types import StopStrings, Whole
 from gateway.api.hosted_tools import name_hosted
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
+from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, renamed
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.errors import InvalidRequest
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -79,7 +79,7 @@ class Prompt(Strict):
     def chat(self) -> dict[str, Any]:
         """The fields of a chat request. Raises UnsupportedParameter and InvalidRequest."""
         own = own_tools(self.tools) if self.tools else []
-        names = {tool.name or "" for _, tool in own}
+        names = {tool.name or "" for _, tool in own} if own else frozenset()
         messages = chat_messages(system_text(self.system), self.messages, names)
         chat: dict[str, Any] = {"model": self.model, "messages": messages}
         if not messages:
@@ -195,13 +195,8 @@ def parse(
     except ValidationError as error:
         raise as_written(invalid_request(error)) from None
     hints = [*given.hints, *wanted.hints]
-    if chat.strict_unenforced:
-        hints.append("tools.strict")
-    if strict and hints:
-        param = hints[0].partition("=")[0]
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
-    if chat.tools:
-        hints += uncallable_tools(chat, strict=strict)
+    if chat.tools or hints:
+        check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *unknown), unknown)
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, SkipValidation, ValidationError
 
 from gateway.api.chat_tools import Tool
 from gateway.api.messages import Strict
-from gateway.api.parameters import Parsed, sort_fields, uncallable_tools, validate
+from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import (
     AdditionalToolsItem,
@@ -24,7 +24,7 @@ from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.errors import InvalidRequest
 
 M = TypeVar("M", bound=Strict)
 
@@ -102,13 +102,8 @@ def parse(
     if not asked.continues:
         check_outputs(own)
     hints = [*fields.hints, *asked.hints, *chat.tool_hints]
-    if chat.strict_unenforced:
-        hints.append("tools.strict")
-    if strict and hints:
-        param = hints[0].partition("=")[0]
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
-    if chat.tools:
-        hints += uncallable_tools(chat, strict=strict)
+    if chat.tools or hints:
+        check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *unknown), unknown)
 
 
