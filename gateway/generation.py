@@ -54,7 +54,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the text must match, as the engine's guided decoding takes it.
+    """A constraint on the text, as the engine's guided decoding takes it.
 
     `best_effort` maps JSON paths of a schema to what the client calls the schemas there: under
     these, what cannot be enforced is left out.

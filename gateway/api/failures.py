@@ -101,7 +101,7 @@ TABLE: Mapping[type[Exception], Row] = {
     http_errors.SlowRequest: Row(408, _CLIENT, "request_timeout"),
     http_errors.ContentTooLarge: Row(413, _CLIENT, "content_too_large"),
     http_errors.UnsupportedMediaType: Row(415, _CLIENT, "unsupported_media_type"),
-    # Codex goes on over HTTP after this status, and tries again for seconds after any other.
+    # Codex continues over HTTP after this status, and tries again for seconds after any other.
     http_errors.WebSocketNotOffered: Row(426, _CLIENT, "websocket_not_offered"),
     http_errors.HeadersTooLarge: Row(431, _CLIENT, "headers_too_large"),
     http_errors.TooManyConnections: Row(503, _SERVER, "overloaded", retry_after_s=1),

@@ -266,7 +266,7 @@ NoStructuralTag = Annotated[Any, AfterValidator(_check_structural_tag)]
 
 
 class ResponseFormat(Strict):
-    """What the answer must match.
+    """The format that the answer must match.
 
     OpenAI has `text`, `json_object` and `json_schema`. Other servers have a schema beside the type,
     `json` for `json_object`, regular expressions, grammars and structural tags.

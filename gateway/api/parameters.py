@@ -69,7 +69,7 @@ class SortedFields(NamedTuple):
 
 
 class Rules(TypedDict):
-    """What the settings say of parameters, as arguments of each protocol's `parse`."""
+    """The settings for parameters, as arguments of each protocol's `parse`."""
 
     strict: bool
     refuse_unknown: bool

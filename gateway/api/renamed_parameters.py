@@ -21,7 +21,7 @@ def _no_hints(_: Any) -> Iterable[str]:
 
 
 class Renamed(NamedTuple):
-    """What others call a field of this server.
+    """A field of this server under the name that others have for it.
 
     Attributes:
         place: the field, or the path of a member.

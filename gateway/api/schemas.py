@@ -110,6 +110,23 @@ class ChatCompletionRequest(GenerationRequest):
                         f"{where}: found {tool.function.name!r}, also the name of a custom tool.",
                         param=where,
                     )
+        self._check_schemas()
+
+    def _check_schemas(self) -> None:
+        """Raise InvalidRequest for two tools of one name whose arguments differ.
+
+        The model would read both schemas, and a guide could enforce one of them only.
+        """
+        known: dict[str, dict[str, Any] | None] = {}
+        for number, tool in enumerate(self.callable_tools):
+            name, schema = tool.function.name, tool.function.parameters
+            if known.setdefault(name, schema) != schema:
+                where = self.name_place(f"tools[{number}].function.parameters")
+                raise InvalidRequest(
+                    f"{where}: found another schema than an earlier tool {name!r} has; "
+                    "rename one of the two.",
+                    param=where,
+                )
 
     def _check_beside_the_prompt(self) -> None:
         """What its answer begins with, and is read with, stays until that has ended.
@@ -224,7 +241,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def grammar_unenforced(self) -> bool:
-        """Whether the model is told a grammar of a custom tool's input, which is not enforced."""
+        """Return True if the prompt has a grammar of a custom tool, which is not enforced."""
         if self.tool_choice == "none":
             return False
         return any(isinstance(tool, ChatCustomTool) and tool.grammar for tool in self.tools or ())
@@ -238,7 +255,7 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def allows_calls(self) -> bool:
-        """Whether the answer may call a tool, by itself or because it is forced to."""
+        """Return True if the answer may call a tool, by itself or because it is forced to."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property

@@ -436,7 +436,7 @@ class Settings(BaseSettings):
 
     @property
     def refuse_unknown(self) -> bool:
-        """Whether a parameter whose name is unknown gets 400."""
+        """Return True if a parameter whose name is unknown gets 400."""
         return self.strict_parameters or self.unknown_parameters == "refuse"
 
     @property

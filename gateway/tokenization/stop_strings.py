@@ -38,7 +38,7 @@ class StopStrings:
         return shown + self.flush(), stopped
 
     def flush(self) -> str:
-        """What was held back, once no more text can come."""
+        """Return the text that was held back, once no more text can come."""
         held, self._held = self._held, ""
         return held
 

@@ -155,7 +155,7 @@ DEFAULTS: list[dict[str, Any]] = [
     {"type": "tool_search", "execution": "client", "description": "Finds", "parameters": {}},
     {"type": "web_search", "external_web_access": False},
 ]
-"""What it has besides its own functions in its default configuration."""
+"""Tools that it has besides its own functions in its default configuration."""
 NAMED = {"namespace": "mcp__pg", "name": "query"}
 
 

@@ -23,7 +23,7 @@ _TEXTS = frozenset(("content", "description", "input", "instructions", "output",
 """Members whose strings are prose. Schemas, grammars and arguments are kept in full."""
 _MAX_TEXT_CHARS = 400
 _MAX_REQUESTS = 6
-"""Of a program, for each path."""
+"""Stored requests of one program, for each path."""
 _STATEFUL = re.compile('"(?:item_reference|previous_response_id|conversation)"')
 """Members of requests that only the gateway that answered the one before can answer."""
 _RANDOM = re.compile(

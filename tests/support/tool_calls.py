@@ -38,7 +38,7 @@ def folded(events: list[Event]) -> list[Event]:
 
 
 def parsed(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> list[Event]:
-    """What a new parser makes of a text that comes in `pieces`, and was perhaps cut."""
+    """Return the events that a new parser makes of a text in `pieces`, which was perhaps cut."""
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
     return folded(events + parser.finish(cut=cut))

@@ -49,7 +49,7 @@ class Chat(ChatCompletionRequest):
     tool_places: tuple[str, ...] = ()
     """The paths of `tools` in the request."""
     called_tools: SkipValidation[Mapping[str, CalledTool]] = Field(default_factory=dict)
-    """What calls are by the model's name for the tool, all but plain functions."""
+    """Kinds of calls by the model's name for the tool, without plain functions."""
     tool_hints: tuple[str, ...] = ()
     told: bytes = b""
     """What the answer tells of the request: a JSON object."""

@@ -1,4 +1,4 @@
-"""Where a value between tags ends, although its text may contain the same tags.
+"""The end of a value between tags, whose text may contain the same tags.
 
 A closing tag closes a value only if the next parameter or the end of the call follows, white space
 aside. Until then the tag is held back. Models also leave closing tags out, so a value ends, too:

@@ -181,3 +181,10 @@ async def test_what_is_left_out_is_named_in_a_header(tmp_path: Path) -> None:
     assert first == "tools.0.type=web_search_20250305"
     assert second == r"tools.1.type=x\u000d\u000aset-cookie:\u0020a=b"
     assert "set-cookie" not in told.headers
+
+
+def test_two_schemas_under_one_name_are_refused() -> None:
+    other = F | {"input_schema": {"type": "string"}}
+    with pytest.raises(InvalidRequest, match="another schema") as refused:
+        chat(tools=[HOSTED[0], F, other])
+    assert refused.value.param == "tools.2.input_schema"

@@ -330,3 +330,13 @@ def test_schemas_of_tools_in_no_prompt_are_not_kept(tmp_path: Path) -> None:
     _, message = rendered(chat(tools=[F, G], tool_choice=choice), form)
     assert message is not None
     assert list(message.functions) == ["g"]
+
+
+def test_two_schemas_under_one_name_are_refused() -> None:
+    other = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+    with pytest.raises(InvalidRequest, match="another schema than an earlier tool 'f'") as refused:
+        chat(tools=[G, F, other])
+    assert refused.value.param == "tools[2].function.parameters"
+    # A tool that is listed twice has one schema, and one that may not be called has none to hold.
+    chat(tools=[F, F, G])
+    chat(tools=[F, other, G], tool_choice=allowed({"type": "function", "function": {"name": "g"}}))

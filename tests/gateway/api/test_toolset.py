@@ -407,3 +407,17 @@ def test_a_grammar_is_given_with_its_format(missing: str) -> None:
     with pytest.raises(InvalidRequest, match="ield required") as refused:
         chat(tools=[tool])
     assert refused.value.param == f"tools[0].format.{missing}"
+
+
+def test_two_schemas_under_one_name_are_refused() -> None:
+    other = FUNCTION | {"parameters": {"type": "object"}}
+    with pytest.raises(InvalidRequest, match="another schema") as refused:
+        chat(tools=[FUNCTION, other])
+    assert refused.value.param == "tools[1].parameters"
+    twice = [
+        POSTGRES,
+        POSTGRES | {"tools": [t | {"parameters": {"title": "x"}} for t in POSTGRES["tools"]]},
+    ]
+    with pytest.raises(InvalidRequest, match="another schema") as refused:
+        chat(tools=twice)
+    assert refused.value.param == "tools[1].tools[0].parameters"
