@@ -32,6 +32,7 @@ from gateway.api.console import internal as console_internal
 from gateway.api.console import requests as console_requests
 from gateway.api.console.looks import Console
 from gateway.api.error_handlers import HANDLERS
+from gateway.api.preflights import PreflightHints
 from gateway.api.request_log import Handler, RequestLog
 from gateway.api.responses import conversations, retrieval
 from gateway.api.responses import endpoints as responses
@@ -143,11 +144,16 @@ def compose(api: FastAPI, settings: Settings) -> ASGIApp:
     handlers = generations.HOT | anthropic.HOT | responses.HOT
     hot = {path: around(_endpoint(handler), generates=True) for path, handler in handlers.items()}
     no_room = around(_endpoint(_no_room))
+    preflights = PreflightHints(settings.cors_origins)
 
     def app(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope["app"] = api
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        chosen = hot.get(scope["path"], api) if is_post else api
+        chosen: ASGIApp = api
+        if scope["type"] == "http":
+            if scope["method"] == "POST":
+                chosen = hot.get(scope["path"], api)
+            else:
+                preflights.note(scope)
         if NO_ROOM in scope.get("extensions", ()):
             # Other workers, which ask for admins, come in without a port.
             for_admins = scope["server"][1] in (None, api.state.admin_port)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.api import failures
 from gateway.api.anthropic import errors as anthropic
 from gateway.api.failures import Answer, Failure
 
-_ANTHROPIC = "/v1/messages"
+_MESSAGES, _MODELS = "/v1/messages", "/v1/models"
+_VERSION = b"anthropic-version"
 
 
-def answer_at(path: str, error: Failure) -> Answer:
-    """The whole answer, for a client that has been told nothing yet."""
-    ours = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
-    return failures.answer(error, anthropic.envelope if ours else failures.envelope)
+def answer_at(path: str, fields: Mapping[bytes, bytes], error: Failure) -> Answer:
+    """Return the complete response to a request for `path` with the header `fields`."""
+    anthropics = is_anthropic(path, fields)
+    return failures.answer(error, anthropic.envelope if anthropics else failures.envelope)
+
+
+def is_anthropic(path: str, fields: Mapping[bytes, bytes]) -> bool:
+    """Return True if a request is one of Anthropic's protocol.
+
+    Models have the same paths in both protocols: the header tells them apart.
+    """
+    return _is_at(path, _MESSAGES) or (_VERSION in fields and _is_at(path, _MODELS))
+
+
+def _is_at(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")

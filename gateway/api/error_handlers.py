@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 from adapters.errors import AdapterError, StoreError
 from gateway.api.envelopes import answer_at
 from gateway.api.failures import Failure, refusal
-from gateway.api.request_log import context_of
+from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
 from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
 
@@ -21,7 +21,8 @@ from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffere
 async def _failure(request: Request, error: Failure) -> Response:
     context = context_of(request.scope)
     context.error, context.refused = type(error), refusal(error)
-    status, headers, body = answer_at(request.url.path, error)
+    fields = exchange_of(request.scope).fields
+    status, headers, body = answer_at(request.url.path, fields, error)
     return Response(body, status, headers, "application/json")
 
 

@@ -1,15 +1,24 @@
-"""GET /v1/models and /v1/models/{id}, with vLLM's `root`, `parent` and `max_model_len`."""
+"""GET /v1/models and /v1/models/{id}, with vLLM's `root`, `parent` and `max_model_len`.
+
+Requests with the header `anthropic-version` get Anthropic's form.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from fastapi import Request
+
 from adapters.record import Version, selected_name, selector
 from gateway.api.answer_schemas import Answer, Count
+from gateway.api.anthropic.models import PAGE, ModelInfo, ModelPage, describe, select_page
 from gateway.api.auth import Caller, Running
+from gateway.api.envelopes import is_anthropic
+from gateway.api.request_log import exchange_of
 from gateway.api.routing import Name, Router, needs, refusals
 from gateway.catalog.mapped import AnyModel
 from gateway.config.mapped import EmbeddingModel
+from gateway.config.tenants import Tenant
 from gateway.service import Service
 
 router = Router()
@@ -44,10 +53,10 @@ class Models(Answer):
 @router.get(
     "/v1/models",
     summary="The base model, its adapters, and models for embeddings and ranking.",
-    responses=refusals(401),
-    openapi_extra=needs("api_key", optional=True),
+    responses=refusals(400, 401),
+    openapi_extra=needs("api_key", optional=True, query=PAGE),
 )
-async def list_models(service: Running, tenant: Caller) -> Models:
+async def list_models(request: Request, service: Running, tenant: Caller) -> Models | ModelPage:
     base = service.settings.model_name
     data = [_base(service)] if service.access.sees(tenant, base) else []
     data += [
@@ -60,6 +69,8 @@ async def list_models(service: Running, tenant: Caller) -> Models:
         for model in service.mapped.all
         if service.access.sees(tenant, model.name)
     ]
+    if _wants_anthropic(request):
+        return select_page(request, [_info(model) for model in data])
     return Models(data=data)
 
 
@@ -69,7 +80,15 @@ async def list_models(service: Running, tenant: Caller) -> Models:
     responses=refusals(401, 403, 404, 503),
     openapi_extra=needs("api_key", optional=True),
 )
-async def retrieve_model(service: Running, tenant: Caller, model: Name) -> Model:
+async def retrieve_model(
+    request: Request, service: Running, tenant: Caller, model: Name
+) -> Model | ModelInfo:
+    found = _find(service, tenant, model)
+    return _info(found) if _wants_anthropic(request) else found
+
+
+def _find(service: Service, tenant: Tenant | None, model: str) -> Model:
+    """Return a model that a tenant may use. Raises what `Access.route` raises."""
     if (other := service.mapped.get(model)) is not None:
         service.access.route(service.mapped, tenant, model)
         return _mapped(service, other)
@@ -78,6 +97,15 @@ async def retrieve_model(service: Running, tenant: Caller, model: Name) -> Model
         return _base(service)
     _, version = service.adapters.resolve(model)
     return _adapter(service, model, version)
+
+
+def _wants_anthropic(request: Request) -> bool:
+    return is_anthropic(request.url.path, exchange_of(request.scope).fields)
+
+
+def _info(model: Model) -> ModelInfo:
+    generates = model.modes not in (["embeddings"], ["rerank"])
+    return describe(model.id, model.created, context=model.context_length, generates=generates)
 
 
 def _base(service: Service) -> Model:

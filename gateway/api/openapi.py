@@ -43,15 +43,18 @@ _GENERATIONS = (
     ResponseRequest,
     InputTokensRequest,
 )
-_READ_BY_US = (
-    *_GENERATIONS,
-    embeddings.EmbeddingsRequest,
-    rerank.RerankRequest,
+_PLAIN = (
     conversations.NewConversation,
     conversations.ChangedConversation,
     conversations.AddedItems,
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
+)
+_READ_BY_US = (
+    *_GENERATIONS,
+    embeddings.EmbeddingsRequest,
+    rerank.RerankRequest,
+    *_PLAIN,
     adapters.AdapterOfSource,
     adapters.Rollback,
     vllm_adapters.LoadLoraAdapter,
@@ -153,11 +156,11 @@ def _models() -> dict[str, Schema]:
 
 
 def _allow_unknown_names(schemas: dict[str, Schema]) -> None:
-    """Let schemas say that unknown names are accepted: at any depth of a generation's request.
+    """Let schemas say that unknown names are accepted, at any depth of most requests.
 
     Of an input that is embedded or ranked, members are content and stay as they are.
     """
-    waiting = [model.__name__ for model in _GENERATIONS]
+    waiting = [model.__name__ for model in (*_GENERATIONS, *_PLAIN)]
     found = {embeddings.EmbeddingsRequest.__name__, rerank.RerankRequest.__name__, *waiting}
     while waiting:
         text = orjson.dumps(schemas[waiting.pop()]).decode()

@@ -87,7 +87,7 @@ class RequestLog:
                 raise  # half an answer cannot become an error
             log.exception("unexpected error")
             failed = InternalError("The server had an unexpected error.")
-            told, headers, body = answer_at(scope["path"], failed)
+            told, headers, body = answer_at(scope["path"], exchange.fields, failed)
             response = Response(body, told, headers, "application/json")
             await response(scope, receive, send)
         finally:

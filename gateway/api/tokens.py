@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count
 from gateway.api.auth import tenant_of
-from gateway.api.body import parse_json
 from gateway.api.chat_tools import Tools
 from gateway.api.field_types import MAX_IDS, TokenId
 from gateway.api.intake import Intake
 from gateway.api.messages import Messages, Strict
+from gateway.api.plain_requests import read_plain
 from gateway.api.request_log import service_of
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.errors import InvalidRequest
@@ -73,7 +73,7 @@ async def tokenize(request: Request) -> Response:
     tenant = tenant_of(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
-            wanted = await intake.read(partial(parse_json, TokenizeRequest))
+            wanted, headers = await read_plain(request, intake, TokenizeRequest)
             chat = service.prompts.chat
             if wanted.model is not None:
                 route = service.access.route(service.router, tenant, wanted.model)
@@ -96,7 +96,7 @@ async def tokenize(request: Request) -> Response:
                 most = capabilities.max_seq_len
                 return orjson.dumps(Tokens(len(ids), most, ids.tolist(), strings))
 
-            return _json(await intake.work(body))
+            return _json(await intake.work(body), headers)
 
 
 def _text(chat: ChatFormat, wanted: TokenizeRequest) -> str | GuardedText:
@@ -126,15 +126,15 @@ async def detokenize(request: Request) -> Response:
     tenant = tenant_of(request)
     with await service.accounting.count(tenant, places=1):
         async with Intake(request, tenant) as intake:
-            wanted = await intake.read(partial(parse_json, DetokenizeRequest))
+            wanted, headers = await read_plain(request, intake, DetokenizeRequest)
             if wanted.model is not None:
                 service.access.route(service.router, tenant, wanted.model)
             size = service.prompts.vocab_size
             if max(wanted.tokens, default=0) >= size:
                 raise InvalidRequest(f"tokens: token ids must be 0 to {size - 1}.", param="tokens")
             text = await intake.work(partial(service.prompts.decode, wanted.tokens))
-            return _json(orjson.dumps(Text(text)))
+            return _json(orjson.dumps(Text(text)), headers)
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _json(body: bytes, headers: dict[str, str]) -> Response:
+    return Response(body, media_type="application/json", headers=headers)

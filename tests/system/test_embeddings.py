@@ -183,6 +183,7 @@ def test_documents_are_ranked(http: httpx.Client) -> None:
 
 LONG = "word " * 600
 EMBEDDINGS, RERANK = "/v1/embeddings", "/v1/rerank"
+RANKED = {"model": "ranker", "query": "a", "documents": ["b", "c"]}
 REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
     (EMBEDDINGS, {"model": "words"}, 400, "input"),
     (EMBEDDINGS, {"model": "words", "input": ""}, 400, "input"),
@@ -236,6 +237,30 @@ def test_refusals_name_what_is_wrong(
     # A stranger's bad request takes the model from nobody.
     if body["model"] == "odd":
         assert http.post(path, json=body | {"input": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [(EMBEDDINGS, {"model": "words", "input": "a"}), (RERANK, RANKED)],
+)
+def test_unknown_names_follow_the_setting(
+    vector_stack: Stack, http: httpx.Client, folder: Path, path: str, fields: dict[str, Any]
+) -> None:
+    asked = fields | {"next_months": 1}
+    answer = http.post(path, json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-parameters"] == "next_months"
+    refusing = folder / "refusing"
+    with (
+        GatewayProcess(
+            refusing, vector_stack, config=configured(folder), unknown_parameters="refuse"
+        ) as gateway,
+        gateway.client(KEY) as client,
+    ):
+        refused = client.post(path, json=asked)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("Unrecognized request argument: next")
+        assert client.post(path, json=fields).status_code == 200
 
 
 def test_models_are_listed(http: httpx.Client, gateway: GatewayProcess) -> None:

@@ -36,6 +36,10 @@ _WRITTEN: dict[str, str] = {
     "stop": "stop_sequences",
 }
 """What a chat's parameters are called here, where that differs."""
+_NO_WARM_UP = (
+    "max_tokens: found 0; allowed: 1 or more. This server cannot fill the prompt cache without "
+    "output: send max_tokens 1 to fill it, or use /v1/messages/count_tokens to count tokens."
+)
 _TAGGED = frozenset({"content", "system"})
 """Lists of blocks: within one, pydantic names the type beside the place."""
 
@@ -184,6 +188,9 @@ def parse(
         refuse_unknown=refuse_unknown,
         without_effect=() if model is MessagesRequest else MessagesRequest.model_fields.keys(),
     )
+    limit = given.served.get("max_tokens")
+    if limit == 0 and limit is not False:
+        raise InvalidRequest(_NO_WARM_UP, param="max_tokens")
     try:
         wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:

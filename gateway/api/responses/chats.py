@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from pydantic import Field, SkipValidation, ValidationError
 
 from gateway.api.chat_tools import Tool
-from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.responses.item_messages import check_outputs
 from gateway.api.responses.items import (
@@ -25,8 +24,6 @@ from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request, location, pick, renamed, words
 from gateway.errors import InvalidRequest
-
-M = TypeVar("M", bound=Strict)
 
 _SAID = MessageItem(role="user", content="")
 
@@ -90,7 +87,7 @@ def parse(
     try:
         asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid(error) from None
     unknown = (*fields.unknown, *nested)
     own = asked.items
     if asked.continues:
@@ -105,14 +102,6 @@ def parse(
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
     return Parsed(chat, (*hints, *unknown), unknown)
-
-
-def validated(model: type[M], body: bytes) -> M:
-    """A JSON body as `model`. Raises InvalidRequest naming the parameter."""
-    try:
-        return model.model_validate(load_object(body or b"{}"))
-    except ValidationError as error:
-        raise _invalid(error) from None
 
 
 def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:
@@ -141,7 +130,7 @@ def _place(name: str, places: Sequence[str]) -> str:
     return f"{places[int(found[1])]}.{found[2]}"
 
 
-def _invalid(error: ValidationError) -> InvalidRequest:
+def invalid(error: ValidationError) -> InvalidRequest:
     """What is wrong with a body, with the path of the field as OpenAI writes it."""
     problem = pick(error)
     path = location(problem)

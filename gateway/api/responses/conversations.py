@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from gateway.api.answer_schemas import Count, Described
 from gateway.api.messages import Strict
+from gateway.api.plain_requests import read_plain
 from gateway.api.responses import items
-from gateway.api.responses.chats import validated
+from gateway.api.responses.chats import invalid
 from gateway.api.responses.conversation_items import (
     Head,
     add_items,
@@ -84,14 +85,14 @@ def _described(model: type[BaseModel], *, body: type[Strict] | None = None, **mo
 )
 async def create(request: Request) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted = await ask.intake.read(partial(validated, NewConversation))
+        wanted, headers = await read_plain(request, ask.intake, NewConversation, invalid)
         conversation = f"conv_{secrets.token_hex(16)}"
         told = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
         head = Head(told, ask.kept.time)
         await ask.kept.put(ask.tenant, [head_record(conversation, head)])
         if wanted.items:
             await _add(ask, conversation, wanted.items)
-        return _told(conversation, head)
+        return _told(conversation, head, headers)
 
 
 @router.get(
@@ -111,11 +112,11 @@ async def retrieve(request: Request, conversation_id: Name) -> Response:
 )
 async def update(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted = await ask.intake.read(partial(validated, ChangedConversation))
+        wanted, headers = await read_plain(request, ask.intake, ChangedConversation, invalid)
         head = await head_of(ask.kept, ask.tenant, conversation_id)
         head.told["metadata"] = wanted.metadata or {}
         await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
-        return _told(conversation_id, head)
+        return _told(conversation_id, head, headers)
 
 
 @router.delete(
@@ -136,10 +137,10 @@ async def delete(request: Request, conversation_id: Name) -> Response:
 )
 async def add(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted = await ask.intake.read(partial(validated, AddedItems))
+        wanted, headers = await read_plain(request, ask.intake, AddedItems, invalid)
         await head_of(ask.kept, ask.tenant, conversation_id)
         added = await _add(ask, conversation_id, wanted.items)
-        return _bytes(await ask.intake.work(partial(listed, added)))
+        return _bytes(await ask.intake.work(partial(listed, added)), headers)
 
 
 @router.get(
@@ -192,13 +193,13 @@ def _page(page: Page, data: Sequence[bytes]) -> bytes:
     return page.of(orjson.loads(b"[" + b",".join(data) + b"]"))
 
 
-def _told(conversation: str, head: Head) -> Response:
-    return _json(Conversation(id=conversation, **head.told))
+def _told(conversation: str, head: Head, headers: Mapping[str, str] | None = None) -> Response:
+    return _json(Conversation(id=conversation, **head.told), headers)
 
 
-def _json(answer: Strict) -> Response:
-    return _bytes(orjson.dumps(answer.model_dump()))
+def _json(answer: Strict, headers: Mapping[str, str] | None = None) -> Response:
+    return _bytes(orjson.dumps(answer.model_dump()), headers)
 
 
-def _bytes(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _bytes(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, media_type="application/json", headers=headers)

@@ -355,6 +355,21 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
         assert listed.status_code == 200
 
 
+@pytest.mark.parametrize("limit", [0, 0.0])
+def test_a_warm_up_without_output_is_refused_with_what_to_do(limit: float) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"max_tokens: found 0; .*send max_tokens 1"
+    ) as refused:
+        parse(MessagesRequest, orjson.dumps(BODY | {"max_tokens": limit}))
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("limit", [-1, False])
+def test_other_limits_below_one_name_the_range(limit: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"^max_tokens: Input should be"):
+        parse(MessagesRequest, orjson.dumps(BODY | {"max_tokens": limit}))
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_a_reminder_is_the_users_where_the_template_takes_no_system_message(
     folder: Path, refuses: bool

@@ -22,7 +22,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": {"input": "hi"},
     "/v1/messages": {"messages": USER, "max_tokens": 5},
     "/v1/messages/count_tokens": {"messages": USER},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/conversations": {},
 }
+WITHOUT_MODEL = {"/v1/conversations"}
 COUNTED = "gateway_unknown_parameters_total"
 
 
@@ -36,7 +40,8 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def _ask(client: httpx.AsyncClient, path: str, **fields: Any) -> httpx.Response:
-    return await client.post(path, json={"model": "m"} | BODIES[path] | fields)
+    model = {} if path in WITHOUT_MODEL else {"model": "m"}
+    return await client.post(path, json=model | BODIES[path] | fields)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -63,6 +68,23 @@ async def test_a_setting_refuses_it(
         answer = await _ask(client, path, next_months=1)
         assert answer.status_code == 400
         assert "next_months" in answer.json()["error"]["message"]
+
+
+async def test_a_conversations_changes_name_what_they_ignore(tmp_path: Path, endpoint: str) -> None:
+    items = [{"type": "message", "role": "user", "content": "hi"}]
+    async with running(tmp_path, endpoint) as (client, _, _):
+        made = (await client.post("/v1/conversations", json={})).json()["id"]
+        for path, fields in (
+            (f"/v1/conversations/{made}", {"metadata": {}}),
+            (f"/v1/conversations/{made}/items", {"items": items}),
+        ):
+            answer = await client.post(path, json=fields | {"next_months": 1})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-ignored-parameters"] == "next_months"
+        # Served elsewhere, so it would change the answer.
+        refused = await client.post("/tokenize", json={"prompt": "hi", "logit_bias": {"1": 5}})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "logit_bias"
 
 
 async def test_other_servers_probes_and_preflights_of_private_networks(

@@ -1,0 +1,41 @@
+"""A hint in the log for browsers' pages that may not call this gateway.
+
+A browser tells its page only that the request failed, so an operator finds the reason here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from starlette.types import Scope
+
+from gateway.api.request_log import header_of
+
+MAX_ORIGIN_CHARS = 200
+
+log = logging.getLogger("gateway.cors")
+
+
+class PreflightHints:
+    """The hint of one process, logged once: strangers send preflights without a key."""
+
+    def __init__(self, origins: Collection[str]) -> None:
+        """Take the allowed origins."""
+        self._origins = origins
+        self._is_logged = "*" in origins
+
+    def note(self, scope: Scope) -> None:
+        """Log the hint for the first CORS preflight from an origin that is not allowed."""
+        if self._is_logged or scope["method"] != "OPTIONS":
+            return
+        origin = header_of(scope, b"origin")
+        asked = header_of(scope, b"access-control-request-method")
+        if origin is None or asked is None or origin in self._origins:
+            return
+        self._is_logged = True
+        log.warning(
+            "refused a CORS preflight from the origin %s; to let its pages call this gateway, add "
+            "the origin to GATEWAY_CORS_ORIGINS. Further refusals are not logged.",
+            ascii(origin[:MAX_ORIGIN_CHARS]),
+        )
