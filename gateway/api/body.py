@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from gateway.api.gzip import unpacked
 from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
-from gateway.api.validation import location, words
+from gateway.api.validation import find_problem
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
@@ -111,9 +111,9 @@ def parse_json(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, location(problem)))
-        raise InvalidRequest(f"{param}: {words(problem)}.", param=param) from None
+        problem = find_problem(error)
+        param = ".".join(map(str, problem.path))
+        raise InvalidRequest(f"{param}: {problem.words}.", param=param) from None
 
 
 def media_type(request: Request) -> str:

@@ -10,6 +10,7 @@ import orjson
 from gateway.api.chat_tools import Tool
 from gateway.api.messages import ResponseFormat, StructuredOutputs
 from gateway.api.strict_json import load
+from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
 from gateway.parsers.tools.either import either_schema
@@ -118,9 +119,10 @@ def tool_guide(
     name = forced.name
     if name is not None:
         if name not in functions:
-            known = ", ".join(functions)
             raise InvalidRequest(
-                f"tool_choice: found {name!r}, allowed: {known}.", param="tool_choice"
+                f"tool_choice: found {show_value(name)}, not the name of a tool; "
+                f"allowed: {list_names(functions)}.",
+                param="tool_choice",
             )
         functions, parallel = {name: functions[name]}, False
     text = calls_guide(functions, parallel=parallel)

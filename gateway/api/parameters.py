@@ -8,10 +8,11 @@ the answer as a hint is, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from gateway.api.generation_request import GenerationRequest
@@ -22,12 +23,13 @@ from gateway.api.parameter_table import (
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NOT_SERVED,
+    SUCCESSORS,
     UNSET,
 )
 from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, location
+from gateway.api.validation import invalid_request, list_names, location
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
@@ -154,17 +156,19 @@ def sort_fields(
             _rename(name, value, given, renamed)
             found = [*RENAMED[name].hints(value)]
             if found and strict:
-                raise _unsupported(found[0])
+                raise UnsupportedParameter(
+                    f"{found[0]} is not supported by this server.", param=found[0]
+                )
             hints += found
-            unknown += _unknown_members(name, value, refuse_unknown=refuse_unknown)
+            unknown += _unknown_members(name, value)
         elif (name in HINTS and not strict) or name in without_effect:
             hints.append(name)
         elif name in _SERVED_SOMEWHERE or name in NOT_SERVED or name in HINTS or name in RENAMED:
             _check_neutral(model, name, value)
-        elif refuse_unknown:
-            raise _unrecognized(name, model)
         else:
             unknown.append(_cut(name))
+    if unknown and refuse_unknown:
+        raise _unrecognized(unknown, model)
     return SortedFields(given, hints, unknown, renamed)
 
 
@@ -264,35 +268,35 @@ def _as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidReques
 
 def _check_neutral(model: type[BaseModel], name: str, value: Any) -> None:
     """Raise UnsupportedParameter unless the value asks for nothing."""
-    here: Mapping[str, tuple[Any, ...]] = NEUTRAL_CHAT
-    if issubclass(model, CompletionRequest):
-        here = NEUTRAL_COMPLETION
-    if not _is_one_of(value, (*NOT_SERVED.get(name, ()), *here.get(name, ()))):
-        raise _unsupported(name)
+    here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
+    neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
+    if not _is_one_of(value, neutral):
+        instead = "".join(f" or send {orjson.dumps(each).decode()}" for each in neutral)
+        if name in SUCCESSORS:
+            instead = f" and send {SUCCESSORS[name]}"
+        raise UnsupportedParameter(
+            f"{name} is not supported by this server; leave it out{instead}.", param=name
+        )
 
 
-def _unsupported(name: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"{name} is not supported by this server.", param=name)
-
-
-def _unrecognized(name: str, model: type[BaseModel]) -> InvalidRequest:
-    """Return the refusal of an unknown name, with a known one that is similar."""
+def _unrecognized(names: list[str], model: type[BaseModel]) -> InvalidRequest:
+    """Return the refusal of unknown names, with a known one that is similar to the first."""
     similar: list[str] = []
-    if len(name) <= _LONGEST_TYPO:
-        similar = get_close_matches(name, [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
+    if len(names[0]) <= _LONGEST_TYPO:
+        similar = get_close_matches(names[0], [*model.model_fields, *RENAMED], n=1, cutoff=0.8)
     meant = f" Did you mean {similar[0]}?" if similar else ""
-    return InvalidRequest(f"Unrecognized request argument: {name}.{meant}", param=name)
+    arguments = "argument" if len(names) == 1 else "arguments"
+    return InvalidRequest(
+        f"Unrecognized request {arguments}: {list_names(names)}.{meant}", param=names[0]
+    )
 
 
-def _unknown_members(name: str, value: Any, *, refuse_unknown: bool) -> list[str]:
-    """Return the paths of an object's unknown members. Raises InvalidRequest where refused."""
+def _unknown_members(name: str, value: Any) -> list[str]:
+    """Return the paths of an object's unknown members."""
     known = RENAMED[name].members
     if known is None or not isinstance(value, dict):
         return []
-    found = [_cut(f"{name}.{member}") for member in value if member not in known]
-    if found and refuse_unknown:
-        raise InvalidRequest(f"Unrecognized request argument: {found[0]}.", param=found[0])
-    return found
+    return [_cut(f"{name}.{member}") for member in value if member not in known]
 
 
 def _cut(name: str) -> str:

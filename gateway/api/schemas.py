@@ -29,6 +29,7 @@ from gateway.api.guides import (
     tool_guide,
 )
 from gateway.api.messages import Messages
+from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
 from gateway.generation import (
     ANYBODY,
@@ -100,7 +101,9 @@ class ChatCompletionRequest(GenerationRequest):
                 if allowed.name not in names:
                     where = f"tool_choice.allowed_tools.tools.{number}"
                     raise InvalidRequest(
-                        f"{where}: found {allowed.name!r}, no tool's name.", param=where
+                        f"{where}: found {show_value(allowed.name)}, not the name of a tool; "
+                        f"allowed: {list_names(sorted(names))}.",
+                        param=where,
                     )
         if custom := self.custom_names:
             for number, tool in enumerate(tools):

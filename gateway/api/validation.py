@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -13,24 +14,47 @@ from gateway.errors import InvalidRequest
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
 # Of a chat's parameters, those that are no words of any other language.
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
+_MAX_VALUE_CHARS = 64
+_MAX_NAMES = 8
+_INPUT = "Input should be "
+_JSON_TYPES = {
+    "model_type": "an object",
+    "dict_type": "an object",
+    "list_type": "an array",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "float_type": "a number",
+}
+"""What JSON calls the types of pydantic's errors."""
+# The message already has the length that was found.
+_LENGTHS = ("too_long", "too_short")
+
+
+class Problem(NamedTuple):
+    """What is wrong with a body, without a full stop, and the path of the field as written."""
+
+    path: list[int | str]
+    words: str
+    type: str
 
 
 def invalid_request(
     error: ValidationError, *, tagged: Collection[str] = frozenset()
 ) -> InvalidRequest:
-    """The first problem, in words that name the parameter and what was wrong with it.
+    """Return the refusal of a body, with the name of the parameter and the value found.
 
     `tagged` are fields with lists of objects that are told apart by a field of theirs.
     """
-    problem = pick(error)
-    path = _without_tags(location(problem), tagged)
+    problem = find_problem(error)
+    path = _without_tags(problem.path, tagged)
     param = str(path[0]) if path else None
     where = ".".join(map(str, path))
-    if problem["type"] == "missing" and len(path) == 1:
+    if problem.type == "missing" and len(path) == 1:
         return InvalidRequest(f"You must provide the parameter {where}.", param=param)
-    if "content" in path and "literal_error" in problem["type"]:
-        return InvalidRequest(f"{where}: {problem['msg']}. Only text is accepted.", param=param)
-    return InvalidRequest(f"{where}: {words(problem)}.", param=param)
+    if "content" in path and "literal_error" in problem.type:
+        return InvalidRequest(f"{where}: {problem.words}. Only text is accepted.", param=param)
+    return InvalidRequest(f"{where}: {problem.words}.", param=param)
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
@@ -44,20 +68,86 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     return error if message == error.message else type(error)(message, param=name)
 
 
-def pick(error: ValidationError) -> ErrorDetails:
-    """The problem to tell of: of the branches of a union, the one that got furthest says what was
-    meant; one that is of another type altogether says least. A list that is too long got furthest
-    of all: its branch was not left for its items."""
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    return max(
-        problems,
-        key=lambda p: (p["type"] == "too_long", len(p["loc"]), not p["type"].endswith("_type")),
-    )
+def find_problem(error: ValidationError) -> Problem:
+    """Return the problem to report.
+
+    Of the branches of a union, the one that got furthest shows what was meant. Where several did,
+    each says what it would have taken.
+    """
+    problems = error.errors(include_url=False)
+    picked = max(problems, key=_progress)
+    path = location(picked)
+    wanted = [_words(picked)]
+    if _is_of_type(picked):
+        others = [each for each in problems if _is_of_type(each) and location(each) == path]
+        wanted = [*dict.fromkeys(map(_words, others))]
+    words = " or ".join([wanted[0], *(each.removeprefix(_INPUT) for each in wanted[1:])])
+    return Problem(path, words + _found(picked), picked["type"])
 
 
 def location(problem: ErrorDetails) -> list[int | str]:
     """The path of the field, as the client wrote it."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
+
+
+def show_value(value: Any) -> str:
+    """Return a value of JSON in no more than about 64 characters; of a container, its type."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and value.bit_length() > _MAX_VALUE_CHARS:
+        return "a number of more than 64 bits"
+    if isinstance(value, str):
+        return repr(value[:_MAX_VALUE_CHARS]) + ("..." if len(value) > _MAX_VALUE_CHARS else "")
+    return str(value)
+
+
+def list_names(names: Collection[str]) -> str:
+    """Return the first names of a list in one text; each is cut."""
+    shown = [name[:_MAX_VALUE_CHARS] for name in [*names][:_MAX_NAMES]]
+    return ", ".join(shown) + (", ..." if len(names) > _MAX_NAMES else "")
+
+
+def _progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
+    """Return how far a branch got: a list that is too long was not left for its items."""
+    path, kind = location(problem), problem["type"]
+    indexes = [part for part in path if isinstance(part, int)]
+    # An object of a wrong type lacks the members of the right one, too.
+    is_mistyped = kind == "literal_error" and path[-1:] == ["type"]
+    return kind == "too_long", len(path), indexes, 2 if is_mistyped else kind not in _JSON_TYPES
+
+
+def _is_of_type(problem: ErrorDetails) -> bool:
+    """Return True if the value is of another type, or none of a few values."""
+    return problem["type"] in _JSON_TYPES or problem["type"] == "literal_error"
+
+
+def _words(problem: ErrorDetails) -> str:
+    kind = problem["type"]
+    if kind == "none_required" or problem.get("ctx", {}).get("max_length") == 0:
+        return "not supported by this server; leave it out"
+    if kind == "extra_forbidden":
+        return "not a known parameter"
+    if kind in _JSON_TYPES:
+        return _INPUT + _JSON_TYPES[kind]
+    return problem["msg"].replace(" after validation", "")
+
+
+def _found(problem: ErrorDetails) -> str:
+    """Return what was found, where the words have no such part."""
+    kind, value = problem["type"], problem["input"]
+    if kind == "missing":
+        return f"; found {list_names(value)}" if isinstance(value, dict) and value else ""
+    if kind in ("none_required", "extra_forbidden", *_LENGTHS):
+        return ""
+    if kind in ("string_too_long", "string_too_short"):
+        return f", not {len(value)}"
+    if kind == "type" and isinstance(value, dict):
+        return f"; found {show_value(value.get('type'))}"
+    return f"; found {show_value(value)}"
 
 
 def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | str]:
@@ -67,12 +157,6 @@ def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | 
         for n, part in enumerate(path)
         if n < 2 or not (isinstance(path[n - 1], int) and path[n - 2] in tagged)
     ]
-
-
-def words(problem: ErrorDetails) -> str:
-    """What is wrong there, without a full stop."""
-    # Pydantic's own names the class that the object would have become.
-    return "Input should be an object" if problem["type"] == "model_type" else problem["msg"]
 
 
 def _is_union_branch(part: int | str) -> bool:

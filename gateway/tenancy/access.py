@@ -221,7 +221,8 @@ def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]
             keys.append(key)
     if not keys:
         raise InvalidKey(
-            f"You didn't provide an {wanted}; send it in the header `Authorization: Bearer KEY`."
+            f"You didn't provide an {wanted}; send it in the header `Authorization: Bearer KEY` "
+            "or `x-api-key: KEY`."
         )
     hashes = [key_hash(key) for key in keys if len(key) <= _MAX_KEY]
     if not hashes:

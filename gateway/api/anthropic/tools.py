@@ -35,7 +35,7 @@ class ToolChoice(Strict):
 
 def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
     """Return the tools that the client runs, with their places."""
-    return [(n, tool) for n, tool in enumerate(tools) if tool.type in _CLIENT_TYPES]
+    return [(n, tool) for n, tool in enumerate(tools) if _is_own(tool)]
 
 
 def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
@@ -43,8 +43,13 @@ def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
     return [
         HostedTool(f"tools.{n}.type", tool.type)
         for n, tool in enumerate(tools)
-        if tool.type is not None and tool.type not in _CLIENT_TYPES
+        if tool.type is not None and not _is_own(tool)
     ]
+
+
+def _is_own(tool: Tool) -> bool:
+    """Return True if the client runs the tool, which a schema shows whatever its type is."""
+    return tool.type in _CLIENT_TYPES or tool.input_schema is not None
 
 
 def check_demand(choice: ToolChoice, tools: Sequence[Tool], own: Collection[str]) -> None:

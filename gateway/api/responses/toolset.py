@@ -7,7 +7,7 @@ its prefix, and a call is given back with both names.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.api import custom_tools
@@ -26,6 +26,7 @@ from gateway.api.responses.tools import (
     ToolChoice,
 )
 from gateway.api.responses.unions import OtherObject
+from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 ToolKey = tuple[str | None, str]
@@ -67,7 +68,7 @@ class Toolset:
         self.own: list[OwnToolAt] = []
         self.hosted: list[HostedTool] = []
         self._hosted_types: set[str] = set()
-        self._namespaces: set[str] = set()
+        self._namespaces: dict[str, None] = {}
         self._types: dict[ToolKey, str] = {}
         self._names: dict[ToolKey, str] = {}
         self._bare: defaultdict[str, list[ToolKey]] = defaultdict(list)
@@ -140,10 +141,21 @@ class Toolset:
         return functions
 
     def called(self, tools: Sequence[OwnToolAt]) -> Mapping[str, CalledTool]:
-        """Return what calls of `tools` are by the model's name, all but plain functions."""
-        return {
-            self.flat(*each.key): CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
+        """Return what calls of `tools` are by the model's name, all but plain functions.
+
+        Models sometimes leave out a prefix, so the bare name of a namespace's tool counts too if
+        no other tool has that name.
+        """
+        flat = {self.flat(*each.key): each for each in tools}
+        bare = Counter([each.tool.name for each in tools])
+        names = {
+            each.tool.name: each
             for each in tools
+            if bare[each.tool.name] == 1 and each.tool.name not in flat
+        }
+        return {
+            name: CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
+            for name, each in (names | flat).items()
             if each.namespace is not None or each.tool.type != "function"
         }
 
@@ -156,7 +168,7 @@ class Toolset:
 
     def _add(self, tool: Tool, where: str, *, again: bool) -> None:
         if isinstance(tool, NamespaceTool):
-            self._namespaces.add(tool.name)
+            self._namespaces[tool.name] = None
             for n, member in enumerate(tool.tools):
                 at = f"{where}.tools[{n}]"
                 if isinstance(member, OtherObject):
@@ -228,7 +240,7 @@ class Toolset:
                     wanted.add((None, named.type))
             elif named.type == "namespace":
                 if named.name not in self._namespaces and complete:
-                    raise _unknown(f"{where}.name", named.name, "namespace's")
+                    raise _unknown(f"{where}.name", named.name, "namespace", self._namespaces)
                 wanted.update(members.pop(named.name, ()))
             else:
                 wanted.add(self._resolve(named, where, complete=complete))
@@ -243,14 +255,15 @@ class Toolset:
         if len(keys) == 1:
             return keys[0]
         if keys:
-            spaces = ", ".join(str(space) for space, _ in keys[:8])
+            spaces = list_names([str(space) for space, _ in keys])
             raise InvalidRequest(
                 f"{where}.namespace: {named.name!r} is a tool of several namespaces; allowed: "
                 f"{spaces}.",
                 param=f"{where}.namespace",
             )
         if complete:
-            raise _unknown(f"{where}.name", named.name, "tool's")
+            known = [name for space, name in self._names if space == named.namespace]
+            raise _unknown(f"{where}.name", named.name, "tool", known)
         return key
 
 
@@ -261,8 +274,11 @@ def _is_server_search(tool: Tool) -> bool:
     return isinstance(tool, SearchTool) and tool.execution != "client"
 
 
-def _unknown(param: str, found: str, whose: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: found {found!r}, no {whose} name.", param=param)
+def _unknown(param: str, found: str, kind: str, known: Collection[str]) -> InvalidRequest:
+    allowed = f"; allowed: {list_names(known)}" if known else ""
+    return InvalidRequest(
+        f"{param}: found {show_value(found)}, not the name of a {kind}{allowed}.", param=param
+    )
 
 
 def _function(tool: FunctionTool | CustomTool | SearchTool) -> dict[str, Any]:

@@ -79,6 +79,11 @@ def test_a_schemas_place_counts_the_tools_that_are_left_out() -> None:
     assert [param for _, param in wanted.guide_parts()] == ["tools.1.input_schema"]
 
 
+def test_a_tool_with_a_schema_is_the_clients_whatever_its_type() -> None:
+    wanted = chat(tools=[F | {"type": "bash_20250124"}, {"type": "bash_20250124", "name": "b"}])
+    assert [tool.function.name for tool in wanted.tools or []] == ["f"]
+
+
 @pytest.mark.parametrize("tools", [[{"input_schema": {}}], [{"type": "custom", "name": "f"}]])
 def test_a_tool_of_the_client_has_a_name_and_a_schema(tools: list[Any]) -> None:
     missing = "name" if "name" not in tools[0] else "input_schema"

@@ -156,10 +156,11 @@ def test_bad_values_name_the_parameter(fields: dict[str, Any], param: str) -> No
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        (["a", ""], "stop.1: String should have at least 1 character."),
-        (1, "stop: Input should be a valid string."),
-        ("a" * 1025, "stop: String should have at most 1024 characters."),
-        (["a"] * 17, "stop: List should have at most 16 items after validation, not 17."),
+        (["a", ""], "stop.1: String should have at least 1 character, not 0."),
+        (1, "stop: Input should be a string or an array; found 1."),
+        ({}, "stop: Input should be a string or an array; found an object."),
+        ("a" * 1025, "stop: String should have at most 1024 characters, not 1025."),
+        (["a"] * 17, "stop: List should have at most 16 items, not 17."),
     ],
 )
 def test_wrong_stop_strings_in_words(stop: Any, message: str) -> None:
@@ -175,9 +176,11 @@ def test_wrong_stop_strings_in_words(stop: Any, message: str) -> None:
         ([[0]] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
         (["a"] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
         ([[0] * (MAX_IDS + 1)], f"prompt.0: List should have at most {MAX_IDS} items"),
-        ([0, -1], "prompt.1: Input should be greater than or equal to 0."),
-        ([0, 2**31], "prompt.1: Input should be less than 2147483648."),
-        (["a", 0], "prompt.1: Input should be a valid string."),
+        ([0, -1], "prompt.1: Input should be greater than or equal to 0; found -1."),
+        ([0, 2**31], "prompt.1: Input should be less than 2147483648; found 2147483648."),
+        (["a", 0], "prompt.1: Input should be a string; found 0."),
+        ([0, "a"], "prompt.1: Input should be an integer; found 'a'."),
+        (["a", None], "prompt.1: Input should be a string; found null."),
         ([], "prompt: List should have at least 1 item"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -345,10 +345,25 @@ def test_a_search_as_deep_as_a_request_can_hold_is_an_object() -> None:
 
 def test_only_calls_that_can_be_made_have_names() -> None:
     tools = [POSTGRES, PATCH]
-    assert list(chat(tools=tools).called_tools) == ["mcp__pg__query", "apply_patch"]
+    assert {*chat(tools=tools).called_tools} == {"mcp__pg__query", "query", "apply_patch"}
     assert not chat(tools=tools, tool_choice="none").called_tools
     narrow = allowed({"type": "custom", "name": "apply_patch"})
     assert list(chat(tools=tools, tool_choice=narrow).called_tools) == ["apply_patch"]
+
+
+def test_a_bare_name_is_the_tools_of_its_namespace_unless_another_tool_has_it() -> None:
+    called = chat(tools=[POSTGRES]).called_tools
+    assert called["query"] == called["mcp__pg__query"]
+    for other in (MYSQL, QUERY):
+        assert "query" not in chat(tools=[POSTGRES, other]).called_tools
+
+
+def test_a_tool_of_an_unknown_type_with_a_schema_is_refused() -> None:
+    slip = FUNCTION | {"type": "functon", "parameters": {"type": "object"}}
+    for tools, where in (([slip], "tools[0]"), ([POSTGRES | {"tools": [slip]}], "tools[0].tools")):
+        with pytest.raises(InvalidRequest, match="type function; found 'functon'") as refused:
+            chat(tools=tools)
+        assert (refused.value.param or "").startswith(where)
 
 
 def test_an_allowed_hosted_tool_is_no_function_of_its_name() -> None:
@@ -364,7 +379,7 @@ def test_an_allowed_namespace_may_come_twice_and_hold_hosted_tools_alone() -> No
     hosted = {"type": "namespace", "name": "h", "description": "", "tools": [{"type": "mcp"}]}
     choice = allowed(space, space, {"type": "namespace", "name": "h"})
     assert names(chat(tools=[POSTGRES, hosted, FUNCTION], tool_choice=choice)) == ["mcp__pg__query"]
-    with pytest.raises(InvalidRequest, match="no namespace's name"):
+    with pytest.raises(InvalidRequest, match="not the name of a namespace; allowed: mcp__pg"):
         chat(tools=[POSTGRES], tool_choice=allowed({"type": "namespace", "name": "h"}))
 
 

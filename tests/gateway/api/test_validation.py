@@ -1,0 +1,148 @@
+"""Refusals of bodies: the parameter, the value found, and what is allowed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from gateway.api.anthropic import requests as messages
+from gateway.api.anthropic.requests import MessagesRequest
+from gateway.api.parameters import Parsed, parse
+from gateway.api.responses import chats
+from gateway.api.responses.requests import ResponseRequest
+from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.errors import InvalidRequest
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+NEEDED: dict[type[BaseModel], dict[str, Any]] = {
+    ChatCompletionRequest: {"messages": MESSAGES},
+    CompletionRequest: {"prompt": "Hi"},
+    ResponseRequest: {"input": "Hi"},
+    MessagesRequest: {"messages": MESSAGES, "max_tokens": 5},
+}
+SCHEMA = {"type": "object"}
+
+
+def read(model: type[Any], fields: dict[str, Any], *, refuse_unknown: bool = False) -> Parsed[Any]:
+    body = json.dumps({"model": "m"} | NEEDED[model] | fields).encode()
+    if model is ResponseRequest:
+        return chats.parse(model, body, refuse_unknown=refuse_unknown)
+    if model is MessagesRequest:
+        return messages.parse(model, body, refuse_unknown=refuse_unknown)
+    return parse(model, body, refuse_unknown=refuse_unknown)
+
+
+def refusal(model: type[Any], fields: dict[str, Any]) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        read(model, fields)
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": "hot"}, "temperature: Input should be a number; found 'hot'."),
+        ({"stream": None, "n": 0}, "n: Input should be greater than or equal to 1; found 0."),
+        (
+            {"tool_choice": "always"},
+            "tool_choice: Input should be 'none', 'auto' or 'required' or an object; "
+            "found 'always'.",
+        ),
+        ({"messages": "Hi"}, "messages: Input should be an array; found 'Hi'."),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0.type: Input should be 'text', 'refusal', 'input_text' or "
+            "'output_text'; found 'image_url'. Only text is accepted.",
+        ),
+        ({"tools": ["f"]}, "tools.0: Input should be an object; found 'f'."),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
+            "tools.0.function: Field required; found type, name, parameters.",
+        ),
+        (
+            {"tools": [{"type": "functon", "function": {"name": "f"}}]},
+            "tools.0: Input should be of type function or custom; found 'functon'.",
+        ),
+        (
+            {"modalities": ["audio"]},
+            'modalities is not supported by this server; leave it out or send ["text"].',
+        ),
+        (
+            {"functions": [{"name": "f"}]},
+            "functions is not supported by this server; leave it out and send tools.",
+        ),
+    ],
+)
+def test_a_chats_refusal_says_what_was_found_and_what_is_allowed(
+    fields: dict[str, Any], message: str
+) -> None:
+    assert refusal(ChatCompletionRequest, fields) == message
+
+
+def test_an_unknown_tool_is_refused_with_the_names_of_known_ones() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(9)]
+    choice = {"type": "function", "function": {"name": "g"}}
+    several = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [choice]}}
+    known = "'g', not the name of a tool; allowed: f0, f1, f2, f3, f4, f5, f6, f7, ..."
+    assert known in refusal(ChatCompletionRequest, {"tools": tools, "tool_choice": several})
+    wanted = read(ChatCompletionRequest, {"tools": tools, "tool_choice": choice}).request
+    with pytest.raises(InvalidRequest) as refused:
+        wanted.guide()
+    assert known in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mcp_servers": [{}]}, "mcp_servers: not supported by this server; leave it out."),
+        ({"container": "c"}, "container: not supported by this server; leave it out."),
+        ({"tool_choice": "auto"}, "tool_choice: Input should be an object; found 'auto'."),
+        ({"system": 5}, "system: Input should be a string or an array; found 5."),
+    ],
+)
+def test_a_refusal_of_messages_says_it_too(fields: dict[str, Any], message: str) -> None:
+    assert refusal(MessagesRequest, fields) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": [5]}, "input[0]: Input should be an object; found 5."),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name: Field"),
+        ({"truncation": "x"}, "truncation: Input should be 'auto' or 'disabled'; found 'x'."),
+    ],
+)
+def test_a_refusal_of_responses_says_it_too(fields: dict[str, Any], message: str) -> None:
+    assert refusal(ResponseRequest, fields).startswith(message)
+
+
+def test_all_unknown_names_are_refused_at_once() -> None:
+    for model in NEEDED:
+        with pytest.raises(InvalidRequest, match=r"arguments: temprature, x\.") as refused:
+            read(model, {"temprature": 1, "x": 2}, refuse_unknown=True)
+        assert refused.value.param == "temprature"
+        assert "Did you mean temperature?" in refused.value.message
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_any_value_of_any_parameter_is_taken_or_refused_in_few_words(data: st.DataObject) -> None:
+    model = data.draw(st.sampled_from([*NEEDED]))
+    name = data.draw(st.sampled_from([*model.model_fields]))
+    message = ""
+    try:
+        read(model, {name: data.draw(values)})
+    except InvalidRequest as error:
+        message = error.message
+    assert len(message) < 600
