@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -48,11 +49,12 @@ async def create(request: Request) -> Response:
     read = partial(parse, ResponseRequest, **rules(service.settings))
 
     keeping: Keeping | None = None
+    more_hints: Sequence[str] = ()
 
     async def settle(intake: Intake, tenant: Tenant | None, chat: Chat) -> Chat:
-        nonlocal keeping
+        nonlocal keeping, more_hints
         ask = asked_by(request, tenant, intake)
-        chat, before, keeping = await settled(service, ask, chat)
+        chat, before, keeping, more_hints = await settled(service, ask, chat)
         request.app.state.unkept.add(keeping)
         if keeping.background:
             request.app.state.background.check_room(ask.tenant)
@@ -72,6 +74,7 @@ async def create(request: Request) -> Response:
     ready = await prepared(request, read, written, answer, settle, as_written)
     assert isinstance(ready.answer, ResponseAnswer)
     assert keeping is not None
+    ready.hints += (*more_hints,)
     if keeping.background:
         return await _in_background(request, ready, keeping)
     keeper = Keeper(keeping, ready.answer) if keeping.keeps else None
@@ -95,14 +98,14 @@ async def input_tokens(request: Request) -> Response:
             service.metrics.count_unknown_parameters(unknown)
             try:
                 ask = asked_by(request, tenant, intake)
-                chat, before, keeping = await settled(service, ask, chat)
+                chat, before, keeping, more_hints = await settled(service, ask, chat)
                 write = keeping.turns.prompt_of
                 chat = await truncated(service, intake, tenant, chat, write, before)
                 count = await count_of(service, intake, tenant, chat, write)
             except InvalidRequest as error:
                 raise as_written(error) from None
     told = {"object": "response.input_tokens", "input_tokens": count}
-    headers = ignored.headers_of(hints)
+    headers = ignored.headers_of([*hints, *more_hints])
     return Response(orjson.dumps(told), media_type="application/json", headers=headers)
 
 

@@ -13,6 +13,7 @@ import orjson
 
 from gateway.api.answers import Body
 from gateway.api.body import LARGE_BODY
+from gateway.api.parameters import check_hints
 from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, chat_of
 from gateway.api.responses.conversation_items import all_items, head_of, item_records
@@ -141,11 +142,17 @@ class Keeper:
 
 
 class Settled(NamedTuple):
-    """`before` are the items that come before the request's own."""
+    """A request with all that it continues.
+
+    Attributes:
+        before: the items that come before the request's own.
+        hints: names of what these bring and what has no effect.
+    """
 
     chat: Chat
     before: Sequence[Item]
     keeping: Keeping
+    hints: Sequence[str] = ()
 
 
 async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
@@ -154,6 +161,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
     Raises InvalidRequest and its kinds, ConversationsUnavailable and Overloaded.
     """
     asked, intake = chat.asked, ask.intake
+    hints: list[str] = []
     stored = _is_stored(ask.kept, asked)
     own, place = asked.items, -1
     before, found = NOTHING, list[Item]()
@@ -169,6 +177,9 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
         found = await intake.work(partial(read, before.items))
         chat = await intake.work(partial(chat_of, asked, [*found, *own]))
         await intake.work(partial(check_outputs, [*found, *own], len(found)))
+        hints += chat.tool_hints
+        strict = service.settings.strict_parameters
+        await intake.work(partial(check_hints, chat, hints, strict=strict))
     keeps = stored or asked.conversation is not None
     keeping = Keeping(
         service=service,
@@ -183,7 +194,7 @@ async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:
         turns=KnownTurns(service.prompts, before.turns),
         began=ask.kept.time,
     )
-    return Settled(chat, found, keeping)
+    return Settled(chat, found, keeping, hints)
 
 
 async def _before(ask: Asking, asked: ResponsePrompt) -> tuple[Earlier, int]:

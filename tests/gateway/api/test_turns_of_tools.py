@@ -73,6 +73,24 @@ async def test_tools_of_an_earlier_turn_are_rendered_off_the_event_loop(
     assert on_loop == [False, False]
 
 
+async def test_what_an_earlier_turn_brings_is_named_where_it_has_no_effect(tmp_path: Path) -> None:
+    brought = [{"type": "web_search"}, {"type": "function", "name": "f", "strict": True}]
+    more = {"type": "additional_tools", "role": "developer", "tools": brought}
+    body = {"model": "m", "input": [QUESTION, more]}
+    async with asked(tmp_path, max_seq_len=4096) as client:
+        first = await client.post("/v1/responses", json=body)
+        assert first.status_code == 200, first.text
+        body = {"model": "m", "input": "x", "previous_response_id": first.json()["id"]}
+        second = await client.post("/v1/responses", json=body)
+        counted = await client.post("/v1/responses/input_tokens", json=body)
+    assert first.headers["x-ignored-parameters"] == (
+        "input[1].tools[0].type=web_search, tools.strict"
+    )
+    named = "conversation.tools[0].type=web_search, tools.strict"
+    assert second.headers["x-ignored-parameters"] == named
+    assert counted.headers["x-ignored-parameters"] == named
+
+
 @pytest.mark.parametrize("tools", [TOOLS, TOOLS[:100]], ids=len)
 async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
     tmp_path: Path, on_loop: list[bool], monkeypatch: pytest.MonkeyPatch, tools: list[Any]
