@@ -99,6 +99,10 @@ class _Group:
         return "|".join(map(_written, self.alternatives))
 
 
+_UNICODE = "Unicode classes are not supported; list the characters"
+_UNKNOWN_ESCAPES = {"\\": "no character comes after it", "\\p": _UNICODE, "\\P": _UNICODE}
+
+
 def to_xgrammar(expression: str) -> str:
     """Return the expression as every release compiles it.
 
@@ -129,8 +133,8 @@ def to_xgrammar(expression: str) -> str:
                 return expression
             _append(current, _Element(_class(text)))
         else:
-            if kind == "escape" and text in ("\\", "\\p", "\\P"):
-                raise ValueError(f"{text}: classes of Unicode are not known here")
+            if kind == "escape" and (what := _UNKNOWN_ESCAPES.get(text)):
+                raise ValueError(f"{text}: {what}")
             # A bracket that closes nothing is a character.
             literal = f"\\{text}" if text in ("]", "}") else text
             begins, ends = text == "^", text == "$"
@@ -140,22 +144,22 @@ def to_xgrammar(expression: str) -> str:
 
 def _append(elements: list[_Element], element: _Element) -> None:
     if element.begins and not all(each.begins for each in elements):
-        raise ValueError("^: something stands before it, so nothing matches")
+        raise ValueError("^: nothing can match, because the expression has text before it")
     if elements and elements[-1].ends and not element.ends:
-        raise ValueError("$: something stands behind it, so nothing matches")
+        raise ValueError("$: nothing can match, because the expression has text after it")
     elements.append(element)
 
 
 def _check_open(text: str) -> None:
     if text == "(?" or ("<" in text and not text.endswith(">")):
-        raise ValueError("(?: groups have no flags, and nothing looks ahead or back")
+        raise ValueError("(?: flags, look-ahead and look-behind are not supported")
 
 
 def _repeated(element: _Element, sign: str) -> _Element:
     if element.repeated:
         if sign == "?":  # makes a repetition lazy, which changes no language
             return element
-        raise ValueError(f"{sign}: a repetition is repeated, without parentheses around it")
+        raise ValueError(f"{sign}: put parentheses around a repetition that is repeated")
     if element.begins or element.ends:
         raise ValueError(f"{sign}: an anchor is repeated")
     if element.empty:
@@ -186,7 +190,7 @@ def _class(text: str) -> str:
 def _class_part(found: re.Match[str]) -> str:
     part = found.group()
     if part in ("--", "&&", "~~"):
-        raise ValueError(f"{part}: operations on classes are not known here; escape the characters")
+        raise ValueError(f"{part}: operations on classes are not supported; escape the characters")
     return "\\[" if part == "[" else part
 
 

@@ -71,7 +71,7 @@ def test_it_matches_the_same_texts(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", ["b($)c", "a(^|b)c", ".(?:$)b", "a((?:){0,}^)", ".(^)+b"])
 def test_an_anchor_with_something_beyond_it_is_refused(expression: str) -> None:
-    with pytest.raises(ValueError, match=r"stands|repeated"):
+    with pytest.raises(ValueError, match=r"nothing can match|repeated"):
         to_xgrammar(expression)
 
 
