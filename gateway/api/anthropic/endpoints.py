@@ -11,6 +11,7 @@ from starlette.responses import Response
 from gateway.api import ignored
 from gateway.api.anthropic.answer_schemas import Message, MessageError, StreamEvent, TokenCount
 from gateway.api.anthropic.answers import ANTHROPIC, MessageAnswer
+from gateway.api.anthropic.cache_fill import CacheFillAnswer
 from gateway.api.anthropic.requests import Chat, MessagesRequest, Prompt, as_written, parse
 from gateway.api.auth import tenant_of
 from gateway.api.intake import Intake
@@ -97,4 +98,5 @@ HOT: dict[str, Handler] = {"/v1/messages": messages}
 
 def _answer(_: Service, wanted: Chat, options: Options, batch: Batch) -> MessageAnswer:
     asked = wanted.output_limit or 0
-    return MessageAnswer(wanted.model, batch, max_tokens=asked, omit_thinking=wanted.omit_thinking)
+    answer = CacheFillAnswer if wanted.without_output else MessageAnswer
+    return answer(wanted.model, batch, max_tokens=asked, omit_thinking=wanted.omit_thinking)

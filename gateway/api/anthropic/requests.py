@@ -36,10 +36,6 @@ _WRITTEN: dict[str, str] = {
     "stop": "stop_sequences",
 }
 """What a chat's parameters are called here, where that differs."""
-_NO_WARM_UP = (
-    "max_tokens: found 0; allowed: 1 or more. This server cannot fill the prompt cache without "
-    "output: send max_tokens 1 to fill it, or use /v1/messages/count_tokens to count tokens."
-)
 _TAGGED = frozenset({"content", "system"})
 """Lists of blocks: within one, pydantic names the type beside the place."""
 
@@ -123,7 +119,7 @@ class Prompt(Strict):
 
 
 class MessagesRequest(Prompt):
-    max_tokens: Whole = Field(ge=1)
+    max_tokens: Whole = Field(ge=0)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     top_k: Whole | None = Field(None, ge=-1, le=1024)
@@ -145,25 +141,28 @@ class MessagesRequest(Prompt):
 
     def chat(self) -> dict[str, Any]:
         chat = super().chat() | {
-            "max_tokens": self.max_tokens,
+            "max_tokens": self.max_tokens or 1,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stop": self.stop_sequences,
             "stream": bool(self.stream),
         }
+        if self.max_tokens == 0:
+            chat["without_output"] = True
         if self.stream:
             chat["stream_options"] = {"include_usage": True}
         return chat
 
 
 class Chat(ChatCompletionRequest):
-    """A chat, of which an answer may leave out the thoughts."""
+    """A chat, of which an answer may leave out the thoughts, or all."""
 
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_places: tuple[int, ...] = ()
     """The places of `tools` in the request."""
     omit_thinking: bool = False
+    without_output: bool = False
 
     def _check_tool_messages(self) -> None:
         """Leave this to `blocks`, which names the block."""
@@ -188,9 +187,6 @@ def parse(
         refuse_unknown=refuse_unknown,
         without_effect=() if model is MessagesRequest else MessagesRequest.model_fields.keys(),
     )
-    limit = given.served.get("max_tokens")
-    if limit == 0 and limit is not False:
-        raise InvalidRequest(_NO_WARM_UP, param="max_tokens")
     try:
         wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:

@@ -356,12 +356,22 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 0.0])
-def test_a_warm_up_without_output_is_refused_with_what_to_do(limit: float) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"max_tokens: found 0; .*send max_tokens 1"
-    ) as refused:
-        parse(MessagesRequest, orjson.dumps(BODY | {"max_tokens": limit}))
-    assert refused.value.param == "max_tokens"
+async def test_without_output_the_prompt_is_computed_and_nothing_is_answered(
+    folder: Path, limit: float
+) -> None:
+    servicer = FakeTriton(tokens=ids_of(folder, "hello hello"), fault=None, step=0)
+    async with serving(servicer) as endpoint, running(folder, endpoint) as (client, _, _):
+        whole = await client.post("/v1/messages", json=BODY | {"max_tokens": limit})
+        body = BODY | {"max_tokens": limit, "stream": True}
+        streamed = await client.post("/v1/messages", json=body)
+    assert whole.status_code == 200, whole.text
+    message = whole.json()
+    assert (message["content"], message["stop_reason"]) == ([], "max_tokens")
+    assert message["usage"]["output_tokens"] == 0
+    assert message["usage"]["input_tokens"] > 0
+    again = message_of(streamed.content)
+    assert (again["content"], again["stop_reason"]) == ([], "max_tokens")
+    assert len(servicer.requests) == 2
 
 
 @pytest.mark.parametrize("limit", [-1, False])

@@ -99,7 +99,7 @@ def _make_answerable(case: schemathesis.Case) -> None:
     if not case.path.endswith(("/completions", "/messages", "/responses")):
         return
     for name in ("max_tokens", "max_completion_tokens"):
-        if body.get(name) == -1:  # as many as fit
+        if body.get(name) == -1 and case.path.endswith("/completions"):  # as many as fit
             body[name] = MAX_TOKENS
     if body.get("max_tokens") is None and case.path.endswith("/completions"):
         body["max_tokens"] = MAX_TOKENS

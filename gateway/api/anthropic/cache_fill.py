@@ -1,0 +1,43 @@
+"""The answer to `max_tokens: 0`, which fills the prompt cache and has no output.
+
+An engine fills its cache only if it generates, so it generates one token, which is left out. The
+usage log counts that token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.api.answers import Body
+from gateway.api.anthropic.answers import MessageAnswer
+from gateway.api.chunks import UsageFrames
+from gateway.deltas import Sink, TextDelta
+
+
+class CacheFillAnswer(MessageAnswer):
+    """Writes a message without content."""
+
+    def stream(self, body: Body, usage: UsageFrames) -> Sink:
+        return _WithoutOutput(super().stream(body, usage))
+
+    def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
+        (deltas,) = received
+        return super().collected([[_without_output(deltas[-1])]], keep=keep)
+
+
+class _WithoutOutput:
+    """A `Sink` that passes on the end of a message alone."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def accept(self, index: int, delta: TextDelta) -> bool:
+        return self._sink.accept(index, _without_output(delta))
+
+    async def drain(self, by: float | None = None) -> None:
+        await self._sink.drain(by)
+
+
+def _without_output(delta: TextDelta) -> TextDelta:
+    finish = delta.finish and "length"
+    return replace(delta, text="", tokens=0, finish=finish, events=None, stop=None)
