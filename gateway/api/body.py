@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from gateway.api.gzip import unpacked
 from gateway.api.request_log import exchange_of, header_of, service_of
 from gateway.api.strict_json import load_object
-from gateway.api.validation import find_problem
+from gateway.api.validation import find_problem, join_path
 from gateway.errors import ClientDisconnected, InvalidRequest
 from gateway.http.errors import ContentTooLarge, UnsupportedMediaType
 
@@ -112,7 +112,7 @@ def parse_json(model: type[M], body: bytes) -> M:
         return model.model_validate(load_object(body or b"{}"))
     except ValidationError as error:
         problem = find_problem(error)
-        param = ".".join(map(str, problem.path))
+        param = join_path(problem.path)
         raise InvalidRequest(f"{param}: {problem.words}.", param=param) from None
 
 

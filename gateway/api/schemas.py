@@ -85,7 +85,7 @@ class ChatCompletionRequest(GenerationRequest):
         for number, message in enumerate(self.messages):
             call_id = message.tool_call_id if message.role == "tool" else None
             if call_id is not None and call_id not in calls:
-                where = f"messages.{number}.tool_call_id"
+                where = f"messages[{number}].tool_call_id"
                 raise InvalidRequest(
                     f"{where}: no call {call_id!r} comes before this message.", param=where
                 )
@@ -99,7 +99,7 @@ class ChatCompletionRequest(GenerationRequest):
             names = {tool.function.name for tool in tools}
             for number, allowed in enumerate(choice.allowed_tools.tools):
                 if allowed.name not in names:
-                    where = f"tool_choice.allowed_tools.tools.{number}"
+                    where = f"tool_choice.allowed_tools.tools[{number}]"
                     raise InvalidRequest(
                         f"{where}: found {show_value(allowed.name)}, not the name of a tool; "
                         f"allowed: {list_names(sorted(names))}.",
@@ -108,7 +108,7 @@ class ChatCompletionRequest(GenerationRequest):
         if custom := self.custom_names:
             for number, tool in enumerate(tools):
                 if tool.type == "function" and tool.function.name in custom:
-                    where = f"tools.{number}.function.name"
+                    where = f"tools[{number}].function.name"
                     raise InvalidRequest(
                         f"{where}: found {tool.function.name!r}, also the name of a custom tool.",
                         param=where,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -42,14 +42,15 @@ class Problem(NamedTuple):
 def invalid_request(
     error: ValidationError, *, tagged: Collection[str] = frozenset()
 ) -> InvalidRequest:
-    """Return the refusal of a body, with the name of the parameter and the value found.
+    """Return the refusal of a body, with the path of the parameter and the value found.
 
-    `tagged` are fields with lists of objects that are told apart by a field of theirs.
+    `tagged` are fields with lists of objects that are told apart by a field of theirs. With them
+    the path is written as Anthropic does (`system.0.text`), else as OpenAI does (`stop[0]`).
     """
     problem = find_problem(error)
     path = _without_tags(problem.path, tagged)
     param = str(path[0]) if path else None
-    where = ".".join(map(str, path))
+    where = ".".join(map(str, path)) if tagged else join_path(path)
     if problem.type == "missing" and len(path) == 1:
         return InvalidRequest(f"You must provide the parameter {where}.", param=param)
     if "content" in path and "literal_error" in problem.type:
@@ -88,6 +89,12 @@ def find_problem(error: ValidationError) -> Problem:
 def location(problem: ErrorDetails) -> list[int | str]:
     """The path of the field, as the client wrote it."""
     return [part for part in problem["loc"] if not _is_union_branch(part)]
+
+
+def join_path(path: Iterable[int | str]) -> str:
+    """Return a path as OpenAI writes it: `tools[0].function`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".")
 
 
 def show_value(value: Any) -> str:

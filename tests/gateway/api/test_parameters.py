@@ -388,7 +388,7 @@ def test_what_clients_leave_in_a_conversation_is_passed_over() -> None:
 def test_what_would_be_missed_in_a_message_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
         _chat(messages=[USER, {"role": "assistant", "content": "x"} | field])
-    assert caught.value.message.startswith(f"messages.1.{next(iter(field))}")
+    assert caught.value.message.startswith(f"messages[1].{next(iter(field))}")
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

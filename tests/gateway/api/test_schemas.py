@@ -156,7 +156,7 @@ def test_bad_values_name_the_parameter(fields: dict[str, Any], param: str) -> No
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        (["a", ""], "stop.1: String should have at least 1 character, not 0."),
+        (["a", ""], "stop[1]: String should have at least 1 character, not 0."),
         (1, "stop: Input should be a string or an array; found 1."),
         ({}, "stop: Input should be a string or an array; found an object."),
         ("a" * 1025, "stop: String should have at most 1024 characters, not 1025."),
@@ -175,12 +175,12 @@ def test_wrong_stop_strings_in_words(stop: Any, message: str) -> None:
         ([0] * (MAX_IDS + 1), f"prompt: List should have at most {MAX_IDS} items"),
         ([[0]] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
         (["a"] * (MAX_CHOICES + 1), f"prompt: List should have at most {MAX_CHOICES} items"),
-        ([[0] * (MAX_IDS + 1)], f"prompt.0: List should have at most {MAX_IDS} items"),
-        ([0, -1], "prompt.1: Input should be greater than or equal to 0; found -1."),
-        ([0, 2**31], "prompt.1: Input should be less than 2147483648; found 2147483648."),
-        (["a", 0], "prompt.1: Input should be a string; found 0."),
-        ([0, "a"], "prompt.1: Input should be an integer; found 'a'."),
-        (["a", None], "prompt.1: Input should be a string; found null."),
+        ([[0] * (MAX_IDS + 1)], f"prompt[0]: List should have at most {MAX_IDS} items"),
+        ([0, -1], "prompt[1]: Input should be greater than or equal to 0; found -1."),
+        ([0, 2**31], "prompt[1]: Input should be less than 2147483648; found 2147483648."),
+        (["a", 0], "prompt[1]: Input should be a string; found 0."),
+        ([0, "a"], "prompt[1]: Input should be an integer; found 'a'."),
+        (["a", None], "prompt[1]: Input should be a string; found null."),
         ([], "prompt: List should have at least 1 item"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -220,7 +220,7 @@ def test_the_part_that_is_not_text_is_named() -> None:
     parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(InvalidRequest) as caught:
         chat(messages=[{"role": "user", "content": parts}])
-    assert caught.value.message.startswith("messages.0.content.1.type: ")
+    assert caught.value.message.startswith("messages[0].content[1].type: ")
     assert "Only text is accepted" in caught.value.message
 
 

@@ -56,17 +56,17 @@ def refusal(model: type[Any], fields: dict[str, Any]) -> str:
         ({"messages": "Hi"}, "messages: Input should be an array; found 'Hi'."),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0.type: Input should be 'text', 'refusal', 'input_text' or "
+            "messages[0].content[0].type: Input should be 'text', 'refusal', 'input_text' or "
             "'output_text'; found 'image_url'. Only text is accepted.",
         ),
-        ({"tools": ["f"]}, "tools.0: Input should be an object; found 'f'."),
+        ({"tools": ["f"]}, "tools[0]: Input should be an object; found 'f'."),
         (
             {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]},
-            "tools.0.function: Field required; found type, name, parameters.",
+            "tools[0].function: Field required; found type, name, parameters.",
         ),
         (
             {"tools": [{"type": "functon", "function": {"name": "f"}}]},
-            "tools.0: Input should be of type function or custom; found 'functon'.",
+            "tools[0]: Input should be of type function or custom; found 'functon'.",
         ),
         (
             {"modalities": ["audio"]},
