@@ -16,9 +16,14 @@ from gateway.api.sse import WireFormat
 from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
-from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.arguments import read_object, state_of
-from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.tools.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 
 # Opaque to clients, which send it back with the thoughts; some keep no thoughts without one.
 _SIGNATURE = "unsigned"
@@ -82,7 +87,7 @@ class MessageAnswer:
     def log_probabilities(self, received: list[list[TextDelta]]) -> int:
         return 0
 
-    def block(self, event: MessageEvent) -> dict[str, Any]:
+    def block(self, event: Event | Reasoning) -> dict[str, Any]:
         """The empty block that begins with an event."""
         if isinstance(event, CallStart):
             return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
@@ -90,7 +95,7 @@ class MessageAnswer:
             return {"type": "thinking", "thinking": "", "signature": ""}
         return {"type": "text", "text": ""}
 
-    def delta(self, event: MessageEvent) -> dict[str, Any] | None:
+    def delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
         """What an event adds to its block."""
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
@@ -161,7 +166,7 @@ class _Stream:
     async def drain(self, by: float | None = None) -> None:
         await self._body.drain(by)
 
-    def _event(self, event: MessageEvent) -> bytes:
+    def _event(self, event: Event | Reasoning) -> bytes:
         frames = b""
         if not self._type or begins_block(event, self._type):
             frames = self._stop()
@@ -186,7 +191,7 @@ class _Stream:
         return frames + frame("content_block_stop", index=self._index)
 
 
-def begins_block(event: MessageEvent, open_type: str) -> bool:
+def begins_block(event: Event | Reasoning, open_type: str) -> bool:
     """Whether an event belongs to another block than the one that is open."""
     if isinstance(event, CallStart):
         return True
@@ -205,45 +210,33 @@ class _HeldCall:
     def __init__(self) -> None:
         self.called = False
         """True if the last call is complete."""
-        self._start: CallStart | None = None
-        self._pieces: list[str] = []
         self._text = False
+        self._start: CallStart | None = None
 
-    def take(self, delta: TextDelta) -> list[MessageEvent]:
+    def take(self, delta: TextDelta) -> list[Event | Reasoning]:
         """Return the events that are certain after this delta, without empty ones."""
-        found: list[MessageEvent] = []
+        found: list[Event | Reasoning] = []
         for event in (Content(delta.text),) if delta.events is None else delta.events:
-            if isinstance(event, CallArguments):
-                self._pieces.append(event.text)
-            elif isinstance(event, CallStart):
-                self._release(found)
+            if isinstance(event, CallStart):
                 self._start = event
-            elif event.text:
-                self._release(found)
+            elif isinstance(event, CallEnd):
+                assert self._start is not None
+                found += self._written(self._start, event)
+            elif not isinstance(event, CallArguments) and event.text:
                 self._text = isinstance(event, Content)
                 found.append(event)
-        if delta.finish is not None:
-            self._release(found)
         return found
 
-    def _release(self, found: list[MessageEvent]) -> None:
-        """Add the call that is held, of which nothing more comes."""
-        start = self._start
-        if start is None:
-            return
-        arguments = "".join(self._pieces)
-        found_object = read_object(arguments)
-        self._start, self._pieces = None, []
-        self.called = found_object is not None
-        if found_object is not None:
-            found += [start, CallArguments(start.index, found_object)]
-            self._text = False
-            return
+    def _written(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
+        """Return the events of a call with its whole input, or of its text."""
+        after_text, self._text = self._text, end.value is None
+        self.called = end.value is not None
+        if end.value is not None:
+            return [start, CallArguments(start.index, end.value)]
         name = orjson.dumps(start.name).decode()
-        end = "" if state_of(arguments) == "open" else "}"
-        text = f'{{"name": {name}, "arguments": {arguments}{end}'
-        found.append(Content("\n" + text if self._text else text))
-        self._text = True
+        brace = "" if end.state == "open" else "}"
+        text = f'{{"name": {name}, "arguments": {end.arguments}{brace}'
+        return [Content("\n" + text if after_text else text)]
 
 
 def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:

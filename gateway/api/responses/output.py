@@ -11,8 +11,7 @@ from gateway.api.responses.items import encoded
 from gateway.api.responses.tool_names import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.errors import InvalidRequest
-from gateway.parsers.tools.arguments import State, state_of
-from gateway.parsers.tools.events import CallStart, Content, Reasoning
+from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning, State
 
 Kind = Literal["reasoning", "message"] | CallKind
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
@@ -59,6 +58,8 @@ class Item:
         self.logprobs: list[dict[str, Any]] = []
         self._form = form
         self._call = call
+        self.state: State | None = None
+        """Of a call that has ended."""
 
     @property
     def text(self) -> str:
@@ -84,16 +85,9 @@ class Item:
             members["namespace"] = called.namespace
         return members | {"input" if self.kind == "custom_tool_call" else "arguments": ""}
 
-    def is_open(self, *, cut: bool) -> bool:
-        """Return True for a call whose end is missing; `cut` as in `state_of`."""
-        return self._call is not None and self._state(cut=cut) == "open"
-
-    def _state(self, *, cut: bool) -> State:
-        return state_of("".join(self.texts), custom=self.kind == "custom_tool_call", cut=cut)
-
     def ended(self, *, cut: bool) -> dict[str, Any]:
         if self._call is not None:
-            cut = cut or self._state(cut=cut) != "complete"
+            cut = cut or self.state != "complete"
         told = self.begun() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
             return told | {"arguments": self.text}
@@ -148,7 +142,7 @@ class Output:
         """Return True if the answer ended at a limit or within a call."""
         if last.finish == "length" or not self.items:
             return last.finish == "length"
-        return self.items[-1].is_open(cut=last.stop is not None)
+        return self.items[-1].state == "open"
 
     def take(self, delta: TextDelta) -> list[Piece]:
         """What a delta adds; each new item is that of a piece."""
@@ -162,6 +156,9 @@ class Output:
                 kind: Kind = called.kind if called is not None else "function_call"
                 pieces.append(Piece(self._begin(kind, event), "", []))
                 others += 1
+                continue
+            if isinstance(event, CallEnd):
+                self.items[-1].state = event.state
                 continue
             if not event.text:
                 continue

@@ -24,7 +24,7 @@ from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import TextDelta
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageForm, MessageReader
-from gateway.parsers.tools.arguments import state_of
+from gateway.parsers.tools.arguments import end_call
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS
 from gateway.tokenization.stop_strings import StopStrings
@@ -166,7 +166,7 @@ def _agree(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any], dic
     chat, response, message = (of([replace(delta) for delta in deltas])
                                for of in (_chat, _response, _message))  # fmt: skip
     calls = [call["function"]["arguments"] for call in chat["message"].get("tool_calls", ())]
-    complete = [arguments for arguments in calls if state_of(arguments) == "complete"]
+    complete = [arguments for arguments in calls if end_call(0, arguments).state == "complete"]
     items = [item for item in response["output"] if item["type"] == "function_call"]
     assert [item["arguments"] for item in items] == calls
     assert all(calls)
@@ -216,7 +216,7 @@ def test_every_cut(name: str) -> None:
             chat, response, message = _agree(_deltas(name, [text], finish, stop))
             calls = chat["message"].get("tool_calls", [])
             whole = [json.loads(c["function"]["arguments"]) for c in calls
-                     if state_of(c["function"]["arguments"]) == "complete"]  # fmt: skip
+                     if end_call(0, c["function"]["arguments"]).state == "complete"]  # fmt: skip
             assert whole in ([], [{"a": "b c"}])
             if calls and not whole:
                 assert chat["finish_reason"] == finish

@@ -23,12 +23,13 @@ from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallArguments, CallStart, Content
+from gateway.parsers.tools.events import Content
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.tokenization.chat_format import ChatFormat
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.generations import generation
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.tool_calls import call_events
 
 QUESTION = {"role": "user", "content": "Hi"}
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -225,7 +226,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 @st.composite
 def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
-    """Events of a message, cut into deltas anywhere; the last call perhaps cut."""
+    """Events of a message, cut into deltas anywhere; calls are perhaps cut."""
     events: list[MessageEvent] = []
     kinds = draw(st.lists(st.sampled_from(["text", "f", "patch"]), max_size=5))
     calls = 0
@@ -236,11 +237,11 @@ def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
         arguments = json.dumps({"input": draw(texts)}, ensure_ascii=draw(st.booleans()))
         at = draw(st.integers(0, len(arguments)))
         pieces = [arguments[:at], arguments[at:]]
-        events.append(CallStart(calls, kind, f"id{calls}"))
-        events += [CallArguments(calls, piece) for piece in pieces if piece]
+        call_id = f"id{calls}"
+        if draw(st.booleans()):
+            pieces.pop()
+        events += call_events(kind, *filter(None, pieces), index=calls, call_id=call_id)
         calls += 1
-    if calls and kinds[-1] != "text" and draw(st.booleans()):
-        events.pop()
     deltas: list[list[MessageEvent]] = [[]]
     for event in events:
         if draw(st.booleans()):
