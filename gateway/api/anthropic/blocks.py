@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from gateway.api.messages import Lenient
-from gateway.api.turns import BETWEEN, Turn, turn_of
+from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 _FAILED = "Error: "
@@ -148,7 +148,7 @@ def _text(block: _Text | Unserved, where: str) -> str:
 
 
 def chat_messages(
-    system: str, messages: Sequence[Message], tools: Collection[str] = ()
+    system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
 
@@ -182,12 +182,7 @@ def _read(
         if isinstance(block, _RedactedThinking):
             continue
         if isinstance(block, _ToolResult):
-            if block.tool_use_id not in calls:
-                place = f"{place}.tool_use_id"
-                raise InvalidRequest(
-                    f"{place}: no tool_use {block.tool_use_id!r} comes before this result.",
-                    param=place,
-                )
+            check_result(block.tool_use_id, calls, f"{place}.tool_use_id", "tool_use", "result")
             text = _result_text(block, f"{place}.content", tools)
             turns.append(Turn("tool", [text], answers=block.tool_use_id))
             continue
