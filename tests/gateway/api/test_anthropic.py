@@ -20,14 +20,13 @@ from gateway.api.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import Content, Reasoning
 from tests.support.answers_read import Written, message_of
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
-from tests.support.generations import generation
+from tests.support.generations import batch
 from tests.support.in_process import ids_of, running, save_tokenizer
 from tests.support.tool_calls import call_events
 
@@ -153,18 +152,7 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
 
 
 def answer(**fields: Any) -> MessageAnswer:
-    batch = Batch(
-        request_id="r",
-        generations=[generation()],
-        prompts=1,
-        choices=1,
-        prompt_tokens=100,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-    return MessageAnswer("m", batch, **{"max_tokens": 1} | fields)
+    return MessageAnswer("m", batch(prompt_tokens=100), **{"max_tokens": 1} | fields)
 
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
