@@ -73,14 +73,14 @@ class MessageAnswer:
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         (deltas,) = received
         blocks: list[tuple[dict[str, Any], list[str]]] = []
-        held = _HeldCall()
-        for event in [event for delta in deltas for event in held.take(delta)]:
+        calls = _CallBuffer()
+        for event in [event for delta in deltas for event in calls.take(delta)]:
             if not blocks or begins_block(event, blocks[-1][0]["type"]):
                 blocks.append((self.block(event), []))
             if (delta := self.delta(event)) is not None:
                 blocks[-1][1].append(delta.popitem()[1])
-        content = [_whole(block, "".join(texts)) for block, texts in blocks]
-        ended = self.ended(deltas[-1], called=held.called)
+        content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
+        ended = self.build_end(deltas[-1], called=calls.called)
         told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
         return orjson.dumps(told | continued(deltas[-1]))
 
@@ -107,7 +107,7 @@ class MessageAnswer:
             return None
         return {"type": "input_json_delta", "partial_json": event.text}
 
-    def ended(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
+    def build_end(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
         """Return why the message ended.
 
         A call of a tool that was named is a `tool_use`, too, where OpenAI says stop.
@@ -143,7 +143,7 @@ class _Stream:
         self._opening = opening
         self._index = -1
         self._type = ""
-        self._held = _HeldCall()
+        self._calls = _CallBuffer()
         self._text = b""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
@@ -153,10 +153,10 @@ class _Stream:
             if delta.text:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
-            for event in self._held.take(delta):
+            for event in self._calls.take(delta):
                 frames += self._event(event)
         if delta.finish is not None:
-            ended = self._answer.ended(delta, called=self._held.called)
+            ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
             more = {"usage": self._answer.usage(delta)} | continued(delta)
             frames += frame("message_delta", delta=ended, **more)
@@ -200,7 +200,7 @@ def begins_block(event: Event | Reasoning, open_type: str) -> bool:
     return isinstance(event, Reasoning) and open_type != "thinking"
 
 
-class _HeldCall:
+class _CallBuffer:
     """Holds each call back until its arguments have ended.
 
     Only then it is known whether the call is a `tool_use`, whose `input` is an object, or text: a
@@ -221,13 +221,13 @@ class _HeldCall:
                 self._start = event
             elif isinstance(event, CallEnd):
                 assert self._start is not None
-                found += self._written(self._start, event)
+                found += self._build_events(self._start, event)
             elif not isinstance(event, CallArguments) and event.text:
                 self._text = isinstance(event, Content)
                 found.append(event)
         return found
 
-    def _written(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
+    def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
         """Return the events of a call with its whole input, or of its text."""
         after_text, self._text = self._text, end.value is None
         self.called = end.value is not None
@@ -239,7 +239,7 @@ class _HeldCall:
         return [Content("\n" + text if after_text else text)]
 
 
-def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
+def _fill_block(block: dict[str, Any], text: str) -> dict[str, Any]:
     if block["type"] == "tool_use":
         return block | {"input": orjson.Fragment(text)}
     if block["type"] == "thinking":

@@ -125,12 +125,14 @@ def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
-            [_referred(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
+            [_reference_text(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
         )
     return _FAILED + content if result.is_error else content
 
 
-def _referred(block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]) -> str:
+def _reference_text(
+    block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]
+) -> str:
     if not isinstance(block, _ToolReference):
         return _text(block, where)
     # A client whose MCP server has left sends the reference on, and could not continue after a 400.
