@@ -22,11 +22,10 @@ from gateway.api.chunks import (
     PromptLogprobs,
     UsageFrames,
 )
-from gateway.api.custom_calls import with_custom_calls
+from gateway.api.custom_calls import ChatEvent, CustomCalls, CustomInput, CustomStart
 from gateway.api.usage import final_usage
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
-from gateway.parsers.message import MessageEvent
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
 
 
@@ -45,11 +44,8 @@ def _likeliest(choices: list[list[TextDelta]], of: int, keep: int) -> list[list[
     return kept
 
 
-def _message(events: list[MessageEvent], custom: Collection[str] = ()) -> dict[str, Any]:
-    """A whole message of the same events. Without calls there is no `tool_calls`, not `[]`.
-
-    `custom` are the names of custom tools.
-    """
+def _message(events: Sequence[ChatEvent]) -> dict[str, Any]:
+    """Return the message of the same events; one without calls has no `tool_calls`."""
     content = [event.text for event in events if isinstance(event, Content)]
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     calls: list[dict[str, Any]] = []
@@ -59,13 +55,18 @@ def _message(events: list[MessageEvent], custom: Collection[str] = ()) -> dict[s
             calls.append({"id": event.call_id, "type": "function", "function": function})
         elif isinstance(event, CallArguments):
             calls[event.index]["function"]["arguments"] += event.text
+        elif isinstance(event, CustomStart):
+            tool = {"name": event.name, "input": ""}
+            calls.append({"id": event.call_id, "type": "custom", "custom": tool})
+        elif isinstance(event, CustomInput):
+            calls[event.index]["custom"]["input"] = event.text
     message: dict[str, Any] = {"role": "assistant"}
     message["content"] = "".join(content) if content else None
     message["refusal"] = None
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = with_custom_calls(calls, custom) if custom else calls
+        message["tool_calls"] = calls
     return message
 
 
@@ -241,7 +242,7 @@ class Answer:
             choice["message"] = _message([*self._echo, text])
         else:
             events = [event for delta in deltas for event in delta.events or ()]
-            choice["message"] = _message([*self._echo, *events], self._custom)
+            choice["message"] = _message([*self._echo, *CustomCalls(self._custom).rewrite(events)])
         logprobs = None
         if self._logprobs is not None:
             logprobs = self._logprobs([entry for delta in deltas for entry in delta.logprobs])

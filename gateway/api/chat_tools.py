@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_serializer
+from pydantic import Field, Tag, model_serializer
 
 from gateway.api import custom_tools
-from gateway.api.messages import BY_TYPE, FunctionName, Lenient, type_tag
+from gateway.api.messages import FUNCTION_OR_CUSTOM, FunctionName, Lenient
+from gateway.api.unions import by_type
 
 
 class FunctionDefinition(Lenient):
@@ -18,11 +19,7 @@ class FunctionDefinition(Lenient):
     strict: bool | None = None
 
 
-BY_FORMAT = Discriminator(
-    type_tag,
-    custom_error_type="type",
-    custom_error_message="Input should be of type text or grammar",
-)
+BY_FORMAT = by_type({"text": "[text]", "grammar": "[grammar]"}, expected="text or grammar")
 
 
 class ChatFunctionTool(Lenient):
@@ -84,7 +81,7 @@ class ChatCustomTool(Lenient):
 
 Tool = Annotated[
     Annotated[ChatFunctionTool, Tag("[function]")] | Annotated[ChatCustomTool, Tag("[custom]")],
-    BY_TYPE,
+    FUNCTION_OR_CUSTOM,
 ]
 
 
@@ -114,7 +111,8 @@ class CustomChoice(Lenient):
 
 
 OneTool = Annotated[
-    Annotated[NamedChoice, Tag("[function]")] | Annotated[CustomChoice, Tag("[custom]")], BY_TYPE
+    Annotated[NamedChoice, Tag("[function]")] | Annotated[CustomChoice, Tag("[custom]")],
+    FUNCTION_OR_CUSTOM,
 ]
 
 
@@ -134,10 +132,10 @@ ToolChoice = (
         Annotated[NamedChoice, Tag("[function]")]
         | Annotated[CustomChoice, Tag("[custom]")]
         | Annotated[AllowedChoice, Tag("[allowed_tools]")],
-        Discriminator(
-            type_tag,
-            custom_error_type="type",
-            custom_error_message="Input should be of type function, custom or allowed_tools",
+        by_type(
+            {name: f"[{name}]" for name in ("function", "custom", "allowed_tools")},
+            "function",
+            expected="function, custom or allowed_tools",
         ),
     ]
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.api.custom_tools import arguments_to_input
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallArguments, CallStart
+from gateway.parsers.tools.events import CallArguments, CallEnd, CallStart, Event, Reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class CustomInput:
     text: str
 
 
-ChatEvent = MessageEvent | CustomStart | CustomInput
+ChatEvent = Event | Reasoning | CustomStart | CustomInput
 
 
 class CustomCalls:
@@ -37,42 +36,18 @@ class CustomCalls:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._index = -1
-        self._arguments: list[str] = []
 
-    def rewrite(self, events: Iterable[MessageEvent], *, last: bool) -> list[ChatEvent]:
-        """Return the events with inputs in place of arguments; `last` ends the choice."""
+    def rewrite(self, events: Iterable[MessageEvent]) -> list[ChatEvent]:
+        """Return the events with inputs in place of arguments, and without the ends of calls."""
         found: list[ChatEvent] = []
         for event in events:
-            if isinstance(event, CallArguments) and event.index == self._index:
-                self._arguments.append(event.text)
-                continue
-            found += self._end()
             if isinstance(event, CallStart) and event.name in self._names:
                 self._index = event.index
                 found.append(CustomStart(event.index, event.name, event.call_id))
-            else:
+            elif isinstance(event, CallEnd):
+                text = arguments_to_input(event.arguments)
+                if event.index == self._index and text:
+                    found.append(CustomInput(event.index, text))
+            elif not isinstance(event, CallArguments) or event.index != self._index:
                 found.append(event)
-        return found + self._end() if last else found
-
-    def _end(self) -> list[ChatEvent]:
-        index, self._index = self._index, -1
-        text = arguments_to_input("".join(self._arguments)) if self._arguments else ""
-        self._arguments.clear()
-        return [CustomInput(index, text)] if index >= 0 and text else []
-
-
-def with_custom_calls(calls: list[dict[str, Any]], names: Collection[str]) -> list[dict[str, Any]]:
-    """Return the calls of a complete message, with those of the tools `names` in their form."""
-    return [
-        {
-            "id": call["id"],
-            "type": "custom",
-            "custom": {
-                "name": call["function"]["name"],
-                "input": arguments_to_input(call["function"]["arguments"] or "{}"),
-            },
-        }
-        if call["function"]["name"] in names
-        else call
-        for call in calls
-    ]
+        return found

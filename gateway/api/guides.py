@@ -111,9 +111,7 @@ def either_guide(
     return Guide("json_schema", text, places)
 
 
-def tool_guide(
-    tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: NamePlace = str
-) -> Guide:
+def tool_guide(tools: list[Tool], forced: ForcedCall, *, parallel: bool, named: NamePlace) -> Guide:
     """Return what an answer must match that is a call which must happen."""
     functions = {tool.function.name: tool.function.parameters for tool in tools}
     name = forced.name

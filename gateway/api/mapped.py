@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from gateway.api.auth import tenant_of
 from gateway.api.failures import status_of
 from gateway.api.intake import Intake
 from gateway.api.messages import Strict
-from gateway.api.parameters import rules, sort_fields
+from gateway.api.parameters import Parsed, rules, sort_fields
 from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, service_of
 from gateway.api.serving import timeout_of
@@ -139,17 +139,9 @@ async def asking(
             )
 
 
-class ParsedInput(NamedTuple, Generic[W]):
-    """A request, with the names that have no effect, and those of them that are unknown."""
-
-    request: W
-    hints: tuple[str, ...]
-    unknown: tuple[str, ...]
-
-
 def parse(
     kind: type[W], body: bytes, *, strict: bool = False, refuse_unknown: bool = False
-) -> ParsedInput[W]:
+) -> Parsed[W]:
     """Validate a JSON body. null means unset. Raises InvalidRequest naming the parameter.
 
     Members of an input are content, so an unknown name among them is refused in any case.
@@ -160,4 +152,4 @@ def parse(
         request = kind.model_validate(fields.served)
     except ValidationError as error:
         raise invalid_request(error) from None
-    return ParsedInput(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))
+    return Parsed(request, (*fields.hints, *fields.unknown), tuple(fields.unknown))

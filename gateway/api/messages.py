@@ -12,7 +12,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
     Tag,
@@ -22,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.api import custom_tools
 from gateway.api.strict_json import load, load_cut
+from gateway.api.unions import by_type
 from gateway.errors import InvalidRequest, UnsupportedParameter
 from gateway.parsers.tools.forms import BY_PARAMETERS
 from gateway.parsers.tools.ids import TemplateIds
@@ -48,16 +48,8 @@ class Lenient(Strict):
     model_config = ConfigDict(extra="ignore")
 
 
-def type_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"[{kind or 'function'}]"
-
-
-# A tag has brackets, so that it is no part of a path (`gateway.api.validation.location`).
-BY_TYPE = Discriminator(
-    type_tag,
-    custom_error_type="type",
-    custom_error_message="Input should be of type function or custom",
+FUNCTION_OR_CUSTOM = by_type(
+    {"function": "[function]", "custom": "[custom]"}, "function", expected="function or custom"
 )
 
 
@@ -178,7 +170,7 @@ class Message(Lenient):
                 Annotated[
                     Annotated[ToolCall, Tag("[function]")]
                     | Annotated[ChatCustomCall, Tag("[custom]")],
-                    BY_TYPE,
+                    FUNCTION_OR_CUSTOM,
                 ]
             ],
             Field(fail_fast=True),

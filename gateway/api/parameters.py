@@ -41,7 +41,7 @@ _LONGEST_TYPO = 64
 """Characters; for a longer unknown name no similar one is looked for."""
 
 
-class Parsed(NamedTuple, Generic[R]):
+class Parsed(NamedTuple, Generic[M]):
     """A request as it is served.
 
     Attributes:
@@ -49,9 +49,9 @@ class Parsed(NamedTuple, Generic[R]):
         unknown: those of them that this server does not know at all.
     """
 
-    request: R
+    request: M
     hints: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...]
 
 
 class SortedFields(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import orjson
@@ -29,6 +30,7 @@ from gateway.api.guides import (
     tool_guide,
 )
 from gateway.api.messages import Messages
+from gateway.api.turns import check_result
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
 from gateway.generation import (
@@ -83,12 +85,9 @@ class ChatCompletionRequest(GenerationRequest):
             return
         calls: set[str] = set()
         for number, message in enumerate(self.messages):
-            call_id = message.tool_call_id if message.role == "tool" else None
-            if call_id is not None and call_id not in calls:
+            if message.role == "tool" and message.tool_call_id is not None:
                 where = f"messages[{number}].tool_call_id"
-                raise InvalidRequest(
-                    f"{where}: no call {call_id!r} comes before this message.", param=where
-                )
+                check_result(message.tool_call_id, calls, where, "call", "message")
             if message.tool_calls:
                 calls.update([call.id for call in message.tool_calls])
 
@@ -214,7 +213,7 @@ class ChatCompletionRequest(GenerationRequest):
     def _parallel(self) -> bool:
         return self.parallel_tool_calls is not False
 
-    @property
+    @cached_property
     def _callable_places(self) -> Sequence[int]:
         """The places in `tools` of those that `tool_choice` allows."""
         tools, choice = self.tools or [], self.tool_choice
@@ -229,7 +228,7 @@ class ChatCompletionRequest(GenerationRequest):
         tools = self.tools or []
         return [tools[n] for n in self._callable_places]
 
-    @property
+    @cached_property
     def custom_names(self) -> frozenset[str]:
         """The names of custom tools."""
         if not self.tools:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
+
+from gateway.errors import InvalidRequest
 
 # Parts are apart where templates know only text: glued together, the last word of one and the
 # first of the next would be one word.
@@ -35,6 +38,23 @@ class Turn:
         if self.answers is not None:
             message["tool_call_id"] = self.answers
         return message
+
+
+def check_result(
+    call_id: str | None, calls: Container[str | None], where: str, call: str, result: str
+) -> None:
+    """Raise InvalidRequest if the call of a tool's result is not among the `calls` before it.
+
+    Args:
+        call_id: the id of the call.
+        calls: the ids of the calls before the result.
+        where: the path of the parameter.
+        call: the words for the call, without its id.
+        result: the word for the result.
+    """
+    if call_id not in calls:
+        found = call if call_id is None else f"{call} {call_id!r}"
+        raise InvalidRequest(f"{where}: no {found} comes before this {result}.", param=where)
 
 
 def turn_of(turns: list[Turn], role: str) -> Turn:

@@ -7,15 +7,22 @@ from dataclasses import dataclass, field, replace
 
 from gateway.parsers.harmony import MARKERS, HarmonyParser
 from gateway.parsers.reasoning import ReasoningSplitter, Tags
-from gateway.parsers.tools.arguments import SurrogateRepair, state_of
+from gateway.parsers.tools.arguments import SurrogateRepair, end_call
 from gateway.parsers.tools.either import Either
-from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event, Reasoning
+from gateway.parsers.tools.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 from gateway.parsers.tools.forced import MAX_CALLS, ForcedCall
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.ids import new_id
 from gateway.parsers.tools.parser import Functions, ToolParser
 
-MessageEvent = Event | Reasoning
+MessageEvent = Event | CallEnd | Reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,73 +84,76 @@ class MessageReader:
         if form.reasoning is not None:
             self._splitter = ReasoningSplitter(form.reasoning, starts_open=form.reasoning_open)
         self._max_calls = form.max_calls
-        # The arguments of the last call, and the call as it was reported.
+        # The call that is read, and its arguments as they were reported.
+        self._call: CallStart | None = None
         self._arguments: list[str] = []
         self._repair = SurrogateRepair()
-        self._last_call: int | None = None
-        self._custom = False  # the last call is of a custom tool
-        self._cut = False
+        self._last_end: CallEnd | None = None
         self.exceeded = False
         """True once a guided answer has begun a call that is over the limit."""
 
     @property
     def called(self) -> bool:
-        """Return True if the last call is complete and ends the turn.
+        """Return True if the last call is complete and ends the turn; valid after `finish`.
 
         A call of a function that was named does not end the turn, as at OpenAI.
         """
         if self._form.guided is not None and self._form.guided.name is not None:
             return False
-        if self._last_call is None:
-            return False
-        arguments = "".join(self._arguments)
-        return state_of(arguments, custom=self._custom, cut=self._cut) == "complete"
+        return self._last_end is not None and self._last_end.state == "complete"
 
     def read(self, text: str) -> list[MessageEvent]:
-        return self._calls(self._splitter.split(text) if self._splitter else [Content(text)])
+        return self._parse(self._splitter.split(text) if self._splitter else [Content(text)])
 
     def finish(self, *, cut: bool = False) -> list[MessageEvent]:
         """Return what was held back; nothing may be read afterwards.
 
         `cut` says that a limit or a stop string ended the text, and not the model.
         """
-        self._cut = cut
-        events = self._calls(self._splitter.finish() if self._splitter else [])
+        events = self._parse(self._splitter.finish() if self._splitter else [])
         if self._parser is not None:
-            events += self._kept(self._parser.finish(cut=cut))
-            self._flush(events)
+            events += self._report(self._parser.finish(cut=cut))
+            self._end_call(events, cut=cut)
         return events
 
-    def _calls(self, split: list[Reasoning | Content]) -> list[MessageEvent]:
+    def _parse(self, split: Sequence[Reasoning | Content]) -> list[MessageEvent]:
+        if self._parser is None:
+            return [*split]
         events: list[MessageEvent] = []
         for event in split:
-            if isinstance(event, Content) and self._parser is not None:
-                events += self._kept(self._parser.parse(event.text))
+            if isinstance(event, Content):
+                events += self._report(self._parser.parse(event.text))
             else:
                 events.append(event)
         return events
 
-    def _kept(self, events: Sequence[MessageEvent]) -> list[MessageEvent]:
-        kept: list[MessageEvent] = []
+    def _report(self, events: Sequence[Event | Reasoning]) -> list[MessageEvent]:
+        """Return the events with ids, repaired arguments and the ends of calls."""
+        reported: list[MessageEvent] = []
         for event in events:
             if isinstance(event, Content | Reasoning):
-                self._flush(kept)
-                kept.append(event)
+                self._end_call(reported)
+                reported.append(event)
             elif self._max_calls is not None and event.index >= self._max_calls:
                 self.exceeded = self._form.guided is not None
             elif isinstance(event, CallStart):
-                self._flush(kept)
-                self._last_call, self._arguments = event.index, []
-                self._repair = SurrogateRepair()
-                self._custom = event.name in self._form.custom
-                kept.append(replace(event, call_id=new_id(self._form.tools or "hermes")))
+                self._end_call(reported)
+                self._call = replace(event, call_id=new_id(self._form.tools or "hermes"))
+                reported.append(self._call)
             elif text := self._repair.repair(event.text):
                 self._arguments.append(text)
-                kept.append(CallArguments(event.index, text))
-        return kept
+                reported.append(CallArguments(event.index, text))
+        return reported
 
-    def _flush(self, events: list[MessageEvent]) -> None:
-        """Add what the repair holds back of arguments that have ended within an escape."""
-        if self._last_call is not None and (text := self._repair.flush()):
+    def _end_call(self, events: list[MessageEvent], *, cut: bool = False) -> None:
+        """Add the end of the call that is read, after what the repair holds back of it."""
+        call = self._call
+        if call is None:
+            return
+        if text := self._repair.flush():
             self._arguments.append(text)
-            events.append(CallArguments(self._last_call, text))
+            events.append(CallArguments(call.index, text))
+        arguments, custom = "".join(self._arguments), call.name in self._form.custom
+        self._last_end = end_call(call.index, arguments, custom=custom, cut=cut)
+        events.append(self._last_end)
+        self._call, self._arguments, self._repair = None, [], SurrogateRepair()

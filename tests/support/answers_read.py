@@ -1,4 +1,4 @@
-"""Streams of the Responses and Messages APIs, read as their clients read them."""
+"""Streams of chats, responses and messages, read as their clients read them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,37 @@ class Written:
 
     def __init__(self) -> None:
         self.data = b""
+        self.frames: list[bytes] = []
 
     def write(self, data: bytes) -> bool:
         self.data += data
+        self.frames.append(data)
         return True
 
     async def drain(self, by: float | None = None) -> None:
         pass
+
+
+def chat_choice_of(raw: bytes) -> dict[str, Any]:
+    """Return the content, calls and finish reason of a stream with one choice."""
+    choice: dict[str, Any] = {"content": None, "tool_calls": [], "finish_reason": None}
+    calls: list[dict[str, Any]] = choice["tool_calls"]
+    for event in SSEDecoder().iter_bytes(iter([raw])):
+        for own in json.loads(event.data)["choices"]:
+            choice["finish_reason"] = own["finish_reason"] or choice["finish_reason"]
+            if content := own["delta"].get("content"):
+                choice["content"] = (choice["content"] or "") + content
+            for call in own["delta"].get("tool_calls", ()):
+                index = call.pop("index")
+                if "id" in call:
+                    assert index == len(calls)
+                    calls.append(call)
+                    continue
+                # A piece has one member, whose strings clients concatenate.
+                [(kind, piece)] = call.items()
+                for name, text in piece.items():
+                    calls[index][kind][name] += text
+    return choice
 
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

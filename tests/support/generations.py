@@ -6,7 +6,7 @@ from array import array
 from dataclasses import fields
 from typing import Any
 
-from gateway.generation import Generation, GenerationParams
+from gateway.generation import ANYBODY, Batch, Generation, GenerationParams
 
 _PARAMS = {field.name for field in fields(GenerationParams)}
 
@@ -18,3 +18,20 @@ def generation(**given: Any) -> Generation:
     made = defaults | given
     made["prompt_ids"] = array("i", made["prompt_ids"])
     return Generation(**made, params=params)
+
+
+def batch(**given: Any) -> Batch:
+    """Return a batch of one generation and one prompt token, apart from the given fields."""
+    generations = [generation()] * given.get("choices", 1)
+    defaults: dict[str, Any] = {
+        "request_id": "r",
+        "generations": generations,
+        "prompts": 1,
+        "choices": 1,
+        "prompt_tokens": 1,
+        "fingerprint": "fp_0",
+        "caller": ANYBODY,
+        "timeout_s": 9,
+        "deadline": 9,
+    }
+    return Batch(**defaults | given)

@@ -12,9 +12,8 @@ from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, parse
 from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import TextDelta
-from gateway.generation import ANYBODY, Batch
 from tests.support.answers_read import Written, response_of
-from tests.support.generations import generation
+from tests.support.generations import batch
 
 QUESTION = {"role": "user", "content": "Hi"}
 FUNCTION = {"type": "function", "name": "f"}
@@ -35,18 +34,7 @@ def answer(**fields: Any) -> ResponseAnswer:
 
 
 def answer_to(wanted: Chat) -> ResponseAnswer:
-    batch = Batch(
-        request_id="r",
-        generations=[generation()],
-        prompts=1,
-        choices=1,
-        prompt_tokens=100,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-    return ResponseAnswer(cast(Any, None), wanted, batch)
+    return ResponseAnswer(cast(Any, None), wanted, batch(prompt_tokens=100))
 
 
 def streamed(deltas: list[TextDelta], **fields: Any) -> dict[str, Any]:

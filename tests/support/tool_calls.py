@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 from hypothesis import strategies as st
 
+from gateway.parsers.message import MessageEvent
+from gateway.parsers.tools.arguments import end_call
 from gateway.parsers.tools.either import Either
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
 from gateway.parsers.tools.forced import ForcedCall, ForcedToolParser
@@ -42,6 +44,15 @@ def parsed(maker: Callable[[], ToolParser], *pieces: str, cut: bool = False) -> 
     parser = maker()
     events = [event for piece in pieces for event in parser.parse(piece)]
     return folded(events + parser.finish(cut=cut))
+
+
+def call_events(
+    name: str, *pieces: str, index: int = 0, call_id: str = "id", custom: bool = False
+) -> list[MessageEvent]:
+    """Return the events of one call whose arguments come in `pieces`."""
+    arguments = [CallArguments(index, piece) for piece in pieces]
+    end = end_call(index, "".join(pieces), custom=custom)
+    return [CallStart(index, name, call_id), *arguments, end]
 
 
 def content_of(events: list[Event]) -> str:

@@ -16,9 +16,14 @@ from gateway.api.sse import WireFormat
 from gateway.api.usage import cached_tokens
 from gateway.deltas import Sink, TextDelta
 from gateway.generation import Batch
-from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.arguments import read_object, state_of
-from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.tools.events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 
 # Opaque to clients, which send it back with the thoughts; some keep no thoughts without one.
 _SIGNATURE = "unsigned"
@@ -68,21 +73,21 @@ class MessageAnswer:
     def collected(self, received: list[list[TextDelta]], *, keep: int | None) -> bytes:
         (deltas,) = received
         blocks: list[tuple[dict[str, Any], list[str]]] = []
-        held = _HeldCall()
-        for event in [event for delta in deltas for event in held.take(delta)]:
+        calls = _CallBuffer()
+        for event in [event for delta in deltas for event in calls.take(delta)]:
             if not blocks or begins_block(event, blocks[-1][0]["type"]):
                 blocks.append((self.block(event), []))
             if (delta := self.delta(event)) is not None:
                 blocks[-1][1].append(delta.popitem()[1])
-        content = [_whole(block, "".join(texts)) for block, texts in blocks]
-        ended = self.ended(deltas[-1], called=held.called)
+        content = [_fill_block(block, "".join(texts)) for block, texts in blocks]
+        ended = self.build_end(deltas[-1], called=calls.called)
         told = self._head | {"content": content} | ended | {"usage": self.usage(deltas[-1])}
         return orjson.dumps(told | continued(deltas[-1]))
 
     def log_probabilities(self, received: list[list[TextDelta]]) -> int:
         return 0
 
-    def block(self, event: MessageEvent) -> dict[str, Any]:
+    def block(self, event: Event | Reasoning) -> dict[str, Any]:
         """The empty block that begins with an event."""
         if isinstance(event, CallStart):
             return {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
@@ -90,7 +95,7 @@ class MessageAnswer:
             return {"type": "thinking", "thinking": "", "signature": ""}
         return {"type": "text", "text": ""}
 
-    def delta(self, event: MessageEvent) -> dict[str, Any] | None:
+    def delta(self, event: Event | Reasoning) -> dict[str, Any] | None:
         """What an event adds to its block."""
         if isinstance(event, Content):
             return {"type": "text_delta", "text": event.text}
@@ -102,7 +107,7 @@ class MessageAnswer:
             return None
         return {"type": "input_json_delta", "partial_json": event.text}
 
-    def ended(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
+    def build_end(self, last: TextDelta, *, called: bool) -> dict[str, Any]:
         """Return why the message ended.
 
         A call of a tool that was named is a `tool_use`, too, where OpenAI says stop.
@@ -138,7 +143,7 @@ class _Stream:
         self._opening = opening
         self._index = -1
         self._type = ""
-        self._held = _HeldCall()
+        self._calls = _CallBuffer()
         self._text = b""
 
     def accept(self, index: int, delta: TextDelta) -> bool:
@@ -148,10 +153,10 @@ class _Stream:
             if delta.text:
                 frames += self._text + orjson.dumps(delta.text) + b"}}\n\n"
         else:
-            for event in self._held.take(delta):
+            for event in self._calls.take(delta):
                 frames += self._event(event)
         if delta.finish is not None:
-            ended = self._answer.ended(delta, called=self._held.called)
+            ended = self._answer.build_end(delta, called=self._calls.called)
             frames += self._stop()
             more = {"usage": self._answer.usage(delta)} | continued(delta)
             frames += frame("message_delta", delta=ended, **more)
@@ -161,7 +166,7 @@ class _Stream:
     async def drain(self, by: float | None = None) -> None:
         await self._body.drain(by)
 
-    def _event(self, event: MessageEvent) -> bytes:
+    def _event(self, event: Event | Reasoning) -> bytes:
         frames = b""
         if not self._type or begins_block(event, self._type):
             frames = self._stop()
@@ -186,7 +191,7 @@ class _Stream:
         return frames + frame("content_block_stop", index=self._index)
 
 
-def begins_block(event: MessageEvent, open_type: str) -> bool:
+def begins_block(event: Event | Reasoning, open_type: str) -> bool:
     """Whether an event belongs to another block than the one that is open."""
     if isinstance(event, CallStart):
         return True
@@ -195,7 +200,7 @@ def begins_block(event: MessageEvent, open_type: str) -> bool:
     return isinstance(event, Reasoning) and open_type != "thinking"
 
 
-class _HeldCall:
+class _CallBuffer:
     """Holds each call back until its arguments have ended.
 
     Only then it is known whether the call is a `tool_use`, whose `input` is an object, or text: a
@@ -205,48 +210,36 @@ class _HeldCall:
     def __init__(self) -> None:
         self.called = False
         """True if the last call is complete."""
-        self._start: CallStart | None = None
-        self._pieces: list[str] = []
         self._text = False
+        self._start: CallStart | None = None
 
-    def take(self, delta: TextDelta) -> list[MessageEvent]:
+    def take(self, delta: TextDelta) -> list[Event | Reasoning]:
         """Return the events that are certain after this delta, without empty ones."""
-        found: list[MessageEvent] = []
+        found: list[Event | Reasoning] = []
         for event in (Content(delta.text),) if delta.events is None else delta.events:
-            if isinstance(event, CallArguments):
-                self._pieces.append(event.text)
-            elif isinstance(event, CallStart):
-                self._release(found)
+            if isinstance(event, CallStart):
                 self._start = event
-            elif event.text:
-                self._release(found)
+            elif isinstance(event, CallEnd):
+                assert self._start is not None
+                found += self._build_events(self._start, event)
+            elif not isinstance(event, CallArguments) and event.text:
                 self._text = isinstance(event, Content)
                 found.append(event)
-        if delta.finish is not None:
-            self._release(found)
         return found
 
-    def _release(self, found: list[MessageEvent]) -> None:
-        """Add the call that is held, of which nothing more comes."""
-        start = self._start
-        if start is None:
-            return
-        arguments = "".join(self._pieces)
-        found_object = read_object(arguments)
-        self._start, self._pieces = None, []
-        self.called = found_object is not None
-        if found_object is not None:
-            found += [start, CallArguments(start.index, found_object)]
-            self._text = False
-            return
+    def _build_events(self, start: CallStart, end: CallEnd) -> list[Event | Reasoning]:
+        """Return the events of a call with its whole input, or of its text."""
+        after_text, self._text = self._text, end.value is None
+        self.called = end.value is not None
+        if end.value is not None:
+            return [start, CallArguments(start.index, end.value)]
         name = orjson.dumps(start.name).decode()
-        end = "" if state_of(arguments) == "open" else "}"
-        text = f'{{"name": {name}, "arguments": {arguments}{end}'
-        found.append(Content("\n" + text if self._text else text))
-        self._text = True
+        brace = "" if end.state == "open" else "}"
+        text = f'{{"name": {name}, "arguments": {end.arguments}{brace}'
+        return [Content("\n" + text if after_text else text)]
 
 
-def _whole(block: dict[str, Any], text: str) -> dict[str, Any]:
+def _fill_block(block: dict[str, Any], text: str) -> dict[str, Any]:
     if block["type"] == "tool_use":
         return block | {"input": orjson.Fragment(text)}
     if block["type"] == "thinking":

@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from gateway.api.messages import Lenient
-from gateway.api.turns import BETWEEN, Turn, turn_of
+from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 _FAILED = "Error: "
@@ -125,12 +125,14 @@ def _result_text(result: _ToolResult, where: str, tools: Collection[str]) -> str
     content = result.content
     if not isinstance(content, str):
         content = BETWEEN.join(
-            [_referred(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
+            [_reference_text(block, f"{where}.{n}", tools) for n, block in enumerate(content or ())]
         )
     return _FAILED + content if result.is_error else content
 
 
-def _referred(block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]) -> str:
+def _reference_text(
+    block: _Text | _ToolReference | Unserved, where: str, tools: Collection[str]
+) -> str:
     if not isinstance(block, _ToolReference):
         return _text(block, where)
     # A client whose MCP server has left sends the reference on, and could not continue after a 400.
@@ -148,7 +150,7 @@ def _text(block: _Text | Unserved, where: str) -> str:
 
 
 def chat_messages(
-    system: str, messages: Sequence[Message], tools: Collection[str] = ()
+    system: str, messages: Sequence[Message], tools: Collection[str]
 ) -> list[dict[str, Any]]:
     """As OpenAI has them: what tools gave is a message each, and turns alternate.
 
@@ -182,12 +184,7 @@ def _read(
         if isinstance(block, _RedactedThinking):
             continue
         if isinstance(block, _ToolResult):
-            if block.tool_use_id not in calls:
-                place = f"{place}.tool_use_id"
-                raise InvalidRequest(
-                    f"{place}: no tool_use {block.tool_use_id!r} comes before this result.",
-                    param=place,
-                )
+            check_result(block.tool_use_id, calls, f"{place}.tool_use_id", "tool_use", "result")
             text = _result_text(block, f"{place}.content", tools)
             turns.append(Turn("tool", [text], answers=block.tool_use_id))
             continue

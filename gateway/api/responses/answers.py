@@ -19,7 +19,7 @@ from gateway.api.failures import Failure, status_of
 from gateway.api.logprobs import chat_logprobs
 from gateway.api.responses.chats import Chat
 from gateway.api.responses.events import Stream
-from gateway.api.responses.output import Form, Output, ended
+from gateway.api.responses.output import Form, Output, build_items
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.sse import OPENAI, WireFormat
 from gateway.api.usage import cached_tokens
@@ -107,7 +107,7 @@ class ResponseAnswer:
         limited = last.finish == "length"
         return self.response(
             "incomplete" if cut else "completed",
-            output=ended(output.items, cut=cut),
+            output=build_items(output.items, cut=cut),
             usage=self._usage(last, output),
             incomplete_details={"reason": "max_output_tokens"} if limited else None,
             **continued(last),

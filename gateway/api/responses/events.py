@@ -81,7 +81,7 @@ class Stream:
 
         OpenAI's packages raise on `error` alone, agents on either.
         """
-        output = [item.ended(cut=item is self._open) for item in self._output.items]
+        output = [item.build_end(cut=item is self._open) for item in self._output.items]
         self.response = self._answer.response("failed", error=error, output=output)
         if self.last:
             self._number -= 1  # which nobody was told
@@ -131,7 +131,7 @@ class Stream:
         self._open = item
         self._plain = item.texts if item.kind == "message" and not self._logged else None
         frames = self._event(
-            "response.output_item.added", output_index=item.index, item=item.begun()
+            "response.output_item.added", output_index=item.index, item=item.build_start()
         )
         where = {"item_id": item.id, "output_index": item.index}
         if item.kind == "function_call":
@@ -160,7 +160,7 @@ class Stream:
         if item is None:
             return b""
         self._open = self._plain = None
-        whole = item.ended(cut=cut)
+        whole = item.build_end(cut=cut)
         where = {"item_id": item.id, "output_index": item.index}
         part = where | {"content_index": 0}
         frames = b""

@@ -20,10 +20,10 @@ from gateway.api.responses.items import (
     SearchCallItem,
     SearchOutputItem,
 )
+from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tools import NamespaceTool, Tool
-from gateway.api.responses.unions import OtherObject
-from gateway.api.turns import BETWEEN, Turn, turn_of
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
+from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
 """The name of a tool search to the model, and the id of a call that the server executed."""
@@ -114,10 +114,10 @@ def check_outputs(items: Sequence[Item], before: int = 0) -> None:
     for number, item in enumerate(items, -before):
         if isinstance(item, FunctionCallItem | CustomCallItem | SearchCallItem):
             calls.add(item.call_id)
-        elif isinstance(item, CallOutputItem | SearchOutputItem) and item.call_id not in calls:
+        elif isinstance(item, CallOutputItem | SearchOutputItem):
             where = f"input[{number}].call_id" if number >= 0 else "conversation"
-            call = "search without a call_id" if item.call_id is None else f"call {item.call_id!r}"
-            raise InvalidRequest(f"{where}: no {call} comes before this output.", param=where)
+            call = "search without a call_id" if item.call_id is None else "call"
+            check_result(item.call_id, calls, where, call, "output")
 
 
 def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:

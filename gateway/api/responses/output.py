@@ -11,8 +11,7 @@ from gateway.api.responses.items import encoded
 from gateway.api.responses.tool_names import CalledTool, CallKind
 from gateway.deltas import TextDelta, TokenLogprob
 from gateway.errors import InvalidRequest
-from gateway.parsers.tools.arguments import State, state_of
-from gateway.parsers.tools.events import CallStart, Content, Reasoning
+from gateway.parsers.tools.events import CallEnd, CallStart, Content, Reasoning, State
 
 Kind = Literal["reasoning", "message"] | CallKind
 Logprobs = Callable[[list[TokenLogprob]], list[dict[str, Any]]]
@@ -59,6 +58,8 @@ class Item:
         self.logprobs: list[dict[str, Any]] = []
         self._form = form
         self._call = call
+        self.state: State | None = None
+        """Of a call that has ended."""
 
     @property
     def text(self) -> str:
@@ -66,8 +67,8 @@ class Item:
         text = "".join(self.texts)
         return arguments_to_input(text) if self.kind == "custom_tool_call" else text
 
-    def begun(self) -> dict[str, Any]:
-        """As it is while nothing of it is there."""
+    def build_start(self) -> dict[str, Any]:
+        """Return the item while it is empty."""
         told: dict[str, Any] = {"id": self.id, "type": self.kind, "status": "in_progress"}
         if self._call is not None:
             return told | self._call_members(self._call)
@@ -84,23 +85,16 @@ class Item:
             members["namespace"] = called.namespace
         return members | {"input" if self.kind == "custom_tool_call" else "arguments": ""}
 
-    def is_open(self, *, cut: bool) -> bool:
-        """Return True for a call whose end is missing; `cut` as in `state_of`."""
-        return self._call is not None and self._state(cut=cut) == "open"
-
-    def _state(self, *, cut: bool) -> State:
-        return state_of("".join(self.texts), custom=self.kind == "custom_tool_call", cut=cut)
-
-    def ended(self, *, cut: bool) -> dict[str, Any]:
+    def build_end(self, *, cut: bool) -> dict[str, Any]:
         if self._call is not None:
-            cut = cut or self._state(cut=cut) != "complete"
-        told = self.begun() | {"status": "incomplete" if cut else "completed"}
+            cut = cut or self.state != "complete"
+        told = self.build_start() | {"status": "incomplete" if cut else "completed"}
         if self.kind == "function_call":
             return told | {"arguments": self.text}
         if self.kind == "custom_tool_call":
             return told | {"input": self.text}
         if self.kind == "tool_search_call":
-            return told | {"arguments": _parsed(self.text)}
+            return told | {"arguments": _parse_arguments(self.text)}
         if self.kind == "message":
             return told | {"content": [self.part(self.text)]}
         text = self.text
@@ -148,7 +142,7 @@ class Output:
         """Return True if the answer ended at a limit or within a call."""
         if last.finish == "length" or not self.items:
             return last.finish == "length"
-        return self.items[-1].is_open(cut=last.stop is not None)
+        return self.items[-1].state == "open"
 
     def take(self, delta: TextDelta) -> list[Piece]:
         """What a delta adds; each new item is that of a piece."""
@@ -163,6 +157,9 @@ class Output:
                 pieces.append(Piece(self._begin(kind, event), "", []))
                 others += 1
                 continue
+            if isinstance(event, CallEnd):
+                self.items[-1].state = event.state
+                continue
             if not event.text:
                 continue
             logprobs: list[dict[str, Any]] = []
@@ -173,7 +170,7 @@ class Output:
                 others += len(event.text)
                 item = self._open("message") if isinstance(event, Content) else self.items[-1]
                 if isinstance(event, Content):
-                    logprobs = self._told()
+                    logprobs = self._take_logprobs()
                     item.logprobs += logprobs
             item.texts.append(event.text)
             pieces.append(Piece(item, event.text, logprobs))
@@ -184,16 +181,16 @@ class Output:
             self._tokens = delta.tokens
             self._pending.clear()
         if delta.finish is not None:
-            pieces += self._rest(delta)
+            pieces += self._end_pieces(delta)
         return pieces
 
-    def _rest(self, last: TextDelta) -> list[Piece]:
+    def _end_pieces(self, last: TextDelta) -> list[Piece]:
         """Tokens without a text of their own; and an answer that says nothing is a message, too."""
         if not self.items:
             return [Piece(self._begin("message"), "", [])] if last.finish != "length" else []
         if not self._pending or self.items[-1].kind != "message":
             return []
-        logprobs = self._told()
+        logprobs = self._take_logprobs()
         self.items[-1].logprobs += logprobs
         return [Piece(self.items[-1], "", logprobs)]
 
@@ -207,19 +204,19 @@ class Output:
         self.items.append(item)
         return item
 
-    def _told(self) -> list[dict[str, Any]]:
+    def _take_logprobs(self) -> list[dict[str, Any]]:
         if self._form.logprobs is None or not self._pending:
             return []
         entries, self._pending = self._pending, []
         return self._form.logprobs(entries)
 
 
-def ended(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
-    """The items of an answer that has ended; what cuts it cuts the last one."""
-    return [item.ended(cut=cut and item is items[-1]) for item in items]
+def build_items(items: Sequence[Item], *, cut: bool) -> list[dict[str, Any]]:
+    """Return the items of an answer that has ended; `cut` applies to the last one."""
+    return [item.build_end(cut=cut and item is items[-1]) for item in items]
 
 
-def _parsed(arguments: str) -> Any:
+def _parse_arguments(arguments: str) -> Any:
     """Return the value of a call's arguments, or their text if a request could not hold the value.
 
     An object that is too deep or too large fails the response that holds it, or the next request.

@@ -12,7 +12,8 @@ from pydantic_core import PydanticCustomError
 
 from gateway.api.chat_tools import BY_FORMAT, TextFormat
 from gateway.api.messages import FunctionName, Lenient
-from gateway.api.responses.unions import OtherObject, by_type
+from gateway.api.responses.other_objects import OtherObject
+from gateway.api.unions import by_type
 
 MAX_TOOLS = 1024
 """Tools of a request, those in namespaces and in items of the input included."""

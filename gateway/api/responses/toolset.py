@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gateway.api import custom_tools
 from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
+from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tool_names import CalledTool, CallKind, flat_name
 from gateway.api.responses.tools import (
     MAX_TOOLS,
@@ -25,7 +26,6 @@ from gateway.api.responses.tools import (
     Tool,
     ToolChoice,
 )
-from gateway.api.responses.unions import OtherObject
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 

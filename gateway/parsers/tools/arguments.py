@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Literal
 
 import orjson
 
-State = Literal["complete", "malformed", "open"]
-"""`open` arguments end within a string or before a closing bracket."""
+from gateway.parsers.tools.events import CallEnd, State
 
 _TOKEN = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 
@@ -26,10 +24,30 @@ _UNDECIDED = re.compile(rf"(?:{_HIGH})?\\(?:u{_HEX}{{0,3}})?|{_HIGH}")
 _MAX_UNDECIDED_CHARS = 11
 
 
-def read_object(arguments: str) -> str | None:
+def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = False) -> CallEnd:
+    """Return the event of a call whose arguments nothing follows.
+
+    Args:
+        index: the number of the call.
+        arguments: the text of the call, as the model wrote it.
+        custom: the call is of a custom tool.
+        cut: a limit or a stop string ended the answer. Plain text does not show whether it is all
+            there, so such an input is `open`.
+    """
+    value = _read_object(arguments)
+    state: State = "complete"
+    if value is None:
+        state = "open" if _is_unclosed(arguments) else "malformed"
+        is_text = state == "malformed" or not arguments.lstrip().startswith("{")
+        if custom and arguments and is_text:
+            state = "open" if cut else "complete"
+    return CallEnd(index, state, arguments, value)
+
+
+def _read_object(arguments: str) -> str | None:
     """Return the JSON of the object that the arguments are, or None if they are anything else.
 
-    It is the text as it was written. NaN and Infinity, which are no JSON, become null.
+    NaN and Infinity, which are no JSON, become null. Other text is returned unchanged.
     """
     try:
         return arguments if isinstance(orjson.loads(arguments), dict) else None
@@ -40,23 +58,6 @@ def read_object(arguments: str) -> str | None:
         return orjson.dumps(found).decode() if isinstance(found, dict) else None
     except (ValueError, RecursionError, orjson.JSONEncodeError):
         return None
-
-
-def state_of(arguments: str, *, custom: bool = False, cut: bool = False) -> State:
-    """Return the state of arguments that nothing follows.
-
-    Args:
-        arguments: the text of a call, as the model wrote it.
-        custom: the call is of a custom tool.
-        cut: a limit or a stop string ended the answer. Plain text does not show whether it is all
-            there, so such an input is `open`.
-    """
-    if read_object(arguments) is not None:
-        return "complete"
-    state: State = "open" if _is_unclosed(arguments) else "malformed"
-    if custom and arguments and (state == "malformed" or not arguments.lstrip().startswith("{")):
-        return "open" if cut else "complete"
-    return state
 
 
 def _is_unclosed(arguments: str) -> bool:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["complete", "malformed", "open"]
+"""The state of a call's arguments. `open` ones end within a string or before a closing bracket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,25 @@ class CallArguments:
 
     index: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The end of call `index`; only a `complete` call is to be executed.
+
+    Parsers do not report ends. The reader of the message adds them.
+
+    Attributes:
+        index: the number of the call.
+        state: the state of its arguments.
+        arguments: all of its arguments, as the model wrote them.
+        value: the JSON of the object that the arguments are, None if they are no object.
+    """
+
+    index: int
+    state: State
+    arguments: str
+    value: str | None
 
 
 Event = Content | CallStart | CallArguments

@@ -39,7 +39,6 @@ class ValueEnds:
     def __init__(
         self, closing: str, opening: str, calls: Sequence[str], ends: Sequence[str], *, lines: bool
     ) -> None:
-        self.opening = opening
         self._calls = tuple(calls)
         self.first = frozenset({"<", "\n"} if lines else {"<"})
         space, line = _Part(_SPACE, _SPACE), _Part("\n", "\n")

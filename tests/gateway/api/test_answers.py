@@ -13,8 +13,8 @@ from gateway.api.answers import Answer
 from gateway.api.chunks import Kind, UsageFrames
 from gateway.api.sse import OPENAI
 from gateway.deltas import TextDelta
-from gateway.generation import ANYBODY, Batch
-from tests.support.generations import generation
+from tests.support.answers_read import Written
+from tests.support.generations import batch
 
 # Line ends of every kind, quotes, colons and what looks like the protocol itself.
 pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
@@ -22,35 +22,9 @@ pieces = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled
 )
 
 
-def _batch(choices: int) -> Batch:
-    return Batch(
-        request_id="r",
-        generations=[generation()] * choices,
-        prompts=1,
-        choices=choices,
-        prompt_tokens=1,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-
-
-class _Written:
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-
-    def write(self, data: bytes) -> bool:
-        self.frames.append(data)
-        return True
-
-    async def drain(self, by: float | None = None) -> None:
-        pass
-
-
 def _written(kind: Kind, texts: list[list[str]], usage: UsageFrames, comments: bool) -> bytes:
-    body = _Written()
-    sink = Answer(kind, 'm"\n', _batch(len(texts))).stream(body, usage)
+    body = Written()
+    sink = Answer(kind, 'm"\n', batch(choices=len(texts))).stream(body, usage)
     for turn in range(max(map(len, texts), default=0)):
         for index, own in enumerate(texts):
             if turn < len(own):

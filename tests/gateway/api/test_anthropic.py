@@ -20,15 +20,15 @@ from gateway.api.messages import ToolCall
 from gateway.config.tenants import new_key
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.tools.events import Content, Reasoning
 from tests.support.answers_read import Written, message_of
 from tests.support.event_clock import EventClock
 from tests.support.fake_triton import FakeTriton, Fault, serving
 from tests.support.gateway_process import tenant, write_config
-from tests.support.generations import generation
+from tests.support.generations import batch
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.tool_calls import call_events
 
 QUESTION = {"role": "user", "content": "Hi"}
 THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "x"}
@@ -152,18 +152,7 @@ def test_hints_are_refused_where_the_operator_says_so() -> None:
 
 
 def answer(**fields: Any) -> MessageAnswer:
-    batch = Batch(
-        request_id="r",
-        generations=[generation()],
-        prompts=1,
-        choices=1,
-        prompt_tokens=100,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-    return MessageAnswer("m", batch, **{"max_tokens": 1} | fields)
+    return MessageAnswer("m", batch(prompt_tokens=100), **{"max_tokens": 1} | fields)
 
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -176,10 +165,10 @@ def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["text", "thought", "call"]), max_size=6)):
         if kind == "call":
-            events.append(CallStart(calls, "f", f"id{calls}"))
             arguments = json.dumps({"a": draw(texts)}, ensure_ascii=False)
             at = draw(st.integers(0, len(arguments)))
-            events += [CallArguments(calls, part) for part in (arguments[:at], arguments[at:])]
+            pieces = arguments[:at], arguments[at:]
+            events += call_events("f", *pieces, index=calls, call_id=f"id{calls}")
             calls += 1
         else:
             event = Content if kind == "text" else Reasoning
@@ -236,7 +225,7 @@ def test_plain_text_is_one_block(pieces: list[str]) -> None:
     ],
 )
 def test_a_call_that_is_no_object_is_text(arguments: str, finish: Any, text: str) -> None:
-    events = (Content("So"), CallStart(0, "f", "id"), CallArguments(0, arguments))
+    events = (Content("So"), *call_events("f", arguments))
     body = Written()
     deltas = [TextDelta("", 9, finish, events=events)]
     answer().stream(body, "last").accept(0, deltas[0])
@@ -250,7 +239,7 @@ def test_a_call_that_is_no_object_is_text(arguments: str, finish: Any, text: str
 
 def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
     arguments = '{"x": 123456789012345678901234567890, "y": 1.10}'
-    events = (CallStart(0, "f", "id"), CallArguments(0, arguments))
+    events = tuple(call_events("f", arguments))
     told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
     assert arguments.encode() in told
     assert json.loads(told)["stop_reason"] == "tool_use"
@@ -259,7 +248,7 @@ def test_the_arguments_of_a_call_are_passed_on_as_they_were_written() -> None:
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_json_has_no_number_for_is_null_in_a_call(number: str) -> None:
     """The `json` module of Python reads these words; browsers and most clients do not."""
-    events = (CallStart(0, "f", "id"), CallArguments(0, f'{{"x": [1, {number}]}}'))
+    events = tuple(call_events("f", f'{{"x": [1, {number}]}}'))
     told = answer().collected([[TextDelta("", 9, "stop", events=events)]], keep=None)
     [block] = orjson.loads(told)["content"]
     assert block["input"] == {"x": [1, None]}

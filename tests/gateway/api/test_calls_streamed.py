@@ -14,7 +14,6 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai._streaming import SSEDecoder
 
 from gateway.api.answers import Answer
 from gateway.api.anthropic.answers import MessageAnswer
@@ -22,15 +21,14 @@ from gateway.api.responses.answers import ResponseAnswer
 from gateway.api.responses.chats import Chat, parse
 from gateway.api.responses.requests import ResponseRequest
 from gateway.deltas import TextDelta
-from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageForm, MessageReader
-from gateway.parsers.tools.arguments import state_of
+from gateway.parsers.tools.arguments import end_call
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.parsers.tools.forms import PARSERS
 from gateway.tokenization.stop_strings import StopStrings
 from gateway.tokenization.text_stream import with_events
-from tests.support.answers_read import Written, message_of, response_of
-from tests.support.generations import generation
+from tests.support.answers_read import Written, chat_choice_of, message_of, response_of
+from tests.support.generations import batch
 from tests.support.tool_calls import cut, piece_sizes
 
 STRING = {"properties": {"a": {"type": "string"}}}
@@ -88,46 +86,17 @@ def _deltas(
     return [*deltas, with_events(reader, last)]
 
 
-def _batch() -> Batch:
-    return Batch(
-        request_id="r",
-        generations=[generation()],
-        prompts=1,
-        choices=1,
-        prompt_tokens=1,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-
-
 def _chat(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str, Any]:
     """The choice of a chat's answer, which is that of its stream."""
-    answer, body = Answer("chat", "m", _batch(), custom=custom), Written()
+    answer, body = Answer("chat", "m", batch(), custom=custom), Written()
     sink = answer.stream(body, "none")
     for delta in deltas:
         sink.accept(0, delta)
-    message: dict[str, Any] = {"content": None, "tool_calls": []}
-    finish = None
-    for event in SSEDecoder().iter_bytes(iter([body.data])):
-        [choice] = json.loads(event.data)["choices"]
-        finish = choice["finish_reason"] or finish
-        if content := choice["delta"].get("content"):
-            message["content"] = (message["content"] or "") + content
-        for call in choice["delta"].get("tool_calls", ()):
-            if "id" in call:
-                message["tool_calls"].append(call)
-            elif "custom" in call:
-                message["tool_calls"][call["index"]]["custom"]["input"] += call["custom"]["input"]
-            else:
-                arguments = call["function"]["arguments"]
-                message["tool_calls"][call["index"]]["function"]["arguments"] += arguments
+    streamed = chat_choice_of(body.data)
     [whole] = json.loads(answer.collected([deltas], keep=None))["choices"]
-    assert whole["finish_reason"] == finish
-    assert whole["message"]["content"] == message["content"]
-    calls = [{"index": i} | c for i, c in enumerate(whole["message"].get("tool_calls", []))]
-    assert calls == message["tool_calls"]
+    assert whole["finish_reason"] == streamed["finish_reason"]
+    assert whole["message"]["content"] == streamed["content"]
+    assert whole["message"].get("tool_calls", []) == streamed["tool_calls"]
     return dict(whole)
 
 
@@ -137,7 +106,7 @@ def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str
     body = orjson.dumps({"model": "m", "input": "?", "tools": tools})
     chat = cast(Chat, parse(ResponseRequest, body).request)
     assert chat.plain_text_tools == {*custom}
-    answer = ResponseAnswer(cast(Any, None), chat, _batch())
+    answer = ResponseAnswer(cast(Any, None), chat, batch())
     written = Written()
     sink = answer.stream(written, "last")
     for delta in deltas:
@@ -152,7 +121,7 @@ def _response(deltas: list[TextDelta], custom: Collection[str] = ()) -> dict[str
 
 def _message(deltas: list[TextDelta]) -> dict[str, Any]:
     """The message, which is that of its stream."""
-    answer, body = MessageAnswer("m", _batch(), max_tokens=1), Written()
+    answer, body = MessageAnswer("m", batch(), max_tokens=1), Written()
     sink = answer.stream(body, "last")
     for delta in deltas:
         sink.accept(0, delta)
@@ -166,7 +135,7 @@ def _agree(deltas: list[TextDelta]) -> tuple[dict[str, Any], dict[str, Any], dic
     chat, response, message = (of([replace(delta) for delta in deltas])
                                for of in (_chat, _response, _message))  # fmt: skip
     calls = [call["function"]["arguments"] for call in chat["message"].get("tool_calls", ())]
-    complete = [arguments for arguments in calls if state_of(arguments) == "complete"]
+    complete = [arguments for arguments in calls if end_call(0, arguments).state == "complete"]
     items = [item for item in response["output"] if item["type"] == "function_call"]
     assert [item["arguments"] for item in items] == calls
     assert all(calls)
@@ -216,7 +185,7 @@ def test_every_cut(name: str) -> None:
             chat, response, message = _agree(_deltas(name, [text], finish, stop))
             calls = chat["message"].get("tool_calls", [])
             whole = [json.loads(c["function"]["arguments"]) for c in calls
-                     if state_of(c["function"]["arguments"]) == "complete"]  # fmt: skip
+                     if end_call(0, c["function"]["arguments"]).state == "complete"]  # fmt: skip
             assert whole in ([], [{"a": "b c"}])
             if calls and not whole:
                 assert chat["finish_reason"] == finish

@@ -22,14 +22,15 @@ from gateway.api.schemas import ChatCompletionRequest
 from gateway.api.serving import rendered
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.generation import ANYBODY, Batch
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallArguments, CallStart, Content
+from gateway.parsers.tools.events import Content
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.tokenization.chat_format import ChatFormat
+from tests.support.answers_read import Written, chat_choice_of
 from tests.support.fake_triton import FakeTriton, serving
-from tests.support.generations import generation
+from tests.support.generations import batch
 from tests.support.in_process import ids_of, running, save_tokenizer
+from tests.support.tool_calls import call_events
 
 QUESTION = {"role": "user", "content": "Hi"}
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -174,51 +175,15 @@ def test_many_results_cost_no_more_than_their_number() -> None:
 
 
 def _answer() -> Answer:
-    batch = Batch(
-        request_id="r",
-        generations=[generation()],
-        prompts=1,
-        choices=1,
-        prompt_tokens=1,
-        fingerprint="fp_0",
-        caller=ANYBODY,
-        timeout_s=9,
-        deadline=9,
-    )
-    return Answer("chat", "m", batch, custom=frozenset({"patch"}))
-
-
-class _Written:
-    def __init__(self) -> None:
-        self.data = b""
-
-    def write(self, data: bytes) -> bool:
-        self.data += data
-        return True
-
-    async def drain(self, by: float | None = None) -> None:
-        pass
+    return Answer("chat", "m", batch(), custom=frozenset({"patch"}))
 
 
 def _streamed(deltas: list[TextDelta], usage: UsageFrames) -> dict[str, Any]:
-    """The message of a stream, of which clients put together all strings of a call."""
-    body = _Written()
+    body = Written()
     sink = _answer().stream(body, usage)
     for delta in deltas:
         sink.accept(0, delta)
-    content: str | None = None
-    calls: list[dict[str, Any]] = []
-    for event in SSEDecoder().iter_bytes(iter([body.data])):
-        for choice in json.loads(event.data)["choices"]:
-            if text := choice["delta"].get("content"):
-                content = (content or "") + text
-            for call in choice["delta"].get("tool_calls", ()):
-                if call["index"] == len(calls):
-                    calls.append({"id": call["id"], "type": call["type"], call["type"]: {}})
-                told = calls[call["index"]]
-                for name, text in call[told["type"]].items():
-                    told[told["type"]][name] = told[told["type"]].get(name, "") + text
-    return {"content": content, "calls": calls}
+    return chat_choice_of(body.data)
 
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -226,7 +191,7 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6)
 
 @st.composite
 def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
-    """Events of a message, cut into deltas anywhere; the last call perhaps cut."""
+    """Events of a message, cut into deltas anywhere; calls are perhaps cut."""
     events: list[MessageEvent] = []
     kinds = draw(st.lists(st.sampled_from(["text", "f", "patch"]), max_size=5))
     calls = 0
@@ -237,11 +202,11 @@ def deltas_of_calls(draw: st.DrawFn) -> list[TextDelta]:
         arguments = json.dumps({"input": draw(texts)}, ensure_ascii=draw(st.booleans()))
         at = draw(st.integers(0, len(arguments)))
         pieces = [arguments[:at], arguments[at:]]
-        events.append(CallStart(calls, kind, f"id{calls}"))
-        events += [CallArguments(calls, piece) for piece in pieces if piece]
+        call_id = f"id{calls}"
+        if draw(st.booleans()):
+            pieces.pop()
+        events += call_events(kind, *filter(None, pieces), index=calls, call_id=call_id)
         calls += 1
-    if calls and kinds[-1] != "text" and draw(st.booleans()):
-        events.pop()
     deltas: list[list[MessageEvent]] = [[]]
     for event in events:
         if draw(st.booleans()):
@@ -262,7 +227,7 @@ def test_a_stream_is_the_whole_answer(deltas: list[TextDelta], usage: UsageFrame
     message = json.loads(whole)["choices"][0]["message"]
     streamed = _streamed(deltas, usage)
     assert streamed["content"] == message["content"]
-    assert streamed["calls"] == message.get("tool_calls", [])
+    assert streamed["tool_calls"] == message.get("tool_calls", [])
     for call in message.get("tool_calls", []):
         assert (call["type"] == "custom") is (call[call["type"]]["name"] == "patch")
 

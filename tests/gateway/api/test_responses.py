@@ -25,7 +25,7 @@ from gateway.api.system_messages import prompt_of
 from gateway.deltas import EngineStats, TextDelta
 from gateway.errors import EngineUnavailable, InvalidRequest, UnsupportedParameter
 from gateway.parsers.message import MessageEvent
-from gateway.parsers.tools.events import CallArguments, CallStart, Content, Reasoning
+from gateway.parsers.tools.events import Content, Reasoning
 from gateway.tokenization.chat_format import ChatFormat
 from tests.support.answers_read import EVENT, Written
 from tests.support.cpu import costs_less_than
@@ -42,6 +42,7 @@ from tests.support.response_streams import (
     streamed,
     whole,
 )
+from tests.support.tool_calls import call_events
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "1"}
@@ -326,10 +327,10 @@ def messages(draw: st.DrawFn) -> list[list[MessageEvent]]:
     for kind in draw(st.lists(st.sampled_from(kinds), max_size=6)):
         if kind in ("call", "custom"):
             name = "f" if kind == "call" else "apply_patch"
-            events.append(CallStart(calls, name, f"id{calls}"))
             arguments = json.dumps({"input": draw(texts)}, ensure_ascii=False)
             at = draw(st.integers(0, len(arguments)))
-            events += [CallArguments(calls, part) for part in (arguments[:at], arguments[at:])]
+            pieces = arguments[:at], arguments[at:]
+            events += call_events(name, *pieces, index=calls, call_id=f"id{calls}")
             calls += 1
         else:
             event = Content if kind == "text" else Reasoning
@@ -413,7 +414,7 @@ def test_what_a_piece_has_in_common_with_others_is_written_once() -> None:
     ],
 )
 def test_the_input_of_a_custom_tool(arguments: str, finish: Any, told: str) -> None:
-    events = (CallStart(0, "apply_patch", "id"), CallArguments(0, arguments))
+    events = tuple(call_events("apply_patch", arguments, custom=True))
     deltas = [TextDelta("", 9, finish, events=events)]
     for response in (streamed(deltas, tools=[PATCH]), whole(deltas, tools=[PATCH])):
         [item] = response["output"]

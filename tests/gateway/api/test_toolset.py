@@ -19,8 +19,8 @@ from gateway.api.responses.stored import read
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.deltas import TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
-from gateway.parsers.tools.events import CallArguments, CallStart
 from tests.support.response_streams import FUNCTION, PATCH, QUESTION, chat, streamed, whole
+from tests.support.tool_calls import call_events
 
 QUERY = {"type": "function", "name": "query", "description": "Runs SQL"}
 POSTGRES = {"type": "namespace", "name": "mcp__pg", "description": "A database", "tools": [QUERY]}
@@ -89,7 +89,7 @@ def test_each_tool_has_a_name_of_its_own_which_leads_back(
     assert len(set(flat)) == len(keys)
     assert all(FLAT.fullmatch(name) for name in flat)
     for (space, name), model in zip(keys, flat, strict=True):
-        deltas = [TextDelta("", 1, "stop", events=(CallStart(0, model, "c"),))]
+        deltas = [TextDelta("", 1, "stop", events=tuple(call_events(model)))]
         [item] = whole(deltas, tools=tools)["output"]
         assert (item.get("namespace"), item["name"]) == (space, name)
         said = {k: v for k, v in item.items() if k != "id"}
@@ -116,7 +116,7 @@ def test_a_call_tells_the_namespace_and_the_bare_name(
 ) -> None:
     name, tools = tool["name"], [POSTGRES | {"tools": [tool]}]
     arguments = '{"input":"x"}'
-    events = (CallStart(0, f"mcp__pg__{name}", "c1"), CallArguments(0, arguments))
+    events = tuple(call_events(f"mcp__pg__{name}", arguments))
     deltas = [TextDelta("", 1, "stop", events=events)]
     [item] = whole(deltas, tools=tools)["output"]
     assert streamed(deltas, tools=tools)["output"] == [item]
@@ -258,7 +258,7 @@ def test_a_search_without_its_call_is_refused() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"query": "sql", "limit": 3}', "{}", '{"query'])
 def test_a_search_is_an_item_that_the_client_executes(arguments: str) -> None:
-    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    events = tuple(call_events("tool_search", arguments, call_id="c1"))
     deltas = [TextDelta("", 1, "stop", events=events)]
     [item] = whole(deltas, tools=[SEARCH])["output"]
     assert streamed(deltas, tools=[SEARCH])["output"] == [item]
@@ -329,7 +329,7 @@ def test_a_namespace_costs_by_its_length_alone() -> None:
 @pytest.mark.parametrize("depth", [91, 97, 300, 5000])
 def test_a_search_too_deep_for_a_request_is_text(depth: int) -> None:
     arguments = '{"a":' * depth + "1" + "}" * depth
-    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    events = tuple(call_events("tool_search", arguments, call_id="c1"))
     [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
     assert item["arguments"] == arguments
     chat(input=[QUESTION, item], tools=[SEARCH])
@@ -337,7 +337,7 @@ def test_a_search_too_deep_for_a_request_is_text(depth: int) -> None:
 
 def test_a_search_as_deep_as_a_request_can_hold_is_an_object() -> None:
     arguments = '{"a":' * 90 + "1" + "}" * 90
-    events = (CallStart(0, "tool_search", "c1"), CallArguments(0, arguments))
+    events = tuple(call_events("tool_search", arguments, call_id="c1"))
     [item] = whole([TextDelta("", 1, "stop", events=events)], tools=[SEARCH])["output"]
     assert item["arguments"] == json.loads(arguments)
     chat(input=[QUESTION, item], tools=[SEARCH])

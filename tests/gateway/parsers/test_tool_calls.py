@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from gateway.parsers.tools.arguments import state_of
+from gateway.parsers.tools.arguments import end_call
 from gateway.parsers.tools.events import CallArguments, CallStart, Content, Event
 from gateway.parsers.tools.forms import PARSERS, Form
 from gateway.parsers.tools.parser import Functions, ToolParser
@@ -247,7 +247,7 @@ def test_a_closing_tag_closes_a_value_only_before_the_next_tag(
 )
 def test_a_value_without_its_closing_tag(text: str, values: list[str | None]) -> None:
     events = parsed(partial(_parser, "text"), f"<tool_call><function=f>\n<parameter=s>\n{text}")
-    found = [(arguments, state_of(arguments)) for _, arguments in calls_of(events)]
+    found = [(arguments, end_call(0, arguments).state) for _, arguments in calls_of(events)]
     assert len(found) == len(values)
     for (arguments, state), value in zip(found, values, strict=True):
         if value is None or "<parameter=n>" in text:

@@ -105,7 +105,7 @@ async def test_the_guide_of_many_tools_is_made_off_the_loop(tmp_path: Path) -> N
         answer, stood = await _ask(client, "/v1/chat/completions", **fields, tool_choice="required")
         assert "tool_choice: cannot be enforced" in answer.json()["error"]["message"]
         given = [ChatFunctionTool.model_validate(tool) for tool in tools]
-        assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True)) / 3
+        assert stood < _spent(lambda: tool_guide(given, ForcedCall(), parallel=True, named=str)) / 3
 
 
 @pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": MANY}])

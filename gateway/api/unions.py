@@ -7,13 +7,17 @@ from typing import Any
 
 from pydantic import Discriminator
 
-from gateway.api.messages import Lenient
 
+def by_type(
+    tags: Mapping[str, str], untyped: str = "", *, expected: str | None = None
+) -> Discriminator:
+    """Return a discriminator by `type`.
 
-def by_type(tags: Mapping[str, str], untyped: str = "") -> Discriminator:
-    """Return a discriminator by `type`; an object without a type is of the type `untyped`.
-
-    A tag has brackets, so that it is no part of a path (`gateway.api.validation.location`).
+    Args:
+        tags: the tag of each type; any other type has the tag `[other]`. Brackets keep tags out of
+            paths (`gateway.api.validation.location`).
+        untyped: the type of an object without one.
+        expected: the allowed types as the error names them, if the union has no `[other]`.
     """
 
     def tag(value: Any) -> str:
@@ -24,10 +28,7 @@ def by_type(tags: Mapping[str, str], untyped: str = "") -> Discriminator:
             kind = "item_reference" if bare and "item_reference" in tags else untyped
         return tags.get(kind, "[other]") if isinstance(kind, str) else "[other]"
 
-    return Discriminator(tag)
-
-
-class OtherObject(Lenient):
-    """An object of a type that this server has no use for. Each list says what it does with one."""
-
-    type: str
+    if expected is None:
+        return Discriminator(tag)
+    message = f"Input should be of type {expected}"
+    return Discriminator(tag, custom_error_type="type", custom_error_message=message)

@@ -1,0 +1,11 @@
+"""Objects of types that this server does not serve."""
+
+from __future__ import annotations
+
+from gateway.api.messages import Lenient
+
+
+class OtherObject(Lenient):
+    """An object of a type that this server has no use for. Each list says what it does with one."""
+
+    type: str
