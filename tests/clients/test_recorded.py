@@ -46,11 +46,13 @@ def test_a_recorded_request_is_answered(client: httpx.Client, name: str) -> None
         assert answer.headers["content-type"].startswith("text/event-stream")
     else:
         calls, usage = COMPLETE[endpoint](answer.json())
-    assert bool(usage) is (endpoint != CHAT or not body.get("stream") or _asks_usage(body))
+    has_option = body.get("stream") and endpoint in (CHAT, COMPLETIONS)
+    assert bool(usage) is (not has_option or _asks_usage(body))
     assert calls == (bool(body.get("tools")) and not _has_result(body))
 
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 
 
 def _events(answer: httpx.Response) -> Iterator[Any]:
@@ -74,8 +76,20 @@ def _chat_stream(body: dict[str, Any], chunks: list[dict[str, Any]]) -> tuple[bo
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     calls = any(choice["delta"].get("tool_calls") for choice in choices)
-    assert choices[-1]["finish_reason"] == ("tool_calls" if calls else "stop")
+    assert choices[-1]["finish_reason"] == ("tool_calls" if calls else _text_end(body))
     return calls, chunks[-1].get("usage")
+
+
+def _text_end(body: dict[str, Any]) -> str:
+    """Return the finish reason of an answer without calls. Load testers ask for a set length."""
+    return "length" if body.get("ignore_eos") else "stop"
+
+
+def _completion_stream(body: dict[str, Any], chunks: list[dict[str, Any]]) -> tuple[bool, Any]:
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert [reason for reason in reasons if reason] == [_text_end(body)]
+    return False, chunks[-1].get("usage")
 
 
 def _messages_stream(body: dict[str, Any], events: list[dict[str, Any]]) -> tuple[bool, Any]:
@@ -89,7 +103,8 @@ def _messages_stream(body: dict[str, Any], events: list[dict[str, Any]]) -> tupl
 
 def _responses_stream(body: dict[str, Any], events: list[dict[str, Any]]) -> tuple[bool, Any]:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert events[-1]["type"] == "response.completed"
+    ends = {"stop": "response.completed", "length": "response.incomplete"}
+    assert events[-1]["type"] == ends[_text_end(body)]
     return _response(events[-1]["response"])
 
 
@@ -108,12 +123,13 @@ def _response(answer: dict[str, Any]) -> tuple[bool, Any]:
 
 STREAMED = {
     CHAT: _chat_stream,
+    COMPLETIONS: _completion_stream,
     "/v1/messages": _messages_stream,
     "/v1/responses": _responses_stream,
 }
 COMPLETE = {
     CHAT: _chat,
-    "/v1/completions": lambda answer: (False, answer["usage"]),
+    COMPLETIONS: lambda answer: (False, answer["usage"]),
     "/v1/messages": _message,
     "/v1/messages/count_tokens": lambda answer: (False, answer["input_tokens"]),
     "/v1/responses": _response,

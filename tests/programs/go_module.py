@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
-from tests.programs.program import NotAvailable, Program, Workspace
+from tests.programs.program import Program, Workspace
+from tests.programs.registry_client import INSTALL_LIMIT_S, QUERY_LIMIT_S, run_client
 
 _SOURCES = Path(__file__).with_name("golang")
 
@@ -18,25 +17,21 @@ class GoProgram(Program):
     """A source file of the folder golang, which gets the gateway's URL and the model."""
 
     registry = "go"
+    tools = ("go",)
+    well_known = "golang.org/x/text"
     source: str
     expected: Sequence[str]
     """Lines that are printed; {answer} is the scripted engine's answer."""
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
-        if not shutil.which("go"):
-            raise NotAvailable("needs Go")
         shutil.copy(_SOURCES / self.source, folder / "main.go")
         wanted = [f"{name}@v{version}" for name, version in versions.items()]
         for command in (["mod", "init", "programs"], ["get", *wanted], ["build", "-o", "program"]):
             _run_go(command, folder)
 
     def newest_version(self, package: str) -> str:
-        template = ["-f", "{{.Version}}"]
-        return (
-            _run_go(["list", "-m", *template, f"{package}@latest"], Path.home())
-            .strip()
-            .removeprefix("v")
-        )
+        listed = ["list", "-m", "-f", "{{.Version}}", f"{package}@latest"]
+        return _run_go(listed, Path.home(), QUERY_LIMIT_S).strip().removeprefix("v")
 
     def prepare(self, workspace: Workspace) -> Script:
         note = workspace.write_note()
@@ -51,13 +46,10 @@ class GoProgram(Program):
         return [] if printed == expected else [f"printed {printed}, not {expected}"]
 
 
-def _run_go(arguments: Sequence[str], folder: Path) -> str:
+def _run_go(arguments: Sequence[str], folder: Path, limit_s: float = INSTALL_LIMIT_S) -> str:
     # The repository that surrounds the folder is none of the module's, nor is a workspace of it.
-    environment = os.environ | {"GOFLAGS": "-buildvcs=false -mod=mod", "GOWORK": "off"}
-    command = ["go", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, check=True, capture_output=True, text=True
-    ).stdout
+    environment = {"GOFLAGS": "-buildvcs=false -mod=mod", "GOWORK": "off"}
+    return run_client(["go", *arguments], limit_s, folder=folder, environment=environment)
 
 
 class OpenaiGo(GoProgram):

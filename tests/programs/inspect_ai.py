@@ -40,6 +40,7 @@ class InspectAi(PypiProgram):
         return [self.path(workspace), "eval", *task, "--model", models, "--display", "plain"]
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        right = len(re.findall(r"accuracy:? +1\.0", output))
+        # Lines of progress name the accuracy too, after other columns.
+        right = len(re.findall(r"^accuracy +1\.0", output, re.M))
         expected = len(_PROVIDERS)
         return [] if right == expected else [f"{right} of {expected} evaluations were right"]

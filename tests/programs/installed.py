@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ TREE = Path(__file__).parents[2]
 BUILD = TREE / "build" / "programs"
 _PINNED = Path(__file__).with_name("versions.toml")
 _MARK = ".installed"
+_FAILURES = (subprocess.SubprocessError, OSError)
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,50 @@ class Installed:
 
 
 def install(program: Program, *, newest: bool) -> Installed:
-    """Install a program at its pinned or newest versions, unless that is done already."""
+    """Install a program at its pinned or newest versions, unless that is done already.
+
+    Programs whose tools or registry are missing here are returned with the reason.
+
+    Raises:
+        SystemExit: The registry was reached, and the installation failed.
+    """
     try:
+        if absent := [tool for tool in program.tools if not shutil.which(tool)]:
+            raise NotAvailable(f"needs {' and '.join(absent)}")
+        if newest:
+            _check_registry(program)
         versions = _versions(program, newest=newest)
         version = versions[program.packages[0]]
         folder = BUILD / "-".join([program.name, *versions.values()])
         if not (folder / _MARK).exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            program.install(folder, versions)
+            _fill(program, folder, versions)
             (folder / _MARK).touch()
     except NotAvailable as reason:
         return Installed(program, "", BUILD, str(reason))
-    except subprocess.CalledProcessError as error:
-        printed = (error.stderr or b"") + (error.stdout or b"")
-        raise SystemExit(f"{program.name}: {error}\n{printed.decode(errors='replace')}") from error
+    except _FAILURES as error:
+        printed = "".join(getattr(error, name, None) or "" for name in ("stderr", "stdout"))
+        raise SystemExit(f"{program.name}: {error}\n{printed}") from error
     return Installed(program, version, folder)
+
+
+def _fill(program: Program, folder: Path, versions: Mapping[str, str]) -> None:
+    """Raise NotAvailable if the registry cannot be reached, now or after a failure."""
+    _check_registry(program)
+    try:
+        program.install(folder, versions)
+    except _FAILURES:
+        _check_registry(program)
+        raise
+
+
+def _check_registry(program: Program) -> None:
+    """Raise NotAvailable if the registry does not answer for a package that it is sure to have."""
+    try:
+        program.newest_version(program.well_known)
+    except _FAILURES as error:
+        raise NotAvailable(f"the {program.registry} registry cannot be reached") from error
 
 
 def _versions(program: Program, *, newest: bool) -> dict[str, str]:

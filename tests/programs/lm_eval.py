@@ -1,4 +1,7 @@
-"""EleutherAI's lm-evaluation-harness, over chat completions and completions."""
+"""EleutherAI's lm-evaluation-harness, over chat completions and completions.
+
+Answers are generated over both. Over completions, the likelier of two words is chosen too.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,26 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from ops.commands.up import DEMO_MODEL
 from tests.programs.engine.script import Script
 from tests.programs.program import KEY, Workspace
 from tests.programs.pypi import PypiProgram
 
 _DOCUMENTS = 4
-_TASK = """\
-task: notes
+_DATASET = """\
 dataset_path: json
 dataset_kwargs:
   data_files:
     test: {documents}
 test_split: test
-output_type: generate_until
 doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: "{{{{answer}}}}"
+"""
+_GENERATED = """\
+task: generated
+output_type: generate_until
+doc_to_target: "{{answer}}"
 generation_kwargs:
   until: ["</s>", "Question:"]
   do_sample: false
@@ -38,41 +45,73 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
+_CHOSEN = """\
+task: chosen
+output_type: multiple_choice
+doc_to_choice: choices
+doc_to_target: right
+metric_list:
+  - metric: acc
+    aggregation: mean
+    higher_is_better: true
+"""
 
 
 class LmEval(PypiProgram):
     name = "lm-eval"
-    packages = ("lm-eval[api]",)
+    # Log probabilities of a word need the tokens of the word, so the model's tokenizer.
+    packages = ("lm-eval[api]", "transformers")
     executable = "lm_eval"
 
     def prepare(self, workspace: Workspace) -> Script:
         word = workspace.new_word()
         documents = workspace.project / "notes.jsonl"
-        lines = [{"question": f"What is {number}?", "answer": word} for number in range(_DOCUMENTS)]
+        lines = [_document(number, word) for number in range(_DOCUMENTS)]
         documents.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        task = workspace.project / "notes.yaml"
-        task.write_text(_TASK.format(documents=documents), encoding="utf-8")
+        dataset = _DATASET.format(documents=documents)
+        for name, task in (("generated", _GENERATED), ("chosen", _CHOSEN)):
+            path = workspace.project / f"{name}.yaml"
+            path.write_text(task + dataset, encoding="utf-8")
         return Script(answer=workspace.answer)
 
     def environment(self, workspace: Workspace) -> Mapping[str, str]:
         return {"OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
     def command(self, workspace: Workspace) -> Sequence[str | Path]:
-        options = ["--apply_chat_template"]
-        return self._run(workspace, "local-chat-completions", "chat/completions", options)
+        options = ["--tasks", "generated", "--apply_chat_template"]
+        model = ["local-chat-completions", "chat/completions", "tokenizer_backend=None"]
+        return self._run(workspace, *model, options)
 
     def follow_up(self, workspace: Workspace) -> Sequence[str | Path]:
-        return self._run(workspace, "local-completions", "completions", ["--batch_size", "2"])
+        options = ["--tasks", "generated,chosen", "--batch_size", "2"]
+        model = ["local-completions", "completions", f"tokenizer={DEMO_MODEL}"]
+        return self._run(workspace, *model, options)
 
     def judge(self, workspace: Workspace, output: str) -> list[str]:
-        exact = re.search(r"\|word *\| *0\|exact_match\|. *\| *1\|", output)
-        return [] if exact else ["not every answer was the expected one"]
+        scores = dict(re.findall(r"\|(exact_match|acc) *\|. *\| *([0-9.]+)\|", output))
+        expected = {"exact_match": "1"}
+        if "local-completions (" in output:
+            expected["acc"] = "1"
+        return [] if scores == expected else [f"scores {scores}, not {expected}"]
 
     def _run(
-        self, workspace: Workspace, kind: str, path: str, options: Sequence[str]
+        self, workspace: Workspace, kind: str, path: str, tokenizer: str, options: Sequence[str]
     ) -> Sequence[str | Path]:
         arguments = [f"model={workspace.model}", f"base_url={workspace.url}/v1/{path}"]
-        arguments += ["num_concurrent=2", "max_retries=1", "tokenizer_backend=None"]
-        task = ["--include_path", workspace.project, "--tasks", "notes"]
+        arguments += ["num_concurrent=2", "max_retries=1", tokenizer]
         model = ["--model", kind, "--model_args", ",".join(arguments)]
-        return [self.path(workspace), "run", *model, *task, *options]
+        return [self.path(workspace), "run", *model, "--include_path", workspace.project, *options]
+
+
+def _document(number: int, word: str) -> dict[str, Any]:
+    """Return a question whose choices have the right word in turn first and last.
+
+    The wrong word is shorter, so that the mean of equal likelihoods would choose it.
+    """
+    choices = [word, "nothing"][:: 1 if number % 2 else -1]
+    return {
+        "question": f"What is {number}?",
+        "answer": word,
+        "choices": choices,
+        "right": choices.index(word),
+    }

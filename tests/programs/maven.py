@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
-from tests.programs.program import NotAvailable, Program, Workspace
+from tests.programs.program import Program, Workspace
+from tests.programs.registry_client import QUERY_LIMIT_S, run_client
 
 _SOURCES = Path(__file__).with_name("java")
 _CENTRAL = "https://repo.maven.apache.org/maven2"
@@ -43,24 +42,25 @@ class MavenProgram(Program):
     """
 
     registry = "maven"
+    tools = ("javac", "mvn")
+    well_known = "junit:junit"
     main_class: str
     expected: Sequence[str]
     """Lines that are printed; {answer} is the scripted engine's answer."""
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
-        if not (shutil.which("mvn") and shutil.which("javac")):
-            raise NotAvailable("needs a JDK and mvn")
         (folder / "pom.xml").write_text(_pom(versions), encoding="utf-8")
         copy = ["mvn", "--quiet", "--batch-mode", _COPY, f"-DoutputDirectory={folder / 'lib'}"]
-        subprocess.run(copy, cwd=folder, check=True, capture_output=True)
+        run_client(copy, folder=folder)
         # With `-parameters`, frameworks see the names of a tool's parameters.
         javac = ["javac", "-parameters", "-cp", folder / "lib" / "*", "-d", folder / "classes"]
         source = _SOURCES / f"{self.main_class}.java"
-        subprocess.run([*javac, source], check=True, capture_output=True)
+        run_client([*javac, source])
 
     def newest_version(self, package: str) -> str:
         path = package.replace(".", "/").replace(":", "/")
-        with urllib.request.urlopen(f"{_CENTRAL}/{path}/maven-metadata.xml") as answer:
+        url = f"{_CENTRAL}/{path}/maven-metadata.xml"
+        with urllib.request.urlopen(url, timeout=QUERY_LIMIT_S) as answer:
             found = re.findall(r"<version>([0-9.]+)</version>", answer.read().decode())
         return max(found, key=lambda version: [int(part) for part in version.split(".")])
 

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tests.programs.engine.script import Call, Script
-from tests.programs.program import NotAvailable, Program, Workspace
+from tests.programs.program import Program, Workspace
+from tests.programs.registry_client import QUERY_LIMIT_S, run_client
 
 
 class NpmProgram(Program):
     """A program that npm installs; `executable` is its name in node_modules/.bin."""
 
     registry = "npm"
+    tools = ("node", "npm")
+    well_known = "ms"
     executable: str
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
-        if not shutil.which("npm"):
-            raise NotAvailable("needs node and npm")
         wanted = [f"{name}@{versions[name]}" for name in self.packages]
         options = ["--no-audit", "--no-fund", "--no-save", "--prefix", str(folder)]
-        subprocess.run(["npm", "install", *options, *wanted], check=True, capture_output=True)
+        run_client(["npm", "install", *options, *wanted])
 
     def path(self, workspace: Workspace) -> Path:
         return workspace.installed / "node_modules" / ".bin" / self.executable
 
     def newest_version(self, package: str) -> str:
-        view = ["npm", "view", package, "version", "--json"]
-        found = subprocess.run(view, check=True, capture_output=True)
-        version: str = json.loads(found.stdout)
+        # With its usual cache, npm answers from there if the registry cannot be reached.
+        with tempfile.TemporaryDirectory() as cache:
+            options = ["--cache", cache, "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+            view = ["npm", "view", package, "version", "--json", *options]
+            version: str = json.loads(run_client(view, QUERY_LIMIT_S))
         return version
 
 

@@ -11,6 +11,7 @@ from tests.programs.documented import documented_variables
 from tests.programs.engine.script import Call, Script
 from tests.programs.program import NotAvailable, Workspace
 from tests.programs.pypi import PypiProgram
+from tests.support.patience import PATIENCE_S
 
 _TREE = Path(__file__).parents[2]
 
@@ -21,7 +22,8 @@ class OpenWebui(PypiProgram):
     executable = "open-webui"
     # Embeds documents, which no run has. The package and those that it needs are 3 GB.
     left_out = ("torch",)
-    timeout_s = 240.0
+    # On a busy machine, the server takes minutes to start.
+    timeout_s = 2 * PATIENCE_S
 
     def install(self, folder: Path, versions: Mapping[str, str]) -> None:
         if chromium() is None:

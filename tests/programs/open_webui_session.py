@@ -16,9 +16,10 @@ from playwright.sync_api import expect
 
 from docs.browser import running_chromium
 from ops.local_stack.ports import LOCALHOST, PortClaims
+from tests.support.patience import PATIENCE_S
 
-_READY_WITHIN_S = 120.0
-_PATIENCE_MS = 60_000
+_READY_WITHIN_S = PATIENCE_S
+_PATIENCE_MS = 120_000
 _READER = "reader"
 _TOOL = '''\
 class Tools:

@@ -78,6 +78,10 @@ class Program(ABC):
     """The section of versions.toml."""
     packages: Sequence[str]
     """Packages of that section. The first one's version is shown for the program."""
+    well_known: str
+    """A package that the registry is sure to have."""
+    tools: Sequence[str] = ()
+    """Commands that the installation and the run need."""
     timeout_s: float = PATIENCE_S
 
     @abstractmethod

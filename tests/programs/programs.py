@@ -9,6 +9,7 @@ from tests.programs.cline import Cline
 from tests.programs.codex import Codex
 from tests.programs.continue_cli import ContinueCli
 from tests.programs.go_module import OpenaiGo
+from tests.programs.guidellm import Guidellm
 from tests.programs.inspect_ai import InspectAi
 from tests.programs.langchain_js import LangchainJs
 from tests.programs.lm_eval import LmEval
@@ -36,6 +37,7 @@ PROGRAMS: dict[str, Program] = {
         Aider(),
         InspectAi(),
         LmEval(),
+        Guidellm(),
         Smolagents(),
         OpenWebui(),
         OpenaiJava(),

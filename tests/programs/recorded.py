@@ -78,7 +78,6 @@ def _without_private(text: str, workspace: Path) -> str:
     for private, placeholder in (
         (str(workspace), "/work"),
         (str(TREE), "/gateway"),
-        (platform.node(), "host"),
         (platform.release(), "6.1.0"),
         (platform.version(), "#1 SMP"),
         (f"{today:%A, %B} {today.day}, {today:%Y}", "Thursday, January 1, 2026"),
@@ -86,6 +85,9 @@ def _without_private(text: str, workspace: Path) -> str:
         (f"{today:%Y-%m-%d}", "2026-01-01"),
     ):
         text = text.replace(private, placeholder)
+    # A short host name is part of other words and of ids. JSON text has \n for a newline.
+    host = rf"(?:(?<!\w)|(?<=\\[nrt])){re.escape(platform.node())}(?!\w)"
+    text = re.sub(host, "host", text)
     text = re.sub(r"127\.0\.0\.1:[0-9]+", "127.0.0.1:9000", text)
     text = re.sub(r"\b1[0-9]{12}\b", "1767225600000", text)
     numbers: dict[str, int] = {}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ops.commands.up import DEMO_MODEL
@@ -18,11 +22,16 @@ from triton_repo.cpu_executor.mailbox import Mailbox, Queued
 from triton_repo.cpu_executor.sequence import Sequence
 from triton_repo.cpu_executor.synthetic import SyntheticLoop
 
+_LIKELY_LOGIT = 20.0
+"""Logit of a likely token. The others have 0."""
+
 
 class ScriptedLoop(SyntheticLoop):
     """Each request's tokens are those of the script that lies in a file as the request starts.
 
     A guide of a JSON schema is followed by a small example of the schema; other guides are refused.
+    Where logits are asked for, the likely tokens after a prompt's token are those that follow the
+    same token in the script's text. The likely token of a generated position is the chosen one.
     """
 
     def __init__(
@@ -47,13 +56,29 @@ class ScriptedLoop(SyntheticLoop):
         request = super()._activate(entry)
         active = {each.id for each in self._active}
         self._written = {key: ids for key, ids in self._written.items() if key in active}
-        self._written[request.id] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        written = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._written[request.id] = written
+        if request.output.return_context_logits:
+            pairs = set(pairwise(written))
+            rows = [
+                self._logits(after for before, after in pairs if before == token)
+                for token in request.prompt
+            ]
+            request.context_logits = np.stack(rows)
         return request
 
     def _token(self, request: ActiveRequest, sequence: Sequence) -> int:
         written = self._written[request.id]
         position = len(sequence.tokens)
-        return written[position] if position < len(written) else self._end
+        token = written[position] if position < len(written) else self._end
+        if request.output.return_generation_logits:
+            sequence.logits.append(self._logits([token]))
+        return token
+
+    def _logits(self, likely: Iterable[int]) -> NDArray[np.float32]:
+        row = np.zeros(self._config.vocab_size, np.float32)
+        row[list(likely)] = _LIKELY_LOGIT
+        return row
 
 
 def install(script: Path) -> None:

@@ -64,6 +64,7 @@ def scripted_stack(
         max_batch_size=32,
         max_seq_len=MAX_SEQ_LEN,
     )
+    _gather_logits(engine)
     render_core = core_repository(engine, max_tokens_in_paged_kv_cache=32 * MAX_SEQ_LEN)
 
     def write_repository(repository: Path) -> None:
@@ -79,6 +80,15 @@ def scripted_stack(
         GatewayProcess(folder / "gateway", tritons, **settings) as gateway,
     ):
         yield ScriptedStack(gateway, script_file, form)
+
+
+def _gather_logits(engine: Path) -> None:
+    """Declare the logits that the scripted loop makes, which the synthetic engine lacks."""
+    path = engine / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    names = ("gather_context_logits", "gather_generation_logits")
+    config["build_config"] |= dict.fromkeys(names, True)
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def _thinking_tokenizer(folder: Path) -> Path:
