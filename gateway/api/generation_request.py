@@ -26,12 +26,9 @@ from gateway.api.field_types import (
     Whole,
     or_unset,
 )
+from gateway.api.formats import ResponseFormat, StructuredOutputs
 from gateway.api.guides import format_guide, structured_guide
-from gateway.api.messages import (
-    ResponseFormat,
-    Strict,
-    StructuredOutputs,
-)
+from gateway.api.messages import Strict
 from gateway.errors import InvalidRequest
 from gateway.generation import (
     ANYBODY,

@@ -10,19 +10,17 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
     Tag,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from gateway.api import custom_tools
 from gateway.api.strict_json import load, load_cut
 from gateway.api.unions import by_type
-from gateway.errors import InvalidRequest, UnsupportedParameter
+from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forms import BY_PARAMETERS
 from gateway.parsers.tools.ids import TemplateIds
 
@@ -229,87 +227,3 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,12
 
 MOST_MESSAGES = 2048
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
-
-
-class JsonSchema(Strict):
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-def _wrap_schema(value: Any) -> Any:
-    """Return OpenAI's form of a `json_schema` that is a schema itself, as trtllm-serve takes it."""
-    if not isinstance(value, dict) or "schema" in value:
-        return value
-    return {"schema": value} if value.keys() - {"name", "description", "strict"} else value
-
-
-def _check_structural_tag(value: Any) -> Any:
-    if value:
-        raise UnsupportedParameter(
-            "response_format: a structural tag is not supported by this server unless it is empty.",
-            param="response_format",
-        )
-    return value
-
-
-NoStructuralTag = Annotated[Any, AfterValidator(_check_structural_tag)]
-
-
-class ResponseFormat(Strict):
-    """The format that the answer must match.
-
-    OpenAI has `text`, `json_object` and `json_schema`. Other servers have a schema beside the type,
-    `json` for `json_object`, regular expressions, grammars and structural tags.
-    """
-
-    type: Literal[
-        "text", "json_object", "json", "json_schema", "regex", "grammar", "ebnf", "structural_tag"
-    ]
-    json_schema: Annotated[JsonSchema, BeforeValidator(_wrap_schema)] | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    regex: str | None = Field(None, validation_alias=AliasChoices("regex", "pattern"))
-    grammar: str | None = Field(None, validation_alias=AliasChoices("grammar", "ebnf"))
-    structures: NoStructuralTag = None
-    triggers: NoStructuralTag = None
-    format: NoStructuralTag = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Return True if the answer may be any text."""
-        return self.type in ("text", "structural_tag")
-
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> ResponseFormat:
-        for name, types in _FORMAT_FIELDS.items():
-            if getattr(self, name) is not None and self.type not in types:
-                shown = name.rstrip("_")
-                raise InvalidRequest(
-                    f"response_format.{shown}: found with type {self.type!r}; allowed with: "
-                    f"{', '.join(types)}.",
-                    param="response_format",
-                )
-        return self
-
-
-_FORMAT_FIELDS = {
-    "json_schema": ("json_schema",),
-    "schema_": ("json_schema", "json_object", "json"),
-    "regex": ("regex",),
-    "grammar": ("grammar", "ebnf"),
-}
-"""The types of a `response_format` that its fields belong to."""
-
-
-class StructuredOutputs(Strict):
-    """vLLM's extension; exactly one of its fields is set."""
-
-    json_: dict[str, Any] | str | None = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=1024)] | None = None
-    grammar: str | None = None

@@ -18,8 +18,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.api.chat_tools import ChatFunctionTool
+from gateway.api.formats import StructuredOutputs
 from gateway.api.guides import structured_guide, tool_guide
-from gateway.api.messages import StructuredOutputs
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forced import ForcedCall
 from gateway.tokenization.turns import INLINE_CHARS
