@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 # Hints stay for as long as the answer takes; `ignored` bounds the header.
@@ -37,7 +38,7 @@ def refuse_hosted(hosted: Sequence[HostedTool]) -> None:
     if hosted:
         param, kind = hosted[0]
         raise UnsupportedParameter(
-            f"{param}: {kind!r} is a tool that this server does not run, and tool_choice demands "
-            "a call; add a tool that the client runs, or change tool_choice.",
+            f"{param}: {show_value(kind)} is a tool that this server does not run, and "
+            "tool_choice demands a call; add a tool that the client runs, or change tool_choice.",
             param=param,
         )

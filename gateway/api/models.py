@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from adapters.record import Version, selected_name, selector
 from gateway.api.answer_schemas import Answer, Count
@@ -22,6 +22,9 @@ from gateway.config.tenants import Tenant
 from gateway.service import Service
 
 router = Router()
+
+# A shared cache must not give one form for the other.
+_VARIES = ("vary", "anthropic-version")
 
 
 class Model(Answer):
@@ -56,7 +59,10 @@ class Models(Answer):
     responses=refusals(400, 401),
     openapi_extra=needs("api_key", optional=True, query=PAGE),
 )
-async def list_models(request: Request, service: Running, tenant: Caller) -> Models | ModelPage:
+async def list_models(
+    request: Request, response: Response, service: Running, tenant: Caller
+) -> Models | ModelPage:
+    response.headers.append(*_VARIES)
     base = service.settings.model_name
     data = [_base(service)] if service.access.sees(tenant, base) else []
     data += [
@@ -81,8 +87,9 @@ async def list_models(request: Request, service: Running, tenant: Caller) -> Mod
     openapi_extra=needs("api_key", optional=True),
 )
 async def retrieve_model(
-    request: Request, service: Running, tenant: Caller, model: Name
+    request: Request, response: Response, service: Running, tenant: Caller, model: Name
 ) -> Model | ModelInfo:
+    response.headers.append(*_VARIES)
     found = _find(service, tenant, model)
     return _info(found) if _wants_anthropic(request) else found
 

@@ -71,7 +71,7 @@ _WRITTEN_BY_US = (
     ResponseEvent,
 )
 _REFERENCE = re.compile(r"#/components/schemas/(\w+)")
-_OTHERS = ("#/components/schemas/OtherObject", "#/components/schemas/OtherTool")
+_OTHER = "#/components/schemas/OtherObject"
 _REQUEST_ID = {
     "description": "The request's own when it was short and plain.",
     "required": True,
@@ -126,7 +126,7 @@ def _allow_overlap(part: Any) -> None:
     if not isinstance(part, dict):
         return
     branches = part.get("oneOf")
-    if isinstance(branches, list) and any({"$ref": other} in branches for other in _OTHERS):
+    if isinstance(branches, list) and {"$ref": _OTHER} in branches:
         part["anyOf"] = part.pop("oneOf")
     for each in part.values():
         _allow_overlap(each)

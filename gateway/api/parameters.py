@@ -101,7 +101,7 @@ def parse(
     try:
         request, nested = validate(model, served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise _as_written(invalid_request(error), renamed) from None
+        raise as_written(invalid_request(error), renamed) from None
     unknown += nested
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest(
@@ -258,8 +258,8 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
     return isinstance(given, dict) and not meant.keys() & given.keys()
 
 
-def _as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
-    """Names what the client wrote where that was read as something else."""
+def as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
+    """Return a refusal that names what the client wrote, where that was read as another field."""
     name = renamed.get(error.param or "")
     if name is None:
         return error

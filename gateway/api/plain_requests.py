@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.api import ignored
 from gateway.api.intake import Intake
-from gateway.api.parameters import rules, sort_fields, validate
+from gateway.api.parameters import as_written, rules, sort_fields, validate
 from gateway.api.request_log import service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
@@ -64,5 +64,5 @@ def _parse(
     try:
         wanted, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise refuse(error) from None
+        raise as_written(refuse(error), fields.renamed) from None
     return wanted, _Names(fields.hints, [*fields.unknown, *nested])

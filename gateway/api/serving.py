@@ -28,6 +28,7 @@ from gateway.api.rate_headers import rate_headers
 from gateway.api.request_log import context_of, header_of, service_of
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.sse import EventBody, EventStream, WireFormat, cancel_on_disconnect
+from gateway.api.validation import show_value
 from gateway.config.tenants import Tenant
 from gateway.deltas import Sink, TextDelta
 from gateway.errors import InvalidRequest, UnsupportedParameter
@@ -377,5 +378,7 @@ def _output_limit(tenant: Tenant | None, wanted: GenerationRequest) -> int | Non
     if asked > allowed:
         given = wanted.model_fields_set
         param = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-        raise InvalidRequest(f"{param}: found {asked}; this key allows {allowed}.", param=param)
+        raise InvalidRequest(
+            f"{param}: found {show_value(asked)}; this key allows {allowed}.", param=param
+        )
     return asked

@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest
 
 # Parts are apart where templates know only text: glued together, the last word of one and the
@@ -53,7 +54,7 @@ def check_result(
         result: the word for the result.
     """
     if call_id not in calls:
-        found = call if call_id is None else f"{call} {call_id!r}"
+        found = call if call_id is None else f"{call} {show_value(call_id)}"
         raise InvalidRequest(f"{where}: no {found} comes before this {result}.", param=where)
 
 

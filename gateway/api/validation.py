@@ -16,9 +16,12 @@ _BRANCHES = frozenset({"str", "constrained-str", "int"})
 _WORDS = ("max_completion_tokens", "reasoning_effort", "response_format")
 _MAX_VALUE_CHARS = 64
 _MAX_NAMES = 8
+# The first of many say enough, and each costs 2 us.
+_MAX_PROBLEMS = 64
 _INPUT = "Input should be "
 _JSON_TYPES = {
     "model_type": "an object",
+    "model_attributes_type": "an object",
     "dict_type": "an object",
     "list_type": "an array",
     "string_type": "a string",
@@ -75,7 +78,7 @@ def find_problem(error: ValidationError) -> Problem:
     Of the branches of a union, the one that got furthest shows what was meant. Where several did,
     each says what it would have taken.
     """
-    problems = error.errors(include_url=False)
+    problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_progress)
     path = location(picked)
     wanted = [_words(picked)]

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gateway.api.messages import Lenient
 from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
+from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 _FAILED = "Error: "
@@ -143,7 +144,8 @@ def _reference_text(
 def _text(block: _Text | Unserved, where: str) -> str:
     if isinstance(block, Unserved):
         raise UnsupportedParameter(
-            f"{where}: found a block of type {block.type!r}; this server takes text only.",
+            f"{where}: found a block of type {show_value(block.type)}; this server takes "
+            "text only.",
             param=where,
         )
     return block.text
@@ -179,7 +181,7 @@ def _read(
         owner = _OWNERS.get(type(block), message.role)
         if owner != message.role:
             raise InvalidRequest(
-                f"{place}: a block of type {block.type!r} is the {owner}'s.", param=place
+                f"{place}: a block of type {show_value(block.type)} is the {owner}'s.", param=place
             )
         if isinstance(block, _RedactedThinking):
             continue

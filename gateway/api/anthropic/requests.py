@@ -129,7 +129,7 @@ class MessagesRequest(Prompt):
     metadata: dict[str, Any] | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
-    betas: list[str] | None = None
+    betas: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
     billing_policy: dict[str, Any] | None = None
     fallbacks: Any = None
     fallback_credit_token: Any = None

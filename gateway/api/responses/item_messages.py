@@ -23,6 +23,7 @@ from gateway.api.responses.items import (
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tools import NamespaceTool, Tool
 from gateway.api.turns import BETWEEN, Turn, check_result, turn_of
+from gateway.api.validation import show_value
 from gateway.errors import UnsupportedParameter
 
 SEARCH = "tool_search"
@@ -78,7 +79,8 @@ def _read(turns: list[Turn], item: Item, flat: FlatName, where: str) -> None:
         turns.append(Turn("tool", [text], answers=item.call_id or SEARCH))
     elif not isinstance(item, AdditionalToolsItem):
         raise UnsupportedParameter(
-            f"{where}: an item of type {item.type!r} is not supported by this server.", param=where
+            f"{where}: an item of type {show_value(item.type)} is not supported by this server.",
+            param=where,
         )
 
 
@@ -130,7 +132,7 @@ def text_of(content: str | Sequence[ItemText | OtherObject], where: str) -> str:
 def _text(part: ItemText | OtherObject, where: str) -> str:
     if isinstance(part, OtherObject):
         raise UnsupportedParameter(
-            f"{where}: found a part of type {part.type!r}; this server takes text only.",
+            f"{where}: found a part of type {show_value(part.type)}; this server takes text only.",
             param=where,
         )
     return part.text

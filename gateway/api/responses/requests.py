@@ -130,7 +130,7 @@ class InputTokensRequest(ResponsePrompt):
 
 class ResponseRequest(ResponsePrompt):
     model: str
-    max_output_tokens: Whole | None = Field(None, ge=1)
+    max_output_tokens: Int64 | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
@@ -155,7 +155,7 @@ class ResponseRequest(ResponsePrompt):
     prompt_cache_options: CacheOptions | None = None
     service_tier: Label | None = None
     client_metadata: dict[str, Any] | None = None
-    max_tool_calls: Whole | None = Field(None, ge=1)
+    max_tool_calls: Int64 | None = Field(None, ge=1)
     # Wishes that this server has nothing to do with.
     context_management: list[Any] | None = None
     background_options: dict[str, Any] | None = None

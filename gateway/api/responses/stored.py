@@ -15,12 +15,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from gateway.api.intake import Intake
 from gateway.api.responses import items
 from gateway.api.responses.item_messages import chat_messages
 from gateway.api.responses.toolset import Toolset
+from gateway.api.validation import find_problem, join_path
 from gateway.conversations.record import FINAL, Record
 from gateway.conversations.store import Conversations
 from gateway.errors import (
@@ -142,8 +143,19 @@ def written(given: Sequence[items.Item]) -> bytes:
 
 
 def read(told: Sequence[Item]) -> list[items.Item]:
-    """What was kept, as items of a request."""
-    return _ITEMS.validate_python([*told])
+    """Return what was kept as items of a request.
+
+    Raises InvalidRequest for what this release cannot read, which another one may have kept.
+    """
+    try:
+        return _ITEMS.validate_python([*told])
+    except ValidationError as error:
+        problem = find_problem(error)
+        raise InvalidRequest(
+            f"conversation: this server cannot read a stored item: {join_path(problem.path)}: "
+            f"{problem.words}. Start a new conversation.",
+            param="conversation",
+        ) from None
 
 
 def is_response_id(text: str) -> bool:

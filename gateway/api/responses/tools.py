@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.api.chat_tools import BY_FORMAT, TextFormat
@@ -30,7 +30,10 @@ class OwnTool(Lenient):
 
     name: FunctionName
     description: str | None = None
-    allowed_callers: Annotated[list[str], AfterValidator(_check_callers)] | None = None
+    allowed_callers: (
+        Annotated[list[str], Field(fail_fast=True, max_length=64), AfterValidator(_check_callers)]
+        | None
+    ) = None
 
 
 class FunctionTool(OwnTool):
@@ -77,26 +80,11 @@ class SearchTool(Lenient):
         return self.type
 
 
-class OtherTool(OtherObject):
-    """A tool of another type, which a provider runs. Only tools of the client have a schema."""
-
-    name: Any = None
-    parameters: Any = None
-
-    @model_validator(mode="after")
-    def _has_no_schema(self) -> OtherTool:
-        if isinstance(self.name, str) and isinstance(self.parameters, dict):
-            raise PydanticCustomError(
-                "type", "A tool with a name and parameters should be of type function"
-            )
-        return self
-
-
 _OWN = {"function": "[function]", "custom": "[custom]"}
 Member = Annotated[
     Annotated[FunctionTool, Tag("[function]")]
     | Annotated[CustomTool, Tag("[custom]")]
-    | Annotated[OtherTool, Tag("[other]")],
+    | Annotated[OtherObject, Tag("[other]")],
     by_type(_OWN),
 ]
 
@@ -115,7 +103,7 @@ Tool = Annotated[
     | Annotated[CustomTool, Tag("[custom]")]
     | Annotated[NamespaceTool, Tag("[namespace]")]
     | Annotated[SearchTool, Tag("[search]")]
-    | Annotated[OtherTool, Tag("[other]")],
+    | Annotated[OtherObject, Tag("[other]")],
     by_type(_OWN | {"namespace": "[namespace]", "tool_search": "[search]"}),
 ]
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]

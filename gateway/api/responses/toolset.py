@@ -39,6 +39,9 @@ _KINDS: dict[str, CallKind] = {
 }
 
 
+_MAX_MISSPELLED_CHARS = 16
+
+
 class OwnToolAt(NamedTuple):
     """A tool that the client runs, and its path in the request.
 
@@ -144,14 +147,14 @@ class Toolset:
         """Return what calls of `tools` are by the model's name, all but plain functions.
 
         Models sometimes leave out a prefix, so the bare name of a namespace's tool counts too if
-        no other tool has that name.
+        no other tool of the request has that name.
         """
+        taken = {*self._names.values()}
         flat = {self.flat(*each.key): each for each in tools}
-        bare = Counter([each.tool.name for each in tools])
         names = {
             each.tool.name: each
             for each in tools
-            if bare[each.tool.name] == 1 and each.tool.name not in flat
+            if len(self._bare[each.tool.name]) == 1 and each.tool.name not in taken
         }
         return {
             name: CalledTool(_KINDS[each.tool.type], each.tool.name, each.namespace)
@@ -189,6 +192,12 @@ class Toolset:
             )
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
+        # What items bring may have been accepted before.
+        if again and (meant := _misspelled(added.type)) is not None:
+            raise InvalidRequest(
+                f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",
+                param=added.param,
+            )
         if again or added.type not in self._hosted_types:
             self._hosted_types.add(added.type)
             self.hosted.append(added)
@@ -268,6 +277,17 @@ class Toolset:
 
 
 NO_TOOLS = Toolset()
+
+
+def _misspelled(kind: str) -> str | None:
+    """Return the type of the client's tools that has the same letters as `kind`, but one or two.
+
+    A hosted tool is left out of the prompt, which would be a surprise for a misspelled function.
+    """
+    if len(kind) > _MAX_MISSPELLED_CHARS:
+        return None
+    letters = set(kind.lower())
+    return next((each for each in ("function", "custom") if len(letters ^ set(each)) <= 1), None)
 
 
 def _is_server_search(tool: Tool) -> bool:

@@ -356,14 +356,19 @@ def test_a_bare_name_is_the_tools_of_its_namespace_unless_another_tool_has_it() 
     assert called["query"] == called["mcp__pg__query"]
     for other in (MYSQL, QUERY):
         assert "query" not in chat(tools=[POSTGRES, other]).called_tools
+        alone = allowed({"type": "namespace", "name": "mcp__pg"})
+        assert "query" not in chat(tools=[POSTGRES, other], tool_choice=alone).called_tools
 
 
-def test_a_tool_of_an_unknown_type_with_a_schema_is_refused() -> None:
-    slip = FUNCTION | {"type": "functon", "parameters": {"type": "object"}}
+@pytest.mark.parametrize("kind", ["functon", "Function", "functions", "fucntion", "cutsom"])
+def test_a_tool_of_a_misspelled_type_is_refused(kind: str) -> None:
+    slip, meant = FUNCTION | {"type": kind}, "custom" if kind == "cutsom" else "function"
     for tools, where in (([slip], "tools[0]"), ([POSTGRES | {"tools": [slip]}], "tools[0].tools")):
-        with pytest.raises(InvalidRequest, match="type function; found 'functon'") as refused:
+        with pytest.raises(InvalidRequest, match=f"'{kind}'; did you mean {meant}") as refused:
             chat(tools=tools)
         assert (refused.value.param or "").startswith(where)
+    brought = {"type": "additional_tools", "role": "developer", "tools": [slip]}
+    assert names(chat(input=[QUESTION, brought], tools=[QUERY])) == ["query"]
 
 
 def test_an_allowed_hosted_tool_is_no_function_of_its_name() -> None:

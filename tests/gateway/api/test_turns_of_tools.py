@@ -15,7 +15,9 @@ import pytest
 from gateway.api.body import LARGE_BODY
 from gateway.api.responses import endpoints, prompts
 from gateway.api.responses.chats import Chat, chat_of
+from gateway.api.responses.stored import read
 from gateway.api.schemas import ChatCompletionRequest
+from gateway.errors import InvalidRequest
 from tests.support.fake_triton import FakeTriton, serving
 from tests.support.in_process import ids_of, running, save_tokenizer
 
@@ -132,3 +134,9 @@ async def test_tools_keep_their_paths_where_items_are_left_out(
     [chat] = found
     assert len(chat.messages) == 1
     assert chat.tool_places == ("input[1].tools[0]",)
+
+
+def test_a_stored_item_of_another_release_is_refused_in_words() -> None:
+    found = {"type": "message", "role": "user", "content": [{"type": "input_text"}]}
+    with pytest.raises(InvalidRequest, match=r"cannot read a stored item: \[0\].*text: Field"):
+        read([found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from pydantic import BaseModel
 
 from gateway.api.anthropic import requests as messages
 from gateway.api.anthropic.requests import MessagesRequest
+from gateway.api.embeddings import EmbeddingsRequest
 from gateway.api.parameters import Parsed, parse
+from gateway.api.rerank import RerankRequest
 from gateway.api.responses import chats
+from gateway.api.responses.conversations import AddedItems, NewConversation
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
 from gateway.errors import InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -25,6 +30,10 @@ NEEDED: dict[type[BaseModel], dict[str, Any]] = {
     ResponseRequest: {"input": "Hi"},
     MessagesRequest: {"messages": MESSAGES, "max_tokens": 5},
 }
+OTHERS: list[type[BaseModel]] = [
+    *(NewConversation, AddedItems, EmbeddingsRequest, RerankRequest),
+    *(TokenizeRequest, DetokenizeRequest),
+]
 SCHEMA = {"type": "object"}
 
 
@@ -114,6 +123,8 @@ def test_a_refusal_of_messages_says_it_too(fields: dict[str, Any], message: str)
     [
         ({"input": [5]}, "input[0]: Input should be an object; found 5."),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name: Field"),
+        ({"max_output_tokens": 2**64}, "max_output_tokens: Input should be an integer from -"),
+        ({"max_tool_calls": 1e308}, "max_tool_calls: Input should be an integer from -"),
         ({"truncation": "x"}, "truncation: Input should be 'auto' or 'disabled'; found 'x'."),
     ],
 )
@@ -127,6 +138,29 @@ def test_all_unknown_names_are_refused_at_once() -> None:
             read(model, {"temprature": 1, "x": 2}, refuse_unknown=True)
         assert refused.value.param == "temprature"
         assert "Did you mean temperature?" in refused.value.message
+
+
+def lists_of(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all list schemas within one of pydantic's, with where they are."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list" and schema.get("items_schema"):
+            yield path, schema
+        for name, value in schema.items():
+            yield from lists_of(value, f"{path}.{name}")
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from lists_of(value, path)
+
+
+@pytest.mark.parametrize("model", [*NEEDED, *OTHERS])
+def test_a_list_of_wrong_items_is_refused_at_the_first(model: type[BaseModel]) -> None:
+    """A million wrong items would be a million errors: seconds without a step of the event loop."""
+    model.model_rebuild()
+    for path, schema in lists_of(model.__pydantic_core_schema__, model.__name__):
+        items = schema["items_schema"]["type"]
+        assert schema.get("fail_fast") or schema.get("max_length", 1e9) <= 128 or items == "any", (
+            path
+        )
 
 
 values = st.recursive(
