@@ -45,8 +45,8 @@ class CustomCalls:
                 self._index = event.index
                 found.append(CustomStart(event.index, event.name, event.call_id))
             elif isinstance(event, CallEnd):
-                text = arguments_to_input(event.arguments)
-                if event.index == self._index and text:
+                is_custom = event.index == self._index
+                if is_custom and (text := arguments_to_input(event.arguments)):
                     found.append(CustomInput(event.index, text))
             elif not isinstance(event, CallArguments) or event.index != self._index:
                 found.append(event)

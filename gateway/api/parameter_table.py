@@ -211,7 +211,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 are fields of one of the endpoints, and served there; some are another protocol's."""
 
 SUCCESSORS: Mapping[str, str] = {"function_call": "tool_choice", "functions": "tools"}
-"""What replaced parameters that are not served any more."""
+"""The successors of parameters that are not served any more."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
 """More such values, where a template writes the prompt."""

@@ -29,7 +29,7 @@ from gateway.api.parameter_table import (
 from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, list_names, location
+from gateway.api.validation import invalid_request, join_path, list_names, location, show_value
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
@@ -156,9 +156,7 @@ def sort_fields(
             _rename(name, value, given, renamed)
             found = [*RENAMED[name].hints(value)]
             if found and strict:
-                raise UnsupportedParameter(
-                    f"{found[0]} is not supported by this server.", param=found[0]
-                )
+                raise _unsupported(found[0])
             hints += found
             unknown += _unknown_members(name, value)
         elif (name in HINTS and not strict) or name in without_effect:
@@ -184,7 +182,7 @@ def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         if refuse_unknown or not unknown:
             raise
-    paths = [_cut(".".join(map(str, location(problem)))) for problem in unknown]
+    paths = [_cut(join_path(location(problem))) for problem in unknown]
     return model.model_validate(fields, extra="ignore"), paths
 
 
@@ -197,7 +195,7 @@ def check_hints(chat: ChatCompletionRequest, hints: list[str], *, strict: bool) 
         hints.append("tools.strict")
     if strict and hints:
         param = hints[0].partition("=")[0]
-        raise UnsupportedParameter(f"{hints[0]} is not supported by this server.", param=param)
+        raise _unsupported(hints[0], param=param)
     hints += uncallable_tools(chat, strict=strict)
 
 
@@ -232,7 +230,10 @@ def _flat(data: Fields) -> Fields:
         if members is None:
             continue
         if not isinstance(members, dict):
-            raise InvalidRequest(f"{container}: Input should be an object.", param=container)
+            raise InvalidRequest(
+                f"{container}: Input should be an object; found {show_value(members)}.",
+                param=container,
+            )
         data = members | {name: value for name, value in data.items() if value is not None}
     return data
 
@@ -274,9 +275,13 @@ def _check_neutral(model: type[BaseModel], name: str, value: Any) -> None:
         instead = "".join(f" or send {orjson.dumps(each).decode()}" for each in neutral)
         if name in SUCCESSORS:
             instead = f" and send {SUCCESSORS[name]}"
-        raise UnsupportedParameter(
-            f"{name} is not supported by this server; leave it out{instead}.", param=name
-        )
+        raise _unsupported(name, instead)
+
+
+def _unsupported(name: str, instead: str = "", *, param: str | None = None) -> UnsupportedParameter:
+    return UnsupportedParameter(
+        f"{name} is not supported by this server; leave it out{instead}.", param=param or name
+    )
 
 
 def _unrecognized(names: list[str], model: type[BaseModel]) -> InvalidRequest:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.api import ignored
 from gateway.errors import InvalidRequest
 
 # Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
@@ -29,13 +30,13 @@ _JSON_TYPES = {
     "int_type": "an integer",
     "float_type": "a number",
 }
-"""What JSON calls the types of pydantic's errors."""
+"""JSON's names for the types of pydantic's errors."""
 # The message already has the length that was found.
 _LENGTHS = ("too_long", "too_short")
 
 
 class Problem(NamedTuple):
-    """What is wrong with a body, without a full stop, and the path of the field as written."""
+    """A fault of a body, without a full stop, and the path of the field as written."""
 
     path: list[int | str]
     words: str
@@ -79,7 +80,7 @@ def find_problem(error: ValidationError) -> Problem:
     each says what it would have taken.
     """
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
-    picked = max(problems, key=_progress)
+    picked = max(problems, key=_measure_progress)
     path = location(picked)
     wanted = [_words(picked)]
     if _is_of_type(picked):
@@ -101,33 +102,41 @@ def join_path(path: Iterable[int | str]) -> str:
 
 
 def show_value(value: Any) -> str:
-    """Return a value of JSON in no more than about 64 characters; of a container, its type."""
+    """Return a value of JSON in at most 67 characters; of a container, its type."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
         return "an array"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and value.bit_length() > _MAX_VALUE_CHARS:
-        return "a number of more than 64 bits"
     if isinstance(value, str):
-        return repr(value[:_MAX_VALUE_CHARS]) + ("..." if len(value) > _MAX_VALUE_CHARS else "")
-    return str(value)
+        return _cut(repr(value[: _MAX_VALUE_CHARS + 1]))
+    return _cut(str(value))
 
 
 def list_names(names: Collection[str]) -> str:
-    """Return the first names of a list in one text; each is cut."""
-    shown = [name[:_MAX_VALUE_CHARS] for name in [*names][:_MAX_NAMES]]
+    """Return the first names of a list in one text; each is escaped and cut."""
+    shown = [ignored.escape(name[:_MAX_VALUE_CHARS]) for name in [*names][:_MAX_NAMES]]
     return ", ".join(shown) + (", ..." if len(names) > _MAX_NAMES else "")
 
 
-def _progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
-    """Return how far a branch got: a list that is too long was not left for its items."""
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
+
+
+def _measure_progress(problem: ErrorDetails) -> tuple[bool, int, list[int], int]:
+    """Return how far the branch of a union got that has this problem."""
     path, kind = location(problem), problem["type"]
+    # A list that is too long was not left for its items.
+    is_too_long = kind == "too_long"
+    # Of a list's branches for items of several types, the one that stopped last fits most items.
     indexes = [part for part in path if isinstance(part, int)]
-    # An object of a wrong type lacks the members of the right one, too.
-    is_mistyped = kind == "literal_error" and path[-1:] == ["type"]
-    return kind == "too_long", len(path), indexes, 2 if is_mistyped else kind not in _JSON_TYPES
+    rank = 1
+    if kind in _JSON_TYPES or (kind == "literal_error" and isinstance(problem["input"], dict)):
+        rank = 0
+    elif kind == "literal_error" and path[-1:] == ["type"]:
+        rank = 2  # An object of a wrong type lacks the members of the right one, too.
+    return is_too_long, len(path), indexes, rank
 
 
 def _is_of_type(problem: ErrorDetails) -> bool:

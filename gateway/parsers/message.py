@@ -135,6 +135,7 @@ class MessageReader:
                 self._end_call(reported)
                 reported.append(event)
             elif self._max_calls is not None and event.index >= self._max_calls:
+                self._end_call(reported)
                 self.exceeded = self._form.guided is not None
             elif isinstance(event, CallStart):
                 self._end_call(reported)

@@ -26,7 +26,7 @@ def run_client(
 
     Raises:
         subprocess.CalledProcessError: The command failed. `stderr` and `output` are text.
-        subprocess.TimeoutExpired: The command took longer.
+        subprocess.TimeoutExpired: The command took longer. What it printed is text.
     """
     with subprocess.Popen(
         command,
@@ -41,9 +41,18 @@ def run_client(
     ) as process:
         try:
             output, errors = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            # It has bytes whatever the encoding is.
+            error.stdout, error.stderr = _to_text(error.stdout), _to_text(error.stderr)
+            raise
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, output, errors)
     return output
+
+
+def _to_text(printed: str | bytes | None) -> str:
+    return printed.decode("utf-8", "replace") if isinstance(printed, bytes) else printed or ""

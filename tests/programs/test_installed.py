@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.programs import installed
@@ -15,6 +18,7 @@ from tests.programs.npm import NpmProgram
 from tests.programs.program import Program, Workspace
 from tests.programs.programs import PROGRAMS
 from tests.programs.registry_client import run_client
+from tests.support.gateway_process import PATIENCE_S
 
 _UNREACHABLE = "the npm registry cannot be reached"
 
@@ -89,6 +93,15 @@ def test_npm_does_not_answer_from_its_cache(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_command_is_killed_at_its_limit_with_its_children() -> None:
-    """A child that lives on would keep the output open."""
-    with pytest.raises(subprocess.TimeoutExpired):
-        run_client(["sh", "-c", "sleep 1000 & sleep 1000"], 0.2)
+    with pytest.raises(subprocess.TimeoutExpired) as ended:
+        run_client(["sh", "-c", "sleep 1000 & echo $!; sleep 1000"], 0.5)
+    child = psutil.Process(int(ended.value.stdout))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert child.status() == psutil.STATUS_ZOMBIE or child.wait(PATIENCE_S) is None
+
+
+def test_what_a_command_printed_before_its_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = partial(run_client, limit_s=0.5)
+    monkeypatch.setattr(_Package, "install", lambda *_: run(["sh", "-c", "echo why; sleep 1000"]))
+    with pytest.raises(SystemExit, match="why"):
+        installed.install(_Package(2, "true"), newest=False)

@@ -152,7 +152,7 @@ class Settled(NamedTuple):
     chat: Chat
     before: Sequence[Item]
     keeping: Keeping
-    hints: Sequence[str] = ()
+    hints: Sequence[str]
 
 
 async def settled(service: Service, ask: Asking, chat: Chat) -> Settled:

@@ -29,7 +29,7 @@ def end_call(index: int, arguments: str, *, custom: bool = False, cut: bool = Fa
 
     Args:
         index: the number of the call.
-        arguments: the text of the call, as the model wrote it.
+        arguments: the text of the call, as it was reported.
         custom: the call is of a custom tool.
         cut: a limit or a stop string ended the answer. Plain text does not show whether it is all
             there, so such an input is `open`.

@@ -56,7 +56,7 @@ class CallEnd:
     Attributes:
         index: the number of the call.
         state: the state of its arguments.
-        arguments: all of its arguments, as the model wrote them.
+        arguments: all of its arguments, as they were reported.
         value: the JSON of the object that the arguments are, None if they are no object.
     """
 

@@ -93,6 +93,17 @@ async def test_what_an_earlier_turn_brings_is_named_where_it_has_no_effect(tmp_p
     assert counted.headers["x-ignored-parameters"] == named
 
 
+async def test_strict_parameters_refuse_what_an_earlier_turn_brings(tmp_path: Path) -> None:
+    more = {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]}
+    async with asked(tmp_path, max_seq_len=4096, strict_parameters=True) as client:
+        conversation = await client.post("/v1/conversations", json={"items": [QUESTION, more]})
+        assert conversation.status_code == 200, conversation.text
+        body = {"model": "m", "input": "x", "conversation": conversation.json()["id"]}
+        refused = await client.post("/v1/responses", json=body)
+    assert refused.status_code == 400, refused.text
+    assert "conversation.tools[0].type=web_search" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("tools", [TOOLS, TOOLS[:100]], ids=len)
 async def test_what_does_not_fit_however_short_is_not_cut_again_and_again(
     tmp_path: Path, on_loop: list[bool], monkeypatch: pytest.MonkeyPatch, tools: list[Any]

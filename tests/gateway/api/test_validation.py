@@ -62,6 +62,14 @@ def refusal(model: type[Any], fields: dict[str, Any]) -> str:
             "tool_choice: Input should be 'none', 'auto' or 'required' or an object; "
             "found 'always'.",
         ),
+        (
+            {"tool_choice": {"type": "fun"}},
+            "tool_choice: Input should be of type function, custom or allowed_tools; found 'fun'.",
+        ),
+        (
+            {"tools": [{"type": "function", "a, b": 1, "c\nd": 2}]},
+            "tools[0].function: Field required; found type, a\\u002c\\u0020b, c\\u000ad.",
+        ),
         ({"messages": "Hi"}, "messages: Input should be an array; found 'Hi'."),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
@@ -164,7 +172,11 @@ def test_a_list_of_wrong_items_is_refused_at_the_first(model: type[BaseModel]) -
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=300),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=300),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=5,
 )
