@@ -91,6 +91,17 @@ def test_usage_tells_what_was_in_the_cache(claude: anthropic.Anthropic) -> None:
 
 
 @pytest.mark.parametrize("ask", [create, streamed])
+def test_without_output_a_prompt_is_in_the_cache_for_the_next_request(
+    claude: anthropic.Anthropic, ask: Any
+) -> None:
+    said = [{"role": "user", "content": f"Repeat {ask.__name__}: " + "five six seven " * 60}]
+    filled = ask(claude, messages=said, max_tokens=0)
+    assert (filled.content, filled.stop_reason) == ([], "max_tokens")
+    assert filled.usage.output_tokens == 0
+    assert create(claude, messages=said, max_tokens=4).usage.cache_read_input_tokens >= 64
+
+
+@pytest.mark.parametrize("ask", [create, streamed])
 def test_a_tool_is_called_and_its_result_is_read(claude: anthropic.Anthropic, ask: Any) -> None:
     called = ask(claude, messages=WEATHER, tools=TOOLS)
     assert called.stop_reason == "tool_use"
@@ -166,7 +177,7 @@ def test_output_in_a_form(claude: anthropic.Anthropic) -> None:
     ("fields", "error", "named"),
     [
         ({"model": "nobody"}, "NotFoundError", "nobody"),
-        ({"max_tokens": 0}, "BadRequestError", "max_tokens"),
+        ({"max_tokens": -1}, "BadRequestError", "max_tokens"),
         ({"stop_sequences": [""]}, "BadRequestError", "stop_sequences.0"),
         ({"extra_body": {"stop": ["x"]}}, "BadRequestError", "stop is not supported"),
         ({"extra_body": {"temperature": 3}}, "BadRequestError", "temperature"),

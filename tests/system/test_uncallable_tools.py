@@ -19,6 +19,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
+TOKENS_PER_BLOCK = 32
 FUNCTION = {"name": "get_weather", "description": "Get the weather in a city"}
 ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
 BASE: dict[str, Any] = {"model": "demo", "temperature": 0}
@@ -99,6 +100,12 @@ def _prompt_tokens(protocol: Protocol, answer: dict[str, Any]) -> int:
     return int(usage[protocol.input_tokens]) + int(usage.get("cache_read_input_tokens") or 0)
 
 
+def _cached_tokens(answer: dict[str, Any]) -> int:
+    usage = answer["usage"]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    return int(details.get("cached_tokens") or usage.get("cache_read_input_tokens") or 0)
+
+
 @each_protocol
 def test_none_keeps_the_prompt_and_reads_no_call(stack: Stack, name: str) -> None:
     protocol = PROTOCOLS[name]
@@ -106,6 +113,8 @@ def test_none_keeps_the_prompt_and_reads_no_call(stack: Stack, name: str) -> Non
         called = _ask(client, protocol)
         told = _ask(client, protocol, tool_choice=protocol.none)
     assert _prompt_tokens(protocol, told) == _prompt_tokens(protocol, called)
+    # All whole blocks of the prompt but the one with its last token.
+    assert _cached_tokens(told) >= _prompt_tokens(protocol, told) - 2 * TOKENS_PER_BLOCK
     # The demo model calls where it reads of a tool. What it writes then is text, unread.
     assert '"get_weather"' in _text(told)
 
