@@ -26,6 +26,8 @@ from ops.local_stack.ports import LOCALHOST
 
 _CANARY_PERIOD_S = 0.005
 _CANARY_TIMEOUT_S = 5.0
+_LEAD_S = 2.5
+"""Before the streams of a client begin; on a busy machine it starts late."""
 _STREAMS_PER_SECOND = 500
 TOKENS_FOR_EVER = 500_000
 _WORDS = "The capital of France is the city in which most people live and work today"
@@ -201,7 +203,7 @@ def receive(bench: Bench, kind: str, triton: str, streams: int, seed: int) -> Wi
     try:
         watched = Server(kind, process.pid, 0)
         process.stdout.readline()
-        begin = time.monotonic() + 1.0 + streams / _STREAMS_PER_SECOND
+        begin = time.monotonic() + _LEAD_S + streams / _STREAMS_PER_SECOND
         end = begin + bench.seconds
         process.stdin.write(f"{begin} {end}\n")
         process.stdin.flush()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.triton.http2.base_connection import _GATHER_S, BaseConnection
 from gateway.triton.http2.channel import Http2Transport
 from gateway.triton.http2.connection import Connection
 from gateway.triton.transport import ConnectionOptions, Endpoint
@@ -73,29 +74,30 @@ async def test_tokens_of_many_streams_are_read_together(monkeypatch: pytest.Monk
             assert await calls[n % MANY].read() == b"%d" % n
 
 
-async def test_none_waits_for_long() -> None:
+async def test_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token waits for two pauses at most: one that had begun, and one that its read ends."""
+    assert _GATHER_S <= 0.002
+    resumed = 0
+    read_on = BaseConnection._read_on
+
+    def counting(self: BaseConnection) -> None:
+        nonlocal resumed
+        resumed += 1
+        read_on(self)
+
+    monkeypatch.setattr(BaseConnection, "_read_on", counting)
     server = Server(silence)
     async with connected(server) as transport:
         calls = await begun(transport, server)
-        loop = asyncio.get_running_loop()
-        late = 0
-
-        def after_reads(turns: int = 3) -> None:
-            """Once what was due together with this has been read, too."""
-            nonlocal late
-            if turns:
-                loop.call_soon(after_reads, turns - 1)
-            else:
-                late += 1
-
+        pauses = []
         for n in range(100):
             call = calls[n % MANY]
-            before = call.unread
-            timer = loop.call_later(0.02, after_reads)
+            unread, before = call.unread, resumed
             server.peers[0].send(call.stream_id, grpc_message(b"token"))
-            await turns_until(lambda call=call, before=before: call.unread > before)
-            timer.cancel()
-        assert late == 0
+            await turns_until(lambda call=call, unread=unread: call.unread > unread)
+            pauses.append(resumed - before)
+        assert max(pauses) <= 2
+        assert resumed > 0
 
 
 @pytest.mark.parametrize(
