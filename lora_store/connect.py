@@ -12,12 +12,12 @@ Nothing here or elsewhere loads redis-py before it is used: a gateway alone has 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+from lora_store.redis_role import agreeing_sentinels, checked, greet
 from lora_store.redis_url import RedisUrl
 
 
@@ -35,8 +35,10 @@ def undocumented() -> Mapping[type, tuple[str, ...]]:
     redis = load()
     return {
         redis.Redis: ("connection_pool",),
+        redis.Connection: ("check_health", "on_connect", "send_command", "read_response"),
         redis.sentinel.SentinelConnectionPool: ("get_master_address", "sentinel_manager"),
-        redis.sentinel.Sentinel: ("sentinels",),
+        redis.sentinel.SentinelManagedConnection: ("connection_pool",),
+        redis.sentinel.Sentinel: ("sentinels", "check_master_state", "discover_master"),
         redis.RedisCluster: ("get_node_from_key", "get_nodes", "get_redis_connection"),
         redis.cluster.ClusterNode: ("host", "port"),
     }
@@ -47,45 +49,14 @@ def errors() -> Any:
     return load().exceptions
 
 
-def away() -> tuple[type[Exception], ...]:
-    """Nobody answers, or nobody who may: a part of a cluster waits for its next master."""
-    known = errors()
-    answers_not = (known.ConnectionError, known.TimeoutError, OSError)
-    return (*answers_not, known.ClusterError, known.RedisClusterException)
-
-
-def failures() -> tuple[type[Exception], ...]:
-    """Everything that a command can fail with."""
-    return (errors().RedisError, *away())
-
-
-def reason(error: BaseException | None) -> str:
-    """Why a command failed, in words for operators.
-
-    Not the client's own, which may hold the sentinels' passwords.
-    """
-    chain = []
-    while error is not None:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    known = errors()
-    if any(isinstance(each, known.AuthenticationError) for each in chain):
-        return "it refuses the user or password of its URL"
-    if any(isinstance(each, known.TimeoutError) for each in chain):
-        return "no answer in time"
-    for each in chain:
-        if isinstance(each, OSError) and each.strerror:
-            return each.strerror.lower()
-    return type(chain[0]).__name__
-
-
 def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any:
     """A client for threads. `timeout_s` bounds each command at one server.
 
-    A cluster is asked for its servers here, so this raises one of `away`; the others connect with
-    their first command.
+    A cluster is asked for its servers here, so this raises redis-py's errors; the others connect
+    with their first command.
     """
     redis = load()
+    direct = redis.connection.parse_url(url.server)
     # redis-py's annotations promise str or awaitables, by version; these clients give neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -93,16 +64,20 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
     }
     retry = never_again()
     if url.kind == "server":
-        return redis.Redis.from_url(url.server, **timeouts, retry=retry)
+        kind = checked(direct.get("connection_class", redis.Connection))
+        roles = {"connection_class": kind, "redis_connect_func": greet}
+        return redis.Redis.from_url(url.server, **timeouts, **roles, retry=retry)
     if url.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(*host) for host in url.hosts[1:]]
         return redis.RedisCluster(url=url.server, startup_nodes=nodes, **timeouts, retry=retry)
-    options = {**timeouts, **redis.connection.parse_url(url.server)}
+    options = {**timeouts, **direct}
     for replaced in ("host", "port"):
         del options[replaced]
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    managed = redis.sentinel.SentinelManagedConnection
     if options.pop("connection_class", None) is not None:
-        options["ssl"] = tls["ssl"] = True
+        tls["ssl"] = True
+        managed = redis.sentinel.SentinelManagedSSLConnection
     # A sentinel is asked when a connection is made, so it has the time that connecting has.
     to_sentinels = {
         "socket_timeout": connect_timeout_s,
@@ -111,37 +86,15 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
         **url.sentinel_login,
         **tls,
     }
-    sentinel = redis.Sentinel(url.hosts, sentinel_kwargs=to_sentinels)
-    return sentinel.master_for(url.service, **options, retry=retry)
+    sentinel = agreeing_sentinels()(url.hosts, sentinel_kwargs=to_sentinels)
+    roles = {"connection_class": checked(managed), "redis_connect_func": greet}
+    return sentinel.master_for(url.service, **options, **roles, retry=retry)
 
 
 def never_again() -> Any:
     """The `Retry` of a client that tries nothing twice."""
     redis = load()
     return redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-
-
-class LazyClient:
-    """A client that is made when it is first asked for, and again after a failure. For threads."""
-
-    def __init__(self, url: RedisUrl, timeout_s: float) -> None:
-        """As `connect`, which `client` raises as; `timeout_s` bounds each connect, too."""
-        self._url = url
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._made: Any = None
-
-    @property
-    def client(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                timeout_s = self._timeout_s
-                self._made = connect(self._url, timeout_s=timeout_s, connect_timeout_s=timeout_s)
-            return self._made
-
-    def close(self) -> None:
-        if self._made is not None:
-            close(self._made)
 
 
 def close(client: Any) -> None:
@@ -163,8 +116,7 @@ def server_of(client: Any, key: str) -> Any:
 def channel_url(url: RedisUrl, client: Any) -> str:
     """One server at which everything that is published can be heard; asks who that is now.
 
-    In a cluster every server passes on what was published at any. A master that the sentinels
-    replaced loses the idle connections of `client` by this.
+    In a cluster every server passes on what was published at any.
     """
     if url.kind == "server":
         return url.server

@@ -28,6 +28,8 @@ class Link:
         self._redis = redis
         self._stats = stats
         self._told: bool | None = None
+        self.failure = ""
+        """Why Redis cannot be used; empty while it can."""
         self._disk_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-disk")
         # Of their own: whoever needs the disk alone waits for no Redis that is silent.
         self._redis_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="lora-redis")
@@ -50,7 +52,7 @@ class Link:
         """`work` with Redis in a thread. Raises `StoreUnavailable` at once while it is away."""
         redis = self.redis
         if redis is None:
-            raise StoreUnavailable("Redis is not there")
+            raise StoreUnavailable(self.failure or "Redis is not there")
         return await self._counted(lambda: self._asked(redis, work))
 
     async def with_or_without(self, work: Callable[[RedisTier | None], _T]) -> _T:
@@ -106,6 +108,7 @@ class Link:
 
     def _set_up(self, up: bool, reason: str) -> None:
         self._stats.redis_up = up
+        self.failure = reason
         if up != self._told:
             self._told = up
             _LOG.log(

@@ -37,10 +37,11 @@ class Synced:
 class Changed:
     """A record after a change, and why Redis may not have it or this disk has not.
 
-    With both errors nobody knows whether the change was made.
+    With both errors nobody knows whether the change was made. `shared`: Redis has it.
     """
 
     record: Record
+    shared: bool = False
     redis_error: StoreUnavailable | None = None
     disk_error: OSError | None = None
 
@@ -88,7 +89,7 @@ def change(
             current = _joined(disk.record(name), shared, known)
             record = change(current)
             if record == current:
-                return Changed(record)
+                return Changed(record, shared=record == shared)
             if redis is None:
                 disk.put_record(record)
                 return Changed(record)
@@ -98,8 +99,8 @@ def change(
             except StoreUnavailable as error:
                 # It may have been taken all the same. So it is not tried anew: from the disk it
                 # comes to Redis if it is not there.
-                return Changed(record, error, _write(disk, record))
-            return Changed(record, disk_error=_write(disk, record))
+                return Changed(record, redis_error=error, disk_error=_write(disk, record))
+            return Changed(record, shared=True, disk_error=_write(disk, record))
     raise StoreError(f"adapter {name} is being changed by others all the time")
 
 

@@ -24,8 +24,8 @@ from adapters.base_model import BaseModel
 from adapters.base_model_json import dump, read
 from adapters.record import is_digest
 from lora_store import redis_url
-from lora_store.connect import LazyClient
-from lora_store.redis import RedisSettings, translated
+from lora_store.primary import Primary
+from lora_store.redis import RedisSettings, use
 from lora_store.refusals import Refusals
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -67,22 +67,22 @@ class PeftNotices:
     """All methods block. Raises as `lora_store.redis.RedisTier`."""
 
     def __init__(self, settings: RedisSettings) -> None:
-        self._connection = LazyClient(redis_url.parse(settings.url), settings.timeout_s)
+        self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
         self._prefix = f"{settings.prefix}:peft"
         self.refusals = Refusals()
 
     def close(self) -> None:
-        self._connection.close()
+        self._primary.close()
 
     # The base model.
 
     def tell_base(self, base: BaseModel) -> None:
-        with translated():
-            self._client.set(f"{self._prefix}:base", dump(base))
+        with use(self._primary) as client:
+            client.set(f"{self._prefix}:base", dump(base))
 
     def base(self) -> BaseModel | None:
-        with translated():
-            raw: bytes | None = self._client.get(f"{self._prefix}:base")
+        with use(self._primary) as client:
+            raw: bytes | None = client.get(f"{self._prefix}:base")
         return None if raw is None else self._read("base", raw, read)
 
     # Agents.
@@ -97,19 +97,19 @@ class PeftNotices:
             "refused": dict(held.refused),
             "lacks": dict(held.lacks),
         }
-        with translated():
-            self._client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
+        with use(self._primary) as client:
+            client.hset(f"{self._prefix}:agents", agent, json.dumps(value))
             # Whoever sees this one change reads the other.
             told = f"{held.boot} {held.revision} {beat}"
-            self._client.hset(f"{self._prefix}:beats", agent, told)
+            client.hset(f"{self._prefix}:beats", agent, told)
 
     def beats(self) -> dict[str, str]:
         """By agent: its boot, its revision and what is another each time, parted by spaces."""
         return {agent: _text(raw) for agent, raw in self._all("beats").items()}
 
     def held(self, agent: str) -> Held | None:
-        with translated():
-            raw: bytes | None = self._client.hget(f"{self._prefix}:agents", agent)
+        with use(self._primary) as client:
+            raw: bytes | None = client.hget(f"{self._prefix}:agents", agent)
         return None if raw is None else self._read(f"agents {agent}", raw, _held)
 
     # Gateways.
@@ -120,8 +120,8 @@ class PeftNotices:
             "seen": named.seen,
             "in_use": {digest: sorted(where) for digest, where in named.in_use.items()},
         }
-        with translated():
-            self._client.hset(f"{self._prefix}:gateways", gateway, json.dumps(value))
+        with use(self._primary) as client:
+            client.hset(f"{self._prefix}:gateways", gateway, json.dumps(value))
 
     def named(self) -> dict[str, Named]:
         """By gateway. One that cannot be read is of a gateway that has seen nothing: whatever was
@@ -135,22 +135,18 @@ class PeftNotices:
 
     def forget_agent(self, agent: str) -> None:
         """Of one that has not been there for long."""
-        with translated():
-            self._client.hdel(f"{self._prefix}:beats", agent)
-            self._client.hdel(f"{self._prefix}:agents", agent)
+        with use(self._primary) as client:
+            client.hdel(f"{self._prefix}:beats", agent)
+            client.hdel(f"{self._prefix}:agents", agent)
 
     def forget_gateway(self, gateway: str) -> None:
         """Of one that has ended, or has not been there for long."""
-        with translated():
-            self._client.hdel(f"{self._prefix}:gateways", gateway)
-
-    @property
-    def _client(self) -> Any:
-        return self._connection.client
+        with use(self._primary) as client:
+            client.hdel(f"{self._prefix}:gateways", gateway)
 
     def _all(self, name: str) -> dict[str, bytes]:
-        with translated():
-            found: dict[bytes, bytes] = self._client.hgetall(f"{self._prefix}:{name}")
+        with use(self._primary) as client:
+            found: dict[bytes, bytes] = client.hgetall(f"{self._prefix}:{name}")
         return {_text(key): raw for key, raw in found.items()}
 
     def _read(self, place: str, raw: bytes, read: Callable[[bytes], T]) -> T | None:

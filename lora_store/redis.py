@@ -7,8 +7,9 @@ Keys, under one prefix, of which each command takes one, so that a cluster may s
 ``<prefix>:names``               hash: record JSON by name, and ``@epoch`` and ``@revision``
 ``<prefix>:changes``             channel: "changed", or "wanted <digest>"
 
-``@revision`` counts changes and ``@epoch`` is drawn anew whenever the hash starts empty, so a
-reader that compares both notices every change it was not told of, and the loss of all data.
+``@revision`` grows by a random step with each change and ``@epoch`` is drawn anew whenever the hash
+starts empty, so a reader that compares both notices every change it was not told of, the loss of
+all data, and another server that lacks the last changes and has taken others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from adapters.errors import StoreError, StoreUnavailable
 from adapters.record import Record, is_digest
 from lora_store import redis_url
 from lora_store.codec import CorruptBlob, encode, encoded_bytes
-from lora_store.connect import LazyClient, away, channel_url, errors, load, never_again, reason
+from lora_store.connect import channel_url, errors, load, never_again
+from lora_store.primary import (
+    Primary,
+    RedisUnavailable,
+    describe,
+    is_unavailable,
+    writing,
+)
 from lora_store.redis_values import (
     Description,
     StoredRecord,
@@ -41,13 +49,14 @@ from lora_store.refusals import Refusals
 # event loop for 10 ms.
 _CHUNK_BYTES = 1024 * 1024
 _CLAIM_S = 10
+_MAX_STEP = 2**20  # of the revision
 # How long a listener that hears nothing believes that there is nothing to hear.
 _QUIET_S = 2.0
 # What can be refused (a revision that is no number, a channel that this user may not use) comes
 # before the record: a script that fails takes nothing back.
 _SWAP = """
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
-redis.call('HINCRBY', KEYS[1], '@revision', 1)
+redis.call('HINCRBY', KEYS[1], '@revision', ARGV[6])
 redis.call('PUBLISH', ARGV[5], 'changed')
 redis.call('HSETNX', KEYS[1], '@epoch', ARGV[4])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -80,23 +89,21 @@ class RedisTier:
     def __init__(self, settings: RedisSettings) -> None:
         """Raises ValueError for a URL of no known form."""
         self._settings = settings
-        self._url = redis_url.parse(settings.url)
         self._prefix = settings.prefix
         self.refusals = Refusals()
-        self._connection = LazyClient(self._url, settings.timeout_s)
-
-    @property
-    def _client(self) -> Any:
-        return self._connection.client
+        self._primary = Primary(redis_url.parse(settings.url), settings.timeout_s)
 
     def close(self) -> None:
-        self._connection.close()
+        self._primary.close()
+
+    def _use(self) -> contextlib.AbstractContextManager[Any]:
+        return use(self._primary)
 
     # Versions.
 
     def has(self, digests: list[str]) -> set[str]:
-        with translated():
-            return {digest for digest in digests if self._description(digest) is not None}
+        with self._use() as client:
+            return {digest for digest in digests if self._description(client, digest) is not None}
 
     def put(self, converted: Converted) -> None:
         """Chunk by chunk, so that no value comes near Redis' limit of 512 MB.
@@ -105,14 +112,14 @@ class RedisTier:
         """
         digest, ttl = converted.digest, self._settings.ttl_s
         new = Description(encoded_bytes(converted), _CHUNK_BYTES, int(time.time()))
-        with translated():
-            old = self._description(digest)
+        with self._use() as shared, writing(shared) as client:
+            old = self._description(client, digest)
             same = old is not None and (old.size, old.chunk_bytes) == (new.size, new.chunk_bytes)
-            if same and self._client.set(self._version(digest), new.dump(), ex=ttl, xx=True):
+            if same and client.set(self._version(digest), new.dump(), ex=ttl, xx=True):
                 return
             for number, chunk in enumerate(_chunks(converted)):
-                self._client.set(self._chunk(digest, number), chunk, ex=ttl)
-            self._client.set(self._version(digest), new.dump(), ex=ttl)
+                client.set(self._chunk(digest, number), chunk, ex=ttl)
+            client.set(self._version(digest), new.dump(), ex=ttl)
 
     def fetch(self, digest: str) -> Iterator[bytes] | None:
         """The chunks of a version, read as the iterator goes; None when Redis does not have it.
@@ -121,59 +128,57 @@ class RedisTier:
         keys): then the description is deleted too, and the version counts as absent. It raises
         `CorruptBlob` when one has another length than it should.
         """
-        with translated():
-            description = self._description(digest)
+        with self._use() as client:
+            description = self._description(client, digest)
         return None if description is None else self._fetch(digest, description)
 
     def _fetch(self, digest: str, description: Description) -> Iterator[bytes]:
         key, ttl = self._version(digest), self._settings.ttl_s
-        with translated():
+        with self._use() as client:
             for number in description.chunks:
                 chunk_key = self._chunk(digest, number)
-                chunk = (
-                    self._client.getex(chunk_key, ex=ttl) if ttl else self._client.get(chunk_key)
-                )
+                chunk = client.getex(chunk_key, ex=ttl) if ttl else client.get(chunk_key)
                 if chunk is None:
-                    self._client.delete(key)
+                    client.delete(key)
                     raise StoreError(f"chunk {number} of version {digest[:12]} is gone from Redis")
                 if len(chunk) != description.length(number):
                     raise CorruptBlob(f"chunk {number} has {len(chunk)} bytes")
                 yield chunk
             if ttl:
-                self._client.expire(key, ttl)
+                client.expire(key, ttl)
 
     def delete(self, digest: str, *, older_than_s: float = -math.inf) -> None:
         """Unless it was put since."""
         limit = time.time() - older_than_s
-        with translated():
-            description = self._description(digest)
+        with self._use() as client:
+            description = self._description(client, digest)
             if description is not None and description.put_at > limit:
                 return
-            self._client.delete(self._version(digest))
+            client.delete(self._version(digest))
             for number in description.chunks if description is not None else ():
-                self._client.unlink(self._chunk(digest, number))
+                client.unlink(self._chunk(digest, number))
 
     def digests(self, older_than_s: float) -> set[str]:
         """Versions that were put at least so long ago."""
         limit = time.time() - older_than_s
         found: set[str] = set()
-        with translated():
-            for key in self._client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
+        with self._use() as client:
+            for key in client.scan_iter(match=f"{self._prefix}:version:*", count=1000):
                 digest = _text(key).removeprefix(f"{self._prefix}:version:")
                 if ":" in digest:
                     continue  # a chunk
                 if not is_digest(digest):
                     self.refusals.add(_text(key), "not the digest of a version")
                     continue
-                description = self._description(digest)
+                description = self._description(client, digest)
                 if description is not None and description.put_at <= limit:
                     found.add(digest)
         return found
 
-    def _description(self, digest: str) -> Description | None:
+    def _description(self, client: Any, digest: str) -> Description | None:
         key = self._version(digest)
         try:
-            raw: bytes | None = self._client.get(key)
+            raw: bytes | None = client.get(key)
             return None if raw is None else read_description(raw)
         except (ValueError, errors().ResponseError) as error:
             refused = not isinstance(error, ValueError)
@@ -184,39 +189,39 @@ class RedisTier:
 
     def claim(self, digest: str) -> bool:
         """True for one caller at a time: the one who shall put this version now."""
-        with translated():
+        with self._use() as client:
             key = f"{self._prefix}:filling:{digest}"
-            return bool(self._client.set(key, "1", nx=True, ex=_CLAIM_S))
+            return bool(client.set(key, "1", nx=True, ex=_CLAIM_S))
 
     def release(self, digest: str) -> None:
-        with translated():
-            self._client.delete(f"{self._prefix}:filling:{digest}")
+        with self._use() as client:
+            client.delete(f"{self._prefix}:filling:{digest}")
 
     def want(self, digest: str) -> None:
         """Ask whoever has this version on disk to put it."""
-        with translated():
-            self._client.publish(self._channel, f"wanted {digest}")
+        with self._use() as client:
+            client.publish(self._channel, f"wanted {digest}")
 
     # Records.
 
     def position(self) -> Position:
         """(epoch, revision) of the records; (None, None) when there are none."""
-        with translated():
-            epoch, revision = self._client.hmget(self._names, ["@epoch", "@revision"])
+        with self._use() as client:
+            epoch, revision = client.hmget(self._names, ["@epoch", "@revision"])
         return epoch, revision
 
     def records(self) -> tuple[Position, dict[str, StoredRecord]]:
         """The position, and every record."""
-        with translated():
-            found: dict[bytes, bytes] = self._client.hgetall(self._names)
+        with self._use() as client:
+            found: dict[bytes, bytes] = client.hgetall(self._names)
         position = (found.pop(b"@epoch", None), found.pop(b"@revision", None))
         return position, {
             _text(name): self._stored(_text(name), raw) for name, raw in found.items()
         }
 
     def record(self, name: str) -> StoredRecord | None:
-        with translated():
-            found: bytes | None = self._client.hget(self._names, name)
+        with self._use() as client:
+            found: bytes | None = client.hget(self._names, name)
         return None if found is None else self._stored(name, found)
 
     def _stored(self, name: str, raw: bytes) -> StoredRecord:
@@ -232,19 +237,20 @@ class RedisTier:
         What Redis refuses it has not stored; after `StoreUnavailable` it may have.
         """
         epoch = secrets.token_hex(8)
-        with translated():
+        with self._use() as shared, writing(shared) as client:
             old = b"" if expected is None else expected.raw
-            arguments = (record.name, old, dump(record), epoch, self._channel)
-            return bool(self._client.eval(_SWAP, 1, self._names, *arguments))
+            step = 1 + secrets.randbelow(_MAX_STEP)
+            arguments = (record.name, old, dump(record), epoch, self._channel, step)
+            return bool(client.eval(_SWAP, 1, self._names, *arguments))
 
     async def listen(self) -> AsyncGenerator[str, None]:
         """Messages of the channel, from now on. Ends with `StoreError`, never by itself.
 
-        A server that neither tells nor answers is given up, and so is one that sentinels have
-        replaced, so that its successor is listened to.
+        A server that neither tells nor answers is given up, and so is one whose client was
+        dropped, so that its successor is listened to.
         """
         with translated():
-            url = await asyncio.to_thread(self._channel_url)
+            generation, url = await asyncio.to_thread(self._channel_server)
             timeout_s = self._settings.timeout_s
             async with (
                 load().asyncio.Redis.from_url(
@@ -260,21 +266,20 @@ class RedisTier:
                     await pubsub.subscribe(self._channel)
                 asked = False
                 while True:
+                    if self._primary.generation != generation:
+                        raise StoreUnavailable("another Redis may be the primary now")
                     message = await pubsub.get_message(timeout=timeout_s if asked else _QUIET_S)
                     if message is None:
                         if asked:
                             raise StoreUnavailable("the Redis that tells of changes is silent")
-                        # Until it is told, a replaced master takes writes that will be lost.
-                        watched = self._url.kind == "sentinel"
-                        if watched and await asyncio.to_thread(self._channel_url) != url:
-                            raise StoreUnavailable("the sentinels name another master")
                         await pubsub.ping()
                     elif message["type"] == "message":
                         yield message["data"].decode(errors="replace")
                     asked = message is None
 
-    def _channel_url(self) -> str:
-        return channel_url(self._url, self._client)
+    def _channel_server(self) -> tuple[int, str]:
+        with self._use() as client:
+            return self._primary.generation, channel_url(self._primary.url, client)
 
     @property
     def _names(self) -> str:
@@ -305,14 +310,18 @@ def _chunks(converted: Converted) -> Iterator[bytes | memoryview]:
 
 
 @contextlib.contextmanager
+def use(primary: Primary) -> Iterator[Any]:
+    """Give the client of `primary`. Raises as the methods of `RedisTier`."""
+    with translated(), primary.use() as client:
+        yield client
+
+
+@contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """What a client raises, as the errors of `RedisTier`."""
+    """Raise the errors of `RedisTier` for those of a client."""
     try:
         yield
-    except load().sentinel.MasterNotFoundError:
-        # Some versions of redis-py quote the sentinels' passwords in it.
-        raise StoreUnavailable("no sentinel answers and names a master that is up") from None
-    except away() as error:
-        raise StoreUnavailable(f"Redis cannot be used: {reason(error)}") from error
-    except errors().RedisError as error:
+    except (errors().RedisError, RedisUnavailable, OSError) as error:
+        if is_unavailable(error):
+            raise StoreUnavailable(f"Redis cannot be used: {describe(error)}") from error
         raise StoreError(f"Redis refuses: {error}") from error

@@ -82,6 +82,8 @@ class TieredStore:
         self._nudge = asyncio.Event()
         self._upkeep_due = asyncio.Event()
         self._unwritten: Mapping[str, OSError] = {}
+        # Names whose last change here Redis has not taken, as far as is known.
+        self._unshared: set[str] = set()
         self._redis_started_over = False
         # Whether `_records` are all that disk and Redis name, as far as is known.
         self._knows_all = False
@@ -140,8 +142,24 @@ class TieredStore:
                     raise ChangeUnknown(name, changed.disk_error)
             if changed.disk_error is not None:
                 self._set_unwritten({**self._unwritten, name: changed.disk_error})
+        if changed.shared:
+            self._unshared.discard(name)
+        elif self._redis is not None:
+            self._unshared.add(name)
         self._take({name: changed.record})
         return changed.record
+
+    def is_shared(self, record: Record) -> bool | None:
+        """Return True if Redis has taken the record and its versions, None if there is no Redis."""
+        if self._redis is None:
+            return None
+        is_sent = not any(self._versions.is_unsent(each.weights) for each in record.versions)
+        return is_sent and record.name not in self._unshared
+
+    @property
+    def redis_failure(self) -> str:
+        """Why Redis cannot be used; empty while it can."""
+        return self._link.failure
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -173,6 +191,8 @@ class TieredStore:
                 lambda redis: names.sync(self._disk, redis, self._records)
             )
             self._set_unwritten(synced.unwritten)
+            if synced.position is not None:
+                self._unshared.clear()
         self.stats.syncs += 1
         old_epoch = self._seen_redis[0] if self._seen_redis else None
         if reconnected or (synced.position and synced.position[0] != old_epoch):

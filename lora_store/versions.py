@@ -99,6 +99,10 @@ class Versions:
         if await self._link.run(partial(self._disk.has, digest)):
             await self._send(digest)
 
+    def is_unsent(self, digest: str) -> bool:
+        """Return True if Redis is still to be given this version."""
+        return digest in self._unsent
+
     async def close(self) -> None:
         flights = list(self._flights.values())
         for flight in flights:

@@ -175,7 +175,7 @@ UNDOCUMENTED: dict[str, str] = {
     "uvicorn.protocols": "gateway.http bench",
     "uvicorn.server.ServerState": "gateway.http",
     "server_state": "gateway.http",  # uvicorn.Server
-    "sentinel_manager": "lora_store.connect",  # redis-py
+    "sentinel_manager": "lora_store.connect lora_store.redis_role",  # redis-py
     "get_master_address": "lora_store.connect",  # redis-py
 }
 PRIVATE: dict[str, str] = {

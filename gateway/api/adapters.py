@@ -91,6 +91,13 @@ class Adapters(Answer):
 
 
 class AdapterAdded(Adapter):
+    shared: Annotated[
+        bool | None,
+        Field(
+            description="Whether Redis has it, for the other gateways; false: they get it once "
+            "Redis can be used again, null without a Redis."
+        ),
+    ]
     warnings: list[str]
 
 
@@ -126,7 +133,15 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     """
     names_source = media_type(request) in _JSON
     record = await (_add_of_source if names_source else _add_upload)(request, service, audit)
-    return AdapterAdded(**dict(_adapter(service, record)), warnings=service.adapters.warnings())
+    shared = service.adapters.store.is_shared(record)
+    warnings = service.adapters.warnings()
+    if shared is False:
+        warnings.insert(
+            0,
+            f"{record.name} is not shared yet: it is served here, and other gateways get it once "
+            "Redis can be used again",
+        )
+    return AdapterAdded(**dict(_adapter(service, record)), shared=shared, warnings=warnings)
 
 
 async def _add_of_source(request: Request, service: Service, audit: Audit) -> Record:

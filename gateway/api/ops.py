@@ -52,7 +52,8 @@ class PoolMember(Described):
 
 class Readiness(Health):
     """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is,
-    `pool` what each of several serves, and `disks` which adapter versions they lack on those.
+    `pool` what each of several serves, `redis_failure` why Redis cannot be used, and `disks` which
+    adapter versions replicas lack on theirs.
 
     All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
     """
@@ -63,6 +64,7 @@ class Readiness(Health):
     replicas: dict[str, str] | None = None
     pool: dict[str, PoolMember] | None = None
     redis: str | None = None
+    redis_failure: str | None = None
     disks: list[str] | None = None
     adapters_refused: list[str] | None = None
 
@@ -132,7 +134,9 @@ def _readiness(service: Service) -> Readiness:
         found.pool = _pool(service)
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
-        found.redis = "up" if service.adapters.store.stats.redis_up else "down"
+        store = service.adapters.store
+        found.redis = "up" if store.stats.redis_up else "down"
+        found.redis_failure = store.redis_failure or None
     found.disks = service.shortfalls or None
     if service.adapters.refused:
         found.adapters_refused = sorted(service.adapters.refused)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from gateway.conversations.shared import Known, Look, SharedConversations
 from gateway.conversations.stats import Stats
-from lora_store.connect import away, failures, reason
+from lora_store.primary import RedisUnavailable, describe, failures
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +71,11 @@ class RedisThreads:
             result = await loop.run_in_executor(self._threads, lambda: work(self._shared))
         except failures() as error:
             self._stats.redis_failures += 1
-            if isinstance(error, away()):
+            if isinstance(error, RedisUnavailable):
                 self.up = False
             if not self._fails:
                 self._fails = True
-                log.warning("conversations are not shared now: Redis fails: %s", reason(error))
+                log.warning("conversations are not shared now: Redis fails: %s", describe(error))
             raise RedisAway from error
         if self._fails:
             self._fails = False

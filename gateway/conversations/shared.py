@@ -27,7 +27,8 @@ from gateway.conversations.record import (
 )
 from gateway.errors import ConversationTooLarge
 from lora_store import redis_url
-from lora_store.connect import LazyClient, errors
+from lora_store.connect import errors
+from lora_store.primary import Primary
 from lora_store.refusals import Refusals
 
 _SCRIPT = files(__package__).joinpath("script.lua").read_text(encoding="utf-8")
@@ -141,7 +142,7 @@ class SharedPut(NamedTuple):
 
 
 class SharedConversations:
-    """Blocks; for any thread. Raises redis-py's errors, of `lora_store.connect.failures`."""
+    """Blocks; for any thread. Raises `lora_store.primary.failures`."""
 
     def __init__(
         self,
@@ -154,14 +155,14 @@ class SharedConversations:
         on_refused: Callable[[], object] = lambda: None,
     ) -> None:
         """`url` in a form of `lora_store.redis_url`; `timeout_s` bounds each call."""
-        self._lazy = LazyClient(redis_url.parse(url), timeout_s)
+        self._primary = Primary(redis_url.parse(url), timeout_s)
         self._times = (ttl_ms, renew_ms)
         self._tenant_bytes = tenant_bytes
         self._refusals = Refusals(on_refused)
         self._deleted_after = "0"
 
     def close(self) -> None:
-        self._lazy.close()
+        self._primary.close()
 
     def put(
         self, tenant: str, records: Sequence[Record], epoch: int = 0, used_ms: int = -1
@@ -220,7 +221,8 @@ class SharedConversations:
         keys = [f"{_ALL}{name}" for name in _NAMES]
         heard = (known.epoch, known.since, known.seen, known.left, _BEHIND_MS, GONE_MS)
         told = (gateway, says, *of, *known.gateways)
-        answer = self._lazy.client.eval(_LOOK, len(keys), *keys, *heard, *told)
+        with self._primary.use() as client:
+            answer = client.eval(_LOOK, len(keys), *keys, *heard, *told)
         epoch, since, age_ms, seen, left, lost, others, dirty, whole, at, oldest = map(
             int, answer[:-1]
         )
@@ -231,9 +233,9 @@ class SharedConversations:
 
     def deleted(self, limit: int = 1000) -> list[Gone]:
         """Some of what went since the last call."""
-        entries = self._lazy.client.xrange(
-            f"{_ALL}deleted", min=f"({self._deleted_after}", count=limit
-        )
+        after = f"({self._deleted_after}"
+        with self._primary.use() as client:
+            entries = client.xrange(f"{_ALL}deleted", min=after, count=limit)
         found: list[Gone] = []
         for position, fields in entries:
             self._deleted_after = position.decode()
@@ -246,11 +248,12 @@ class SharedConversations:
 
     def _tell(self, tenant: str, kind: str, names: Sequence[str]) -> None:
         if names:
-            at_once = self._lazy.client.pipeline(transaction=False)
-            for name in names:
-                told = {"t": tenant, kind: name}
-                at_once.xadd(f"{_ALL}deleted", told, maxlen=_TOLD, approximate=True)
-            at_once.execute()
+            with self._primary.use() as client:
+                at_once = client.pipeline(transaction=False)
+                for name in names:
+                    told = {"t": tenant, kind: name}
+                    at_once.xadd(f"{_ALL}deleted", told, maxlen=_TOLD, approximate=True)
+                at_once.execute()
 
     def _key(self, tenant: str, name: str) -> str:
         # No tenant's name begins with a dot, and an empty one would be no hash tag.
@@ -260,9 +263,9 @@ class SharedConversations:
         """None where a key is of another kind."""
         key = self._key(tenant, "")
         try:
-            answer: list[Any] = self._lazy.client.eval(
-                _SCRIPT, 1, key, operation, *self._times, *arguments
-            )
+            with self._primary.use() as client:
+                told = (operation, *self._times, *arguments)
+                answer: list[Any] = client.eval(_SCRIPT, 1, key, *told)
         except errors().ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise

@@ -15,13 +15,12 @@ import logging
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from gateway.errors import OverridesUnavailable
 from gateway.scheduling.override import Override, Overrides, read_override
 from lora_store import redis_url
-from lora_store.connect import close, connect, failures
 from lora_store.disk import locked, write_durably
+from lora_store.primary import Primary, failures, writing
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -41,8 +40,7 @@ class OverrideCopies:
         self.current: Overrides = {}
         self._folder = folder
         self._file = folder / "overrides.json"
-        self._url = None if url is None else redis_url.parse(url)
-        self._client: Any = None
+        self._primary = None if url is None else Primary(redis_url.parse(url), _TIMEOUT_S)
         self._refusals = Refusals()
         self._stamp: tuple[int, int] | None = None
         self._from_disk()
@@ -50,33 +48,32 @@ class OverrideCopies:
     @property
     def shared(self) -> bool:
         """Whether others may change them."""
-        return self._url is not None
+        return self._primary is not None
 
     def close(self) -> None:
-        if self._client is not None:
-            close(self._client)
-            self._client = None
+        if self._primary is not None:
+            self._primary.close()
 
     def look(self) -> None:
         """Takes over what others have said."""
-        if self._url is None:
+        if self._primary is None:
             self._from_disk()
             return
         try:
-            found: dict[bytes, bytes] = self._redis().hgetall(KEY)
-            if found.pop(_REVISION.encode(), None) is None and self.current:
-                known = {name: json.dumps(each.facts()) for name, each in self.current.items()}
-                self._redis().hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
-                return
+            with self._primary.use() as client:
+                found: dict[bytes, bytes] = client.hgetall(KEY)
+                if found.pop(_REVISION.encode(), None) is None and self.current:
+                    known = {name: json.dumps(each.facts()) for name, each in self.current.items()}
+                    client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
+                    return
         except failures() as error:
-            self.close()
             raise OverridesUnavailable(_AWAY) from error
         read = {name.decode(errors="replace"): raw for name, raw in found.items()}
         self._take({name: each for name, raw in read.items() if (each := self._read(name, raw))})
 
     def put(self, endpoint: str, override: Override | None) -> None:
         """None takes it back."""
-        if self._url is None:
+        if self._primary is None:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with locked(self._folder / "lock"):
@@ -89,14 +86,13 @@ class OverrideCopies:
             return
         changed = _changed(self.current, endpoint, override)
         try:
-            client = self._redis()
-            if override is None:
-                client.hdel(KEY, endpoint)
-            else:
-                client.hset(KEY, endpoint, json.dumps(override.facts()))
-            client.hset(KEY, _REVISION, secrets.token_hex(8))
+            with self._primary.use() as shared, writing(shared) as client:
+                if override is None:
+                    client.hdel(KEY, endpoint)
+                else:
+                    client.hset(KEY, endpoint, json.dumps(override.facts()))
+                client.hset(KEY, _REVISION, secrets.token_hex(8))
         except failures() as error:
-            self.close()
             raise OverridesUnavailable(_AWAY) from error
         self._take(changed)
 
@@ -135,12 +131,6 @@ class OverrideCopies:
             return
         except (OSError, ValueError, AttributeError) as error:
             log.error("overrides of replicas in %s cannot be read: %s", self._file, error)
-
-    def _redis(self) -> Any:
-        if self._client is None:
-            assert self._url is not None
-            self._client = connect(self._url, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S)
-        return self._client
 
 
 def _changed(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:

@@ -14,7 +14,7 @@ from gateway.errors import KeysUnavailable
 from gateway.tenancy.access import Access
 from gateway.tenancy.keys.copies import KeyCopies
 from gateway.tenancy.keys.record import KeyRecord, Uses, latest
-from lora_store.connect import reason
+from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class IssuedKeys:
             await self._run(self._copies.look)
         except KeysUnavailable as error:
             cause = error.__cause__
-            failure = str(cause) if isinstance(cause, OSError) else reason(cause)
+            failure = str(cause) if isinstance(cause, OSError) else describe(cause)
         if failure == self._failure:
             return
         self._failure = failure

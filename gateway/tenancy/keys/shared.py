@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gateway.errors import KeysUnavailable
 from gateway.tenancy.keys.record import KeyRecord, Uses, dump, read
 from lora_store import redis_url
-from lora_store.connect import close, connect, failures
+from lora_store.primary import Primary, describe, failures, writing
 from lora_store.refusals import Refusals
 
 KEYS = "api_keys"
@@ -55,14 +55,11 @@ class SharedKeys:
 
         `on_refused` is called, from a thread, for each value that does not fit.
         """
-        self._url = redis_url.parse(url)
+        self._primary = Primary(redis_url.parse(url), _TIMEOUT_S)
         self._refusals = Refusals(on_refused)
-        self._connected: Any = None
 
     def close(self) -> None:
-        if self._connected is not None:
-            close(self._connected)
-            self._connected = None
+        self._primary.close()
 
     def revision(self) -> bytes | None:
         with self._client() as client:
@@ -90,7 +87,7 @@ class SharedKeys:
         for record in records:
             command = "HSETNX" if record.revoked is None else "HSET"
             arguments += [command, record.id, dump(record)]
-        with self._client() as client:
+        with self._client() as shared, writing(shared) as client:
             client.eval(_PUT, 1, KEYS, *arguments)
 
     def uses(self) -> Uses:
@@ -110,15 +107,10 @@ class SharedKeys:
     @contextmanager
     def _client(self) -> Iterator[Any]:
         try:
-            if self._connected is None:
-                self._connected = connect(
-                    self._url, timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
-                )
-            yield self._connected
+            with self._primary.use() as client:
+                yield client
         except failures() as error:
-            # With the next one the URL may stand for other servers.
-            self.close()
             # Its text may hold addresses, or the sentinels' passwords.
             raise KeysUnavailable(
-                "Keys cannot be read or changed now: Redis does not answer. Try again."
+                f"Keys cannot be read or changed now: Redis: {describe(error)}. Try again."
             ) from error

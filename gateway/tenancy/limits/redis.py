@@ -25,7 +25,9 @@ from gateway.tenancy.limits.budgets import BudgetReport
 from gateway.tenancy.limits.request import Decision, LimitRequest, Settlement, Spending
 from gateway.tenancy.limits.script import Call, Own
 from lora_store import redis_url
-from lora_store.connect import close, connect, errors, failures, reason, server_of
+from lora_store.connect import errors, load, server_of
+from lora_store.primary import Primary, code_of, describe, failures, is_unavailable
+from lora_store.redis_role import ROLE_CHECK_S
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -40,10 +42,8 @@ _RENEW_S = 5.0
 _FLUSH_S = 2.0
 _SAY_LATE_EVERY_S = 60.0
 
-# Of the errors without a class of their own, those that say nothing of the key.
-_OF_THE_SERVER = ("BUSY ", "MISCONF ", "NOREPLICAS ")
-# Of a script, a Redis before 7 says so behind words of its own.
-_WITHOUT_ROOM = "-OOM "
+# Beside what makes a server unavailable: codes that say nothing of the key.
+_CODES_OF_SERVER = ("BUSY", "MISCONF", "OOM")
 
 _Answer = asyncio.Future["Decision | None"]
 
@@ -74,13 +74,13 @@ class SharedLimits:
         `on_refused` is called, from a thread, for each tenant whose key holds what does not fit.
         `on_budget` is told, from a thread, of a budget whenever something was counted of it.
         """
-        self._url = redis_url.parse(url)
-        self._timeout_s = timeout_s
         # What a request waits behind: others' batches, a cluster's redirections, a proxy that
         # passes bytes on one by one.
         self._patience_s = 2 * timeout_s
         self._connect_timeout_s = max(_CONNECT_TIMEOUT_S, timeout_s)
-        self._client: Any = None
+        self._primary = Primary(
+            redis_url.parse(url), timeout_s, connect_timeout_s=self._connect_timeout_s
+        )
         self._on_up = on_up
         self._refusals = Refusals(on_refused)
         self._on_budget = on_budget
@@ -97,6 +97,7 @@ class SharedLimits:
         """Of requests that Redis let in before it went away, for when it is back; the thread's."""
         self._renewed = 0.0
         self._sha = ""
+        self._client: Any = None
 
     async def __aenter__(self) -> SharedLimits:
         self._loop = asyncio.get_running_loop()
@@ -181,17 +182,20 @@ class SharedLimits:
                 self._keep(self._waiting())
                 if self._connect():
                     log.info("Redis answers; limits are shared again")
-        self._disconnect()
+        self._primary.close()
 
     def _turn(self) -> bool:
         """One round trip; whether it was the last."""
         batch, ended = self._next_batch()
         try:
-            self._send(batch)
-            batch = []
-            self._renew(at_once=ended)
+            with self._primary.use() as self._client:
+                if not batch and not isinstance(self._client, load().RedisCluster):
+                    self._client.ping()  # a demotion is noticed though nobody asks for anything
+                self._send(batch)
+                batch = []
+                self._renew(at_once=ended)
         except failures() as error:
-            log.warning("limits are not shared now: Redis fails: %s", reason(error))
+            log.warning("limits are not shared now: Redis fails: %s", describe(error))
             self._lose(batch)
         except Exception:  # this thread is what everybody waits for
             log.exception("limits are not shared now")
@@ -199,15 +203,12 @@ class SharedLimits:
         return ended
 
     def _connect(self) -> bool:
-        """With a new client: by then the URL may stand for other servers."""
-        self._disconnect()
+        """Whether Redis can be used from now on."""
         try:
-            self._client = connect(
-                self._url, timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s
-            )
-            self._sha = self._client.script_load(script.SCRIPT)
+            with self._primary.use() as client:
+                self._sha = client.script_load(script.SCRIPT)
         except failures() as error:
-            self._why = reason(error)
+            self._why = describe(error)
             return False
         # Redis may have lost what runs here, or hold what has ended: `_renew` tells it at once.
         self._renewed = 0.0
@@ -215,11 +216,6 @@ class SharedLimits:
             self._up = True
         self._on_up(True)
         return True
-
-    def _disconnect(self) -> None:
-        if self._client is not None:
-            close(self._client)
-            self._client = None
 
     def _next_batch(self) -> tuple[list[_Item], bool]:
         """All that waits, up to a limit, and whether it is the last."""
@@ -231,6 +227,7 @@ class SharedLimits:
         try:
             # 0 where Redis is just back: it is told at once of what was spent meanwhile.
             due_s = max(0.0, self._renewed + _RENEW_S - time.monotonic())
+            due_s = min(due_s, ROLE_CHECK_S)
             item = self._inbox.get(timeout=due_s)
             while item is not None:
                 batch.append(item)
@@ -302,8 +299,8 @@ class SharedLimits:
     def _answer(self, call: Call, result: Any) -> list[int] | None:
         if isinstance(result, Exception):
             of_the_key = type(result) in (errors().ResponseError, errors().TryAgainError)
-            text = str(result)
-            if not of_the_key or text.startswith(_OF_THE_SERVER) or _WITHOUT_ROOM in text:
+            of_the_server = is_unavailable(result) or code_of(result) in _CODES_OF_SERVER
+            if of_the_server or not of_the_key:
                 raise result
             self._refusals.add(call.key, result)
             return None

@@ -1,0 +1,148 @@
+"""Connections that ask their server for its role, and sentinels that are compared.
+
+A connection asks when it is made, and before a command if it last asked more than `ROLE_CHECK_S`
+ago. So a gateway that only reads notices a demotion, too, and each connection of a pool does by
+itself. Where sentinels choose, they are asked as well: until it is told, a master that they have
+replaced takes writes that will be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+ROLE_CHECK_S = 2.0
+_REPLICA_ROLES = ("slave", "replica")
+# HELLO needs no right beyond that to connect, and a server before 6.2 wants arguments for it.
+_QUESTIONS = ("HELLO", "ROLE")
+
+
+def role_of(answer: object) -> str | None:
+    """Return "primary" or "replica" as HELLO or ROLE tells it, None if the answer does not."""
+    if isinstance(answer, Mapping):
+        told = answer.get(b"role", answer.get("role"))
+    elif isinstance(answer, list | tuple) and answer:
+        fields = [_text(each) for each in answer]
+        # HELLO is a flat list of names and values in the older protocol.
+        at = fields[::2].index("role") * 2 + 1 if "role" in fields[::2] else 0
+        told = answer[at]
+    else:
+        return None
+    role = _text(told)
+    if role in _REPLICA_ROLES:
+        return "replica"
+    return "primary" if role == "master" else None
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def greet(connection: Any) -> None:
+    """Begin a connection; for `redis_connect_func`."""
+    connection.role_due = math.inf  # the greeting itself sends commands
+    connection.on_connect()
+    connection.check_role()
+
+
+@cache
+def checked(kind: Any) -> Any:
+    """Return a class of connections like `kind` that ask for the role; `greet` begins each."""
+    errors = import_module("redis").exceptions
+
+    class Checked(kind):  # type: ignore[misc]
+        role_due = math.inf
+
+        def check_health(self) -> None:
+            if time.monotonic() >= self.role_due:
+                self.check_role()
+            super().check_health()
+
+        def check_role(self) -> None:
+            """Raise ReadOnlyError, and disconnect, if the server is not the primary."""
+            self.role_due = math.inf
+            try:
+                self._ask()
+            except BaseException:
+                self.disconnect()
+                raise
+            self.role_due = time.monotonic() + ROLE_CHECK_S
+
+        def _ask(self) -> None:
+            role = None
+            for question in _QUESTIONS:
+                self.send_command(question, check_health=False)
+                try:
+                    role = role_of(self.read_response())
+                except errors.ReadOnlyError:
+                    raise
+                except errors.ResponseError:
+                    continue  # it does not know the command, or not this user
+                if role is not None:
+                    break
+            if role is None:
+                _warn_of_unknown_roles()
+            # A pool that sentinels stand behind.
+            chosen_by = getattr(self, "connection_pool", None)
+            is_other = chosen_by is not None and chosen_by.sentinel_manager.discover_master(
+                chosen_by.service_name
+            ) != (self.host, self.port)
+            if role == "replica" or is_other:
+                raise errors.ReadOnlyError("not the primary")
+
+    Checked.__name__ = f"Checked{kind.__name__}"
+    return Checked
+
+
+@cache
+def _warn_of_unknown_roles() -> None:
+    log.warning(
+        "GATEWAY_REDIS_URL: the server tells its role neither by HELLO nor by ROLE, so a demotion "
+        "is noticed only when it refuses a write; let this user run one of them"
+    )
+
+
+@cache
+def agreeing_sentinels() -> Any:
+    """Return the class of sentinels of which the newest configuration counts.
+
+    Sentinels number their failovers. One that was cut off names the old master with a lower number,
+    so two opinions do not take turns.
+    """
+    redis = import_module("redis")
+
+    class AgreeingSentinels(redis.Sentinel):  # type: ignore[misc, name-defined]
+        sentinels: list[Any]
+
+        def discover_master(self, service_name: str) -> tuple[str, int]:
+            """Ask until a majority agrees. Raise MasterNotFoundError if the master is not known."""
+            known = list(self.sentinels)
+            silent: list[Any] = []
+            found: list[tuple[int, bool, tuple[str, int]]] = []
+            for sentinel in known:
+                try:
+                    state = sentinel.sentinel_masters().get(service_name)
+                except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError):
+                    silent.append(sentinel)
+                    continue
+                if state:
+                    is_up = self.check_master_state(state, service_name)
+                    found.append((state["config-epoch"], is_up, (state["ip"], state["port"])))
+                    if is_up and 2 * found.count(found[-1]) > len(known):
+                        break
+            if silent:
+                # Next time those that answer come first, so that nobody waits for these again.
+                self.sentinels = [each for each in known if each not in silent] + silent
+            if not found or not max(found)[1]:
+                # The text of redis-py may hold the sentinels' passwords.
+                raise redis.sentinel.MasterNotFoundError("no sentinel names a master that is up")
+            return max(found)[2]
+
+    return AgreeingSentinels
