@@ -95,11 +95,15 @@ def test_versions_and_records_live_in_a_cluster(cluster: Fleet, tier: RedisTier)
     assert sum(server.client().dbsize() for server in cluster.servers) == 2
 
     assert tier.swap(None, record())
+    before = tier.position()
     assert not tier.swap(None, record(number=2))
+    assert tier.position() == before
     new = StoredRecord(dump(record(number=2)), record(number=2))
     assert tier.swap(StoredRecord(dump(record()), record()), record(number=2))
     assert tier.record("zh") == new
-    assert tier.position()[1] == b"2"
+    epoch, revision = tier.position()
+    assert epoch == before[0]
+    assert revision != before[1]
     assert tier.records()[1] == {"zh": new}
     assert tier.claim("d")
     assert not tier.claim("d")

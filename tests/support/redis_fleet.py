@@ -32,6 +32,7 @@ class Process:
     folder: Path
     port: int
     sentinel: bool = False
+    binary: Path = _BINARY
     _process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class Process:
         path = self.folder / "redis.conf"
         if lines:
             path.write_text("\n".join((f"port {self.port}", *lines, "")), encoding="utf-8")
-        command = [str(_BINARY), str(path)] + ["--sentinel"] * self.sentinel
+        command = [str(self.binary), str(path)] + ["--sentinel"] * self.sentinel
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
 
@@ -109,13 +110,15 @@ def until(condition: Callable[[], object], within_s: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def _processes() -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]:
+def redis_processes(
+    binary: Path = _BINARY,
+) -> Iterator[tuple[Path, Callable[..., Process], list[Process]]]:
     """A folder, what makes a process in it, and all that were made; they are killed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     made: list[Process] = []
 
     def make(*, sentinel: bool = False) -> Process:
-        made.append(Process(folder / str(len(made)), _port(claims), sentinel))
+        made.append(Process(folder / str(len(made)), _port(claims), sentinel, binary))
         return made[-1]
 
     with PortClaims() as claims:
@@ -136,22 +139,22 @@ def _port(claims: PortClaims) -> int:
             return port
 
 
-_COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
+COMMON = (f"bind {LOCALHOST}", 'save ""', f'requirepass "{_PASSWORD}"')
 
 
 @contextlib.contextmanager
-def running_sentinels(*, stubborn: bool = False) -> Iterator[Watched]:
+def running_sentinels(*, stubborn: bool = False, binary: Path = _BINARY) -> Iterator[Watched]:
     """A master with two replicas and three sentinels, which need a second to see it dead.
 
     A `stubborn` master never learns that it was replaced, as one that is cut off.
     """
-    with _processes() as (_, make, _made):
+    with redis_processes(binary) as (_, make, _made):
         servers = [make() for _ in range(3)]
-        common = (*_COMMON, f'masterauth "{_PASSWORD}"', "repl-diskless-sync-delay 0")
+        common = (*COMMON, f'masterauth "{_PASSWORD}"', "repl-diskless-sync-delay 0")
         servers[0].start(*common, *['rename-command SLAVEOF ""'] * stubborn)
         for replica in servers[1:]:
             replica.start(*common, f"replicaof {LOCALHOST} {servers[0].port}")
-        until(lambda: _answers(servers[0]))
+        until(lambda: answers(servers[0]))
         until(lambda: servers[0].client().info("replication")["connected_slaves"] == 2)
         sentinels = [make(sentinel=True) for _ in range(3)]
         for sentinel in sentinels:
@@ -168,7 +171,7 @@ def running_sentinels(*, stubborn: bool = False) -> Iterator[Watched]:
         yield fleet
 
 
-def _answers(server: Process) -> bool:
+def answers(server: Process) -> bool:
     try:
         return bool(server.client().ping())
     except RedisError:
@@ -186,18 +189,18 @@ def _sees_all(sentinel: Process) -> bool:
 @contextlib.contextmanager
 def running_cluster(*, replicas: bool = False) -> Iterator[Fleet]:
     """Three masters, with one replica each if so wanted."""
-    with _processes() as (_, make, _made):
+    with redis_processes() as (_, make, _made):
         servers = [make() for _ in range(6 if replicas else 3)]
         for server in servers:
             server.start(
-                *_COMMON,
+                *COMMON,
                 f'masterauth "{_PASSWORD}"',
                 "repl-diskless-sync-delay 0",
                 "cluster-enabled yes",
                 "cluster-node-timeout 1000",
             )
         for server in servers:
-            until(lambda server=server: _answers(server))
+            until(lambda server=server: answers(server))
         share = -(-_SLOTS // 3)
         for number, server in enumerate(servers[:3]):
             client = server.client()

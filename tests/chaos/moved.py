@@ -1,0 +1,222 @@
+"""The address of Redis moves under load: when is it noticed, and is anything lost?
+
+    python -m tests.chaos.moved [--kind "redis 7" ...] [--failover "one address" ...] [--out DIR]
+
+Two gateways of two workers, a real Triton, and for each case servers of their own, of which another
+becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from the
+promotion.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ops.commands.up import DEMO_ADAPTERS
+from tests.chaos import adapters
+from tests.chaos.adapters import ADMIN_KEY, LIVE
+from tests.chaos.gateway import Gateway, running_gateways
+from tests.chaos.moved_users import KEY, Users
+from tests.support.cluster import Tritons, demo_engine, tritons
+from tests.support.gateway_process import tenant, write_config
+from tests.support.moved_redis import (
+    FAILOVERS,
+    KINDS,
+    MovedRedis,
+    binaries,
+    clients_at,
+    why_missing,
+)
+from tests.support.redis_fleet import Process
+
+NOTICED_WITHIN_S = 5.0
+_RECOVERED_WITHIN_S = 60.0
+_CLIENTS = 6
+_REQUESTS = 20
+"""Of a tight tenant, in a minute."""
+_BEFORE = 12
+_CHANGES = 3
+_APART_S = 5.0
+_TIGHT = ("before", "across", "after")
+
+
+@dataclass
+class Case:
+    """One kind of server and failover; `broken` has the promises that did not hold."""
+
+    kind: str
+    failover: str
+    noticed_s: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+    recovered_s: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    let_in: dict[str, int] = field(default_factory=dict)
+    answers: int = 0
+    failed_answers: int = 0
+    unshared: int = 0
+    """Adapters that were answered with 201 and `"shared": false`."""
+    old: int = 0
+    certain: int = 0
+
+    def broken(self) -> Iterator[str]:
+        name = f"{self.kind}, {self.failover}"
+        if self.noticed_s > NOTICED_WITHIN_S:
+            yield f"{name}: noticed after {self.noticed_s:.1f} s"
+        if self.old or not self.certain:
+            yield f"{name}: {self.old} of {self.certain} answers were of an old version"
+        if any(self.lost.values()):
+            yield f"{name}: lost {self.lost}"
+        if self.failed_answers:
+            yield f"{name}: {self.failed_answers} requests were not answered"
+        if set(self.let_in.values()) != {_REQUESTS}:
+            yield f"{name}: of {_REQUESTS} a minute were let in {self.let_in}"
+
+
+def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Case]:
+    """`folder` gets the logs."""
+    cases = []
+    with tritons(folder, demo_engine(folder / "engine"), 1) as triton:
+        for kind in kinds:
+            for failover in failovers:
+                case = Case(kind, failover)
+                place = folder / f"{kind}-{failover}".replace(" ", "-")
+                place.mkdir()
+                print(f"{time.strftime('%X')} {kind}, {failover}", flush=True)
+                with (
+                    FAILOVERS[failover](binaries()[kind]) as redis,
+                    _gateways(place, triton, redis) as gateways,
+                ):
+                    endpoint = triton.replicas[0].endpoint
+                    asyncio.run(_case(case, gateways, redis, endpoint))
+                cases.append(case)
+    return cases
+
+
+def _gateways(folder: Path, triton: Tritons, redis: MovedRedis):  # type: ignore[no-untyped-def]
+    tight = [
+        tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
+        for name in _TIGHT
+    ]
+    settings = {
+        "config": write_config(folder / "config.yaml", tenant("acme", KEY), *tight),
+        "admin_port": 0,
+        "admin_key": ADMIN_KEY,
+        "redis_url": redis.url,
+    }
+    return running_gateways("ab", folder, triton, **settings)
+
+
+async def _case(case: Case, gateways: list[Gateway], redis: MovedRedis, endpoint: str) -> None:
+    contents = {content.name: content for content in adapters.demo_contents()}
+    async with Users(gateways, endpoint, contents) as users:
+        assert await users.upload(0)
+        assert (await adapters.agreed(gateways))[LIVE]
+        case.let_in["before"] = await users.let_in("sk-before-key", 3 * _REQUESTS)
+        across = await users.let_in("sk-across-key", _BEFORE)
+        acting = [asyncio.create_task(user.go_on()) for user in users.users]
+        asking = [asyncio.create_task(users.ask(number)) for number in range(_CLIENTS)]
+        await asyncio.sleep(1)
+        began = time.monotonic()
+        old = await asyncio.to_thread(redis.move)
+        await _noticed(case, old, began)
+        await _recovered(case, users, began)
+        case.let_in["across"] = across + await users.let_in("sk-across-key", 3 * _REQUESTS)
+        case.let_in["after"] = await users.let_in("sk-after-key", 3 * _REQUESTS)
+        await _end(acting)
+        case.unshared = sum(not upload.is_shared for upload in users.uploads)
+        since = time.monotonic()
+        for number in range(_CHANGES):
+            assert await users.upload(number + len(users.uploads))
+            await asyncio.sleep(_APART_S)
+        await _end(asking)
+        case.old, case.certain = users.old_answers(since)
+        case.answers = len(users.answers)
+        case.failed_answers = sum(answer.status != 200 for answer in users.answers)
+        case.lost = await users.lost()
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for found in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(found, asyncio.CancelledError):
+            raise found or AssertionError("it ended by itself")
+
+
+async def _noticed(case: Case, old: Process, began: float) -> None:
+    """Until no gateway has a connection to the server that was demoted."""
+    while await asyncio.to_thread(clients_at, old):
+        assert time.monotonic() < began + _RECOVERED_WITHIN_S, "they stay at the old server"
+        await asyncio.sleep(0.02)
+    case.noticed_s = time.monotonic() - began
+
+
+async def _recovered(case: Case, users: Users, began: float) -> None:
+    """Until each user has acted well twice since, and with nothing failing in between."""
+    since = time.monotonic()
+    while not all(
+        (at := user.recovered_at(began)) is not None
+        and user.acts[-1].started > max(at, since)
+        and user.acts[-1].is_shared
+        for user in users.users
+    ):
+        assert time.monotonic() < began + _RECOVERED_WITHIN_S, "somebody does not recover"
+        await asyncio.sleep(0.1)
+    for user in users.users:
+        at = user.recovered_at(began)
+        assert at is not None
+        case.failures[user.name] = user.failures(began)
+        case.recovered_s[user.name] = at - began if case.failures[user.name] else 0.0
+
+
+def table(cases: Sequence[Case]) -> str:
+    names = list(cases[0].recovered_s) if cases else []
+    head = ["server", "failover", "noticed, s", *(f"{name}: failed, s" for name in names)]
+    head += ["20 a minute", "old versions", "lost"]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for case in cases:
+        users = [f"{case.failures[name]}, {case.recovered_s[name]:.1f}" for name in names]
+        limits = ", ".join(str(count) for count in case.let_in.values())
+        old = f"{case.old} of {case.certain}"
+        lost = f"{sum(case.lost.values())}, and {case.failed_answers} of {case.answers} answers"
+        cells = [case.kind, case.failover, f"{case.noticed_s:.1f}", *users, limits, old, lost]
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=KINDS, nargs="+", default=list(KINDS))
+    parser.add_argument("--failover", choices=FAILOVERS, nargs="+", default=list(FAILOVERS))
+    parser.add_argument("--out", type=Path, default=Path("build/moved"))
+    options = parser.parse_args()
+    assert DEMO_ADAPTERS.exists()
+    kinds = [kind for kind in options.kind if kind in binaries()]
+    for kind in options.kind:
+        if kind not in kinds:
+            print(f"left out: {why_missing(kind)}")
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    cases = run(options.out.absolute(), kinds, options.failover)
+    found = [case.__dict__ for case in cases]
+    (options.out / "moved.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    print(table(cases))
+    broken = [sentence for case in cases for sentence in case.broken()]
+    for sentence in broken:
+        print(f"BROKEN: {sentence}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

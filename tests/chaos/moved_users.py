@@ -1,0 +1,231 @@
+"""What each user of Redis is asked while the address of Redis moves, through the public door."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.chaos import adapters
+from tests.chaos.adapters import ADMIN_KEY, LIVE, Content
+from tests.chaos.gateway import PLAIN, WORKERS, Gateway
+from tests.chaos.questions import CAPITALS, SHORT, text_of
+
+KEY = "sk-acme-key"
+_PAUSE_S = 0.25
+_LATE_S = 2.0  # which a change may take to another gateway: its notice may be lost, polls are 0.5 s
+
+
+@dataclass
+class Act:
+    """One act of a user: whether it was taken, and is shared."""
+
+    started: float
+    ended: float
+    is_shared: bool
+
+
+@dataclass
+class User:
+    """`act` is told a number, and says whether it was taken and is shared."""
+
+    name: str
+    act: Callable[[int], Awaitable[bool]]
+    acts: list[Act] = field(default_factory=list)
+
+    async def go_on(self) -> None:
+        """Act until cancelled."""
+        while True:
+            started = time.monotonic()
+            is_shared = await self.act(len(self.acts))
+            self.acts.append(Act(started, time.monotonic(), is_shared))
+            await asyncio.sleep(_PAUSE_S)
+
+    def failures(self, since: float) -> int:
+        return sum(not act.is_shared for act in self.acts if act.ended >= since)
+
+    def recovered_at(self, since: float) -> float | None:
+        """When the first act after the last failure had ended; None if there is none yet."""
+        after = [act for act in self.acts if act.started >= since]
+        failed = [n for n, act in enumerate(after) if not act.is_shared]
+        first = failed[-1] + 1 if failed else 0
+        return after[first].ended if first < len(after) else None
+
+
+@dataclass
+class Upload:
+    content: str
+    answered: float
+    is_shared: bool
+
+
+@dataclass
+class Answer:
+    started: float
+    status: int
+    content: str | None
+
+
+class Users:
+    """All of them. Use as an async context manager."""
+
+    def __init__(
+        self, gateways: list[Gateway], endpoint: str, contents: dict[str, Content]
+    ) -> None:
+        self._gateways = gateways
+        self._endpoint = endpoint
+        self._contents = contents
+        self.answers: list[Answer] = []
+        self.uploads: list[Upload] = []
+        self.names: set[str] = set()
+        self.conversations: list[str] = []
+        self.keys: list[str] = []
+        self.weight = 0.0
+        self.users = [
+            User("adapters", self._adapters),
+            User("limits", self._limits),
+            User("conversations", self._conversations),
+            User("keys", self._keys),
+            User("weights and drains", self._overrides),
+        ]
+
+    async def __aenter__(self) -> Users:
+        self._stack = AsyncExitStack()
+        for_all = {"timeout": 60, "verify": PLAIN}
+        self.clients = [
+            await self._stack.enter_async_context(
+                httpx.AsyncClient(base_url=gateway.url, headers=_bearer(KEY), **for_all)
+            )
+            for gateway in self._gateways
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def ask(self, number: int) -> None:
+        """Ask for the adapter that changes, until cancelled."""
+        body = SHORT.body(LIVE, stream=False)
+        by_text = {text: content for content, text in CAPITALS.items()}
+        while True:
+            started = time.monotonic()
+            answer = await self.clients[number % len(self.clients)].post(SHORT.path, json=body)
+            content = by_text.get(text_of([answer.json()])) if answer.is_success else None
+            self.answers.append(Answer(started, answer.status_code, content))
+            await asyncio.sleep(0.02)
+
+    async def upload(self, number: int) -> bool:
+        """Add the next content under the name that is asked for; whether it is shared."""
+        content = ("zh", "ja")[number % 2]
+        gateway = self._gateways[number // 2 % 2]
+        answer = await adapters.add(gateway, LIVE, self._contents[content])
+        if answer.status_code != 201:
+            return False
+        self.uploads.append(Upload(content, time.monotonic(), answer.json()["shared"]))
+        return bool(answer.json()["shared"])
+
+    async def _adapters(self, number: int) -> bool:
+        """A name of its own every fourth time, so that a lost one shows."""
+        if number % 4:
+            return await self.upload(number)
+        name = f"moved-{number}"
+        gateway = self._gateways[number // 4 % 2]
+        answer = await adapters.add(gateway, name, self._contents["zh"])
+        if answer.status_code == 201:
+            self.names.add(name)
+        return answer.status_code == 201 and bool(answer.json()["shared"])
+
+    async def _limits(self, _: int) -> bool:
+        pages = [asyncio.to_thread(gateway.metrics) for gateway in self._gateways]
+        found = await asyncio.gather(*pages)
+        return all(page["gateway_limits_shared"] == WORKERS for page in found)
+
+    async def _conversations(self, number: int) -> bool:
+        first, second = self.clients[number % 2], self.clients[1 - number % 2]
+        item = {"type": "message", "role": "user", "content": f"number {number}"}
+        made = await first.post("/v1/conversations", json={"items": [item]})
+        if made.status_code != 200:
+            return False
+        self.conversations.append(made.json()["id"])
+        return await self._has_items(second, made.json()["id"])
+
+    async def _has_items(self, client: httpx.AsyncClient, conversation: str) -> bool:
+        read = await client.get(f"/v1/conversations/{conversation}/items")
+        return read.status_code == 200 and len(read.json()["data"]) == 1
+
+    async def _keys(self, number: int) -> bool:
+        wanted = {"tenant": "acme", "note": f"number {number}"}
+        made = await self._admin(number, "POST", "/v1/keys", json=wanted)
+        if made.status_code == 201:
+            self.keys.append(made.json()["value"])
+        return made.status_code == 201
+
+    async def _overrides(self, number: int) -> bool:
+        weight = float(50 + number % 50)
+        path = f"/v1/admin/replicas/{self._endpoint}"
+        said = await self._admin(number, "POST", path, json={"weight": weight})
+        if said.status_code == 200:
+            self.weight = weight
+        return said.status_code == 200
+
+    async def _admin(self, number: int, method: str, path: str, **more: Any) -> httpx.Response:
+        client = self.clients[number % 2]
+        return await client.request(method, path, headers=_bearer(ADMIN_KEY), **more)
+
+    # Afterwards:
+
+    async def let_in(self, key: str, requests: int) -> int:
+        """How many of so many requests at once, over both gateways, a limit lets in."""
+        body = {"model": "demo", "prompt": "Hi", "max_tokens": 1}
+        asked = [
+            self.clients[n % 2].post(SHORT.path, json=body, headers=_bearer(key))
+            for n in range(requests)
+        ]
+        found = [answer.status_code for answer in await asyncio.gather(*asked)]
+        return found.count(200)
+
+    async def lost(self) -> dict[str, int]:
+        """What was acknowledged and some gateway does not have."""
+        served = await adapters.agreed(self._gateways)
+        known = [await self._with_key(client, key) for key in self.keys for client in self.clients]
+        conversations = [
+            await self._has_items(client, conversation)
+            for conversation in self.conversations
+            for client in self.clients
+        ]
+        weights = [await self._weight(number) for number in range(len(self.clients))]
+        return {
+            "adapters": len(self.names - set(served)),
+            "conversations": conversations.count(False),
+            "keys": known.count(False),
+            "weights and drains": sum(weight != self.weight for weight in weights),
+        }
+
+    async def _with_key(self, client: httpx.AsyncClient, key: str) -> bool:
+        return (await client.get("/v1/models", headers=_bearer(key))).status_code == 200
+
+    async def _weight(self, number: int) -> float:
+        state = (await self._admin(number, "GET", "/health/ready")).json()
+        return float(state["pool"][self._endpoint]["weight"])
+
+    def old_answers(self, since: float) -> tuple[int, int]:
+        """Of the answers since then: those of an old version, and all of which that is certain."""
+        old = certain = 0
+        for upload, following in zip(self.uploads, [*self.uploads[1:], None], strict=True):
+            if upload.answered < since:
+                continue
+            ends = float("inf") if following is None else following.answered - _LATE_S
+            for answer in self.answers:
+                if upload.answered + _LATE_S <= answer.started < ends and answer.status == 200:
+                    certain += 1
+                    old += answer.content != upload.content
+        return old, certain
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}

@@ -1,0 +1,181 @@
+"""Two real servers behind one address that moves from one to the other, as a Service's does.
+
+Connections to the demoted server stay open: neither a Service nor most proxies end them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from redis.exceptions import RedisError
+
+from ops.local_stack.ports import LOCALHOST
+from tests.support.redis_fleet import (
+    COMMON,
+    PASSWORD,
+    Process,
+    answers,
+    is_master,
+    redis_processes,
+    running_sentinels,
+    until,
+)
+
+_PASSWORD_LINE = next(line for line in COMMON if line.startswith("requirepass"))
+_MASTER_LOGIN = _PASSWORD_LINE.replace("requirepass", "masterauth")
+_INSTALL = {
+    "redis 7": "apt-get install redis-server",
+    "valkey 8": "apt-get install valkey-server (Debian 13, or bookworm-backports)",
+}
+
+
+@cache
+def binaries() -> dict[str, Path]:
+    """Servers by kind and major release, as far as this machine has them."""
+    found: dict[str, Path] = {}
+    for path in (Process.binary, *(shutil.which(n, path="/usr/bin") for n in _NAMES)):
+        if path is not None and Path(path).exists():
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+            match = re.match(r"(Redis|Valkey) server v=(\d+)", text.stdout)
+            if match is not None:
+                found[f"{match[1].lower()} {match[2]}"] = Path(path)
+    return found
+
+
+_NAMES = ("redis-server", "valkey-server")
+KINDS = ("redis 6", "redis 7", "valkey 8")
+"""What the tests want."""
+
+
+def why_missing(kind: str) -> str:
+    return f"{kind} is not installed: {_INSTALL.get(kind, 'make setup')}"
+
+
+class Forwarder:
+    """A TCP port whose new connections go to `target`; those that there are stay as they are."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self._listener = socket.create_server((LOCALHOST, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in list(self._open):
+            _end(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection((LOCALHOST, self.target))
+            except OSError:
+                near.close()
+                continue
+            for one, other in ((near, far), (far, near)):
+                self._open.add(one)
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for each in (source, target):
+            _end(each)
+            self._open.discard(each)
+
+
+def _end(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    each.close()
+
+
+@dataclass
+class MovedRedis:
+    """`url` is what gateways are told; `move` makes another server the primary."""
+
+    url: str
+    servers: list[Process]
+    forwarder: Forwarder | None = None
+    sentinels: list[Process] = field(default_factory=list)
+
+    def primary(self) -> Process:
+        """The one that takes writes; of several, the one that clients are led to."""
+        found = [server for server in self.servers if is_master(server)]
+        if self.forwarder is not None:
+            found = [each for each in found if each.port == self.forwarder.target] or found
+        return found[0]
+
+    def move(self) -> Process:
+        """Return the server that was demoted, once it is."""
+        old = self.primary()
+        if self.forwarder is None:
+            self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
+            until(lambda: not is_master(old))
+            return old
+        new = next(server for server in self.servers if server is not old)
+        new.client().execute_command("REPLICAOF", "NO", "ONE")
+        self.forwarder.target = new.port
+        old.client().execute_command("REPLICAOF", LOCALHOST, new.port)
+        return old
+
+
+def clients_at(server: Process) -> int:
+    """Connections of clients, but for the test's own, replicas' and sentinels'."""
+    try:
+        found = server.client().client_list()
+    except RedisError:
+        return 0
+    own = server.client().client_id()
+    others = [each for each in found if int(each["id"]) != own]
+    return sum(
+        not set(each["flags"]) & set("SM") and not each["name"].startswith("sentinel-")
+        for each in others
+    )
+
+
+@contextlib.contextmanager
+def one_address(binary: Path) -> Iterator[MovedRedis]:
+    """A primary and its replica behind a forwarder."""
+    with redis_processes(binary) as (_, make, _made):
+        servers = [make(), make()]
+        common = (*COMMON, _MASTER_LOGIN, "repl-diskless-sync-delay 0")
+        servers[0].start(*common)
+        servers[1].start(*common, f"replicaof {LOCALHOST} {servers[0].port}")
+        for server in servers:
+            until(lambda server=server: answers(server))
+        until(lambda: servers[1].client().info("replication")["master_link_status"] == "up")
+        forwarder = Forwarder(servers[0].port)
+        try:
+            url = f"redis://:{PASSWORD}@{LOCALHOST}:{forwarder.port}/0"
+            yield MovedRedis(url, servers, forwarder)
+        finally:
+            forwarder.close()
+
+
+@contextlib.contextmanager
+def behind_sentinels(binary: Path) -> Iterator[MovedRedis]:
+    """A primary, two replicas and three sentinels."""
+    with running_sentinels(binary=binary) as fleet:
+        yield MovedRedis(fleet.url, fleet.servers, sentinels=fleet.sentinels)
+
+
+FAILOVERS = {"one address": one_address, "sentinels": behind_sentinels}
