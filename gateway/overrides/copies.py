@@ -20,7 +20,7 @@ from gateway.errors import OverridesUnavailable
 from gateway.scheduling.override import Override, Overrides, read_override
 from lora_store import redis_url
 from lora_store.disk import locked, write_durably
-from lora_store.primary import Primary, failures, writing
+from lora_store.primary import Primary, describe, failures, writing
 from lora_store.refusals import Refusals
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ MOST = 1000
 """More would be no replicas any more."""
 _REVISION = "@revision"
 _TIMEOUT_S = 2.0
-_AWAY = "Weights and drains cannot be changed now: Redis does not answer. Try again."
+_AWAY = "Weights and drains cannot be changed now: Redis: {}. Try again."
 
 
 class OverrideCopies:
@@ -67,7 +67,7 @@ class OverrideCopies:
                     client.hset(KEY, mapping={**known, _REVISION: secrets.token_hex(8)})
                     return
         except failures() as error:
-            raise OverridesUnavailable(_AWAY) from error
+            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
         read = {name.decode(errors="replace"): raw for name, raw in found.items()}
         self._take({name: each for name, raw in read.items() if (each := self._read(name, raw))})
 
@@ -93,7 +93,7 @@ class OverrideCopies:
                     client.hset(KEY, endpoint, json.dumps(override.facts()))
                 client.hset(KEY, _REVISION, secrets.token_hex(8))
         except failures() as error:
-            raise OverridesUnavailable(_AWAY) from error
+            raise OverridesUnavailable(_AWAY.format(describe(error))) from error
         self._take(changed)
 
     def _take(self, found: Overrides) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from gateway.errors import OverridesUnavailable
 from gateway.overrides.copies import OverrideCopies
 from gateway.scheduling.override import Override, Overrides
+from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +59,14 @@ class FollowedOverrides:
     async def _look(self) -> None:
         try:
             await self._run(self._copies.look)
-        except OverridesUnavailable:
+        except OverridesUnavailable as error:
             if not self._away:
-                log.warning("overrides of replicas stay as they are: Redis does not answer")
+                why = describe(error.__cause__)
+                log.warning("overrides of replicas stay as they are: Redis fails: %s", why)
             self._away = True
         else:
+            if self._away:
+                log.info("overrides of replicas are kept current again")
             self._away = False
 
     async def _run(self, work: Callable[[], None]) -> None:

@@ -174,8 +174,9 @@ class Users:
         return said.status_code == 200
 
     async def _admin(self, number: int, method: str, path: str, **more: Any) -> httpx.Response:
-        client = self.clients[number % 2]
-        return await client.request(method, path, headers=_bearer(ADMIN_KEY), **more)
+        port = self._gateways[number % 2].process.admin_port
+        url = f"http://127.0.0.1:{port}{path}"
+        return await self.clients[0].request(method, url, headers=_bearer(ADMIN_KEY), **more)
 
     # Afterwards:
 
@@ -210,8 +211,8 @@ class Users:
         return (await client.get("/v1/models", headers=_bearer(key))).status_code == 200
 
     async def _weight(self, number: int) -> float:
-        state = (await self._admin(number, "GET", "/health/ready")).json()
-        return float(state["pool"][self._endpoint]["weight"])
+        state = (await self._admin(number, "GET", "/v1/admin/state")).json()
+        return float(state["replicas"][self._endpoint]["weight"])
 
     def old_answers(self, since: float) -> tuple[int, int]:
         """Of the answers since then: those of an old version, and all of which that is certain."""
