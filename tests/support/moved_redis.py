@@ -125,11 +125,14 @@ class MovedRedis:
         return found[0]
 
     def move(self) -> Process:
-        """Return the server that was demoted, once it is."""
+        """Return the server that was the primary, once another one is.
+
+        Sentinels demote the old one some 10 s later, and it takes writes until then.
+        """
         old = self.primary()
         if self.forwarder is None:
             self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
-            until(lambda: not is_master(old))
+            until(lambda: any(is_master(each) for each in self.servers if each is not old))
             return old
         new = next(server for server in self.servers if server is not old)
         new.client().execute_command("REPLICAOF", "NO", "ONE")
