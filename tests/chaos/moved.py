@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,7 +100,9 @@ def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Ca
     return cases
 
 
-def _gateways(folder: Path, triton: Tritons, redis: MovedRedis):  # type: ignore[no-untyped-def]
+def _gateways(
+    folder: Path, triton: Tritons, redis: MovedRedis
+) -> AbstractContextManager[list[Gateway]]:
     tight = [
         tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
         for name in _TIGHT
@@ -136,7 +139,7 @@ async def _case(case: Case, gateways: list[Gateway], redis: MovedRedis, endpoint
         case.unshared = sum(not upload.is_shared for upload in users.uploads)
         since = time.monotonic()
         for number in range(_CHANGES):
-            assert await users.upload(number + len(users.uploads))
+            assert await users.upload(number)
             await asyncio.sleep(_APART_S)
         for task in asking:
             task.cancel()

@@ -121,8 +121,8 @@ class Users:
             await asyncio.sleep(0.02)
 
     async def upload(self, number: int) -> bool:
-        """Add the next content under the name that is asked for; whether it is shared."""
-        content = ("zh", "ja")[number % 2]
+        """Add another content under the name that is asked for; whether it is shared."""
+        content = "ja" if self.uploads and self.uploads[-1].content == "zh" else "zh"
         gateway = self._gateways[number // 2 % 2]
         answer = await adapters.add(gateway, LIVE, self._contents[content])
         if answer.status_code != 201:
