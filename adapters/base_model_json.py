@@ -40,7 +40,7 @@ def read(raw: bytes) -> BaseModel:
     if (
         base.dtype not in DTYPES
         or not base.names
-        or set(base.lora_target_modules) - set(MODULE_IDS)
+        or MODULE_IDS.keys().isdisjoint(base.lora_target_modules)
     ):
         raise ValueError("dtype, names or lora_target_modules")
     return base

@@ -16,6 +16,8 @@ from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
+# Without leading zeros: no two names are of one layer.
+_NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +46,14 @@ class Family:
 
     def locate(self, module_path: str) -> tuple[int, int | None, str, Projection] | None:
         """(layer, expert, path inside the layer, projection) of a module, or None."""
-        found = re.fullmatch(rf"{re.escape(self.layers)}\.([0-9]{{1,6}})\.(.+)", module_path)
+        found = re.fullmatch(rf"{re.escape(self.layers)}\.({_NUMBER})\.(.+)", module_path)
         if found is None:
             return None
-        inside = re.sub(r"\.[0-9]{1,6}\.", ".*.", found.group(2))
+        inside = re.sub(rf"\.{_NUMBER}\.", ".*.", found.group(2))
         projection = self.projections.get(inside)
         if projection is None:
             return None
-        expert = re.search(r"\.([0-9]{1,6})\.", found.group(2))
+        expert = re.search(rf"\.({_NUMBER})\.", found.group(2))
         return int(found.group(1)), int(expert.group(1)) if expert else None, inside, projection
 
 

@@ -165,10 +165,6 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
                     "--lora_target_modules",
                 )
         return
-    try:
-        base = engine_base_model(engine, (), said)
-    except UnsupportedEngine:
-        return  # how large its cache has to be is not known
     host = int(_number(values, "lora_cache_host_memory_bytes", DEFAULT_HOST_BYTES))
     settings = CacheSettings(
         host_bytes=host,
@@ -177,7 +173,11 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
         ),
         max_adapter_size=_number(values, "lora_cache_max_adapter_size", DEFAULT_MAX_SIZE),
     )
-    needed = cache_fit(base, (), settings).host_min_bytes
+    try:
+        base = engine_base_model(engine, (), said)
+        needed = cache_fit(base, (), settings).host_min_bytes
+    except UnsupportedEngine:
+        return  # how large its cache has to be is not known
     if host < needed:
         given = "" if "lora_cache_host_memory_bytes" in values else " (the default)"
         yield _finding(

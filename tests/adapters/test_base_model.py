@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters import errors
-from adapters.base_model import read_base_model, short_name
+from adapters.base_model import read_base_model
 from adapters.modules import GPT, LLAMA, MIXTRAL, PHI3, family, module_sizes
 
 ENGINE: dict[str, Any] = {
@@ -162,10 +162,3 @@ def test_qwen_generations_share_a_class(tmp_path: Path, qwen_type: str, known: b
         return
     with pytest.raises(errors.UnsupportedEngine, match="QWenForCausalLM:qwen"):
         family(base)
-
-
-def test_short_names() -> None:
-    assert short_name("org/Name-8B/") == "name-8b"
-    assert short_name("/c/models--org--Name-8B/snapshots/abc") == "name-8b"
-    assert short_name("/c/models--Name-8B/snapshots/abc") == "name-8b"
-    assert short_name("name") == "name"

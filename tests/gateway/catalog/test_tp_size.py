@@ -97,7 +97,7 @@ async def _gateway(
 
 
 async def _add(service: Any, source: Path = PHI) -> Any:
-    return await service.adapters.add("phi", MODEL, source, source="test", within=None)
+    return (await service.adapters.add("phi", MODEL, source, source="test", within=None)).record
 
 
 async def _ask(client: httpx.AsyncClient, model: str = "phi") -> httpx.Response:
