@@ -75,7 +75,7 @@ def read_base_model(
         raise UnsupportedEngine(
             str(error.path), error.field or FILE, error.found, error.allowed
         ) from error
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"names": tuple(dict.fromkeys(model.names))}
     if dtype is not None:
         changes["dtype"] = dtype
     if lora_target_modules is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from adapters.adapter import DTYPES, MODULE_IDS
 from adapters.base_model import BaseModel
 
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES = 256 * 1024
 _MAX_NUMBER = 2**31 - 1
 _TEXTS = ("architecture", "dtype")
 _LISTS = ("names", "lora_target_modules")

@@ -62,9 +62,9 @@ def is_same_model(one: str, other: str) -> bool:
 
 def quantization_note(trained_on: str, names: Iterable[str]) -> str | None:
     """Return what to tell of an adapter of a quantized copy; None if `names` have that copy."""
-    name = model_id(trained_on)[1]
+    _, name = _split(trained_on)
     suffix = split_quantization(name)[1]
-    if not suffix or name in (model_id(each)[1] for each in names):
+    if not suffix or name.casefold() in (model_id(each)[1] for each in names):
         return None
     return (
         f"the adapter was trained on weights quantized as {suffix} and is served on those of the "
