@@ -140,11 +140,11 @@ def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
     A name in PEFT's form holds the path that PEFT matches patterns with, and no other. Of any other
     name nobody knows whether what was stripped was there when the patterns were written.
     """
-    while raw and raw[0] in _WRAPPERS:
-        raw = raw[1:]
-    peft = raw[:2] == _PEFT_PREFIX
-    given = raw[2:] if peft else raw
-    if peft and _WRAPPERS.isdisjoint(given):
+    start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
+    given = raw[start + 2 :]
+    if raw[start : start + 2] != _PEFT_PREFIX:
+        given = raw
+    elif _WRAPPERS.isdisjoint(given):
         return (".".join(given),)
     stripped = bare[2:] if bare[:2] == _PEFT_PREFIX else bare
     return tuple(dict.fromkeys((".".join(given), ".".join(stripped), path)))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from adapters import errors
+from adapters import base_model_json, errors
 from adapters.base_model import read_base_model
 from adapters.modules import GPT, LLAMA, MIXTRAL, PHI3, family, module_sizes
+from adapters.sizes import CacheSettings, cache_fit
 
 ENGINE: dict[str, Any] = {
     "version": "0.17.0",
@@ -58,6 +59,17 @@ def test_engine_folder(tmp_path: Path) -> None:
     assert module_sizes("attn_qkv", base) == (4096, 6144)
     assert module_sizes("mlp_gate_up", base) == (4096, 28672)
     assert module_sizes("mlp_4h_to_h", base) == (14336, 4096)
+
+
+def test_modules_of_a_later_release_are_taken_beside_known_ones(tmp_path: Path) -> None:
+    modules = ["attn_q", "moe_latent_fc1"]
+    config = _changed("build_config.lora_config.lora_target_modules", modules)
+    base = read_base_model(_write(tmp_path, config), ("demo",))
+    assert base.lora_target_modules == ("attn_q", "moe_latent_fc1")
+    assert base_model_json.read(base_model_json.dump(base)) == base
+    # The cache has pages for all of them, of sizes that nobody here knows.
+    with pytest.raises(errors.UnsupportedEngine, match="moe_latent_fc1"):
+        cache_fit(base, (), CacheSettings())
 
 
 def test_left_out_sizes_have_tensorrt_llm_s_defaults(tmp_path: Path) -> None:
