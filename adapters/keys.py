@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from adapters.base_model import BaseModel
 from adapters.errors import (
     AdapterError,
     CorruptFile,
+    LayerOutOfRange,
     TooLarge,
     UnsupportedFeature,
     UnsupportedModule,
 )
-from adapters.modules import Family
+from adapters.modules import Family, Place, family
 from adapters.peft import WEIGHTS
 
 MAX_KEY_CHARACTERS = 1024
@@ -46,12 +48,13 @@ _ALLOWED = "base_model.model.<module>.lora_A.weight and lora_B.weight"
 class LoraKey:
     """One tensor's name, taken apart.
 
-    `path` is the module as `adapters.modules` spells it, `side` is A or B, and `adapter` the name
-    of the adapter or "". `spellings` are the paths that `rank_pattern` may mean: in PEFT's own form
-    the one that PEFT sees, else all that are possible.
+    `path` is the module as `adapters.modules` spells it, `place` where in the model that is, `side`
+    is A or B, and `adapter` the name of the adapter or "". `spellings` are the paths that
+    `rank_pattern` may mean: in PEFT's own form the one that PEFT sees, else all that are possible.
     """
 
     path: str
+    place: Place
     side: str
     adapter: str
     spellings: tuple[str, ...]
@@ -61,24 +64,33 @@ class LoraKey:
 class LoraModule:
     """The tensors of one module, by side, and `LoraKey.spellings` of both."""
 
+    place: Place
     keys: dict[str, str] = field(default_factory=dict)
     spellings: set[str] = field(default_factory=set)
 
 
-def read_modules(keys: Iterable[str], layout: Family) -> dict[str, LoraModule]:
+def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
     """Return the modules that these tensors are of, by `LoraKey.path`.
 
+    Each is looked for in the model at once, so the first that is not there ends it.
+
     Raises:
+        LayerOutOfRange: for a layer or an expert that the model does not have.
+        UnsupportedEngine: for a model of an unknown architecture.
         UnsupportedFeature: for a name of another form, and for tensors of two adapters.
-        UnsupportedModule: for a module that is not in the layers of `layout`.
+        UnsupportedModule: for a module that is not in the model's layers.
         CorruptFile: for two names of one tensor.
         TooLarge: for a name that is too long.
     """
+    layout = family(base)
     modules: dict[str, LoraModule] = {}
     first: tuple[str, str] | None = None
     for key in keys:
         found = read_key(key, layout)
-        module = modules.setdefault(found.path, LoraModule())
+        module = modules.get(found.path)
+        if module is None:
+            _check_range(found, base)
+            module = modules[found.path] = LoraModule(found.place)
         if (other := module.keys.setdefault(found.side, key)) != key:
             why = f"both are {found.path}.lora_{found.side}.weight"
             raise CorruptFile(WEIGHTS, other, key, "one name for each tensor", why)
@@ -88,6 +100,16 @@ def read_modules(keys: Iterable[str], layout: Family) -> dict[str, LoraModule]:
             why = "these are of two adapters; save one of them, with selected_adapters"
             raise UnsupportedFeature(WEIGHTS, first[1], key, "the tensors of one adapter", why)
     return modules
+
+
+def _check_range(key: LoraKey, base: BaseModel) -> None:
+    layer, expert = key.place.layer, key.place.expert
+    if layer >= base.num_hidden_layers:
+        allowed = f"0 .. {base.num_hidden_layers - 1}"
+        raise LayerOutOfRange(WEIGHTS, f"layer of {key.path}", layer, allowed)
+    if expert is not None and expert >= base.num_experts:
+        allowed = f"0 .. {base.num_experts - 1}"
+        raise LayerOutOfRange(WEIGHTS, f"expert of {key.path}", expert, allowed)
 
 
 def read_key(key: str, layout: Family) -> LoraKey:
@@ -104,8 +126,11 @@ def read_key(key: str, layout: Family) -> LoraKey:
     module = bare[:place]
     start = _layers_start(module, layout, key)
     path = f"{layout.layers}.{'.'.join(module[start + 1 :])}"
+    place_in_layer = layout.locate(path)
+    if place_in_layer is None:
+        raise _unknown(path, layout)
     spellings = _spellings(parts[: len(parts) - parts[::-1].index(side) - 1], module, path)
-    return LoraKey(path, side[-1], adapter, spellings)
+    return LoraKey(path, place_in_layer, side[-1], adapter, spellings)
 
 
 def _layers_start(module: list[str], layout: Family, key: str) -> int:
@@ -129,9 +154,13 @@ def _layers_start(module: list[str], layout: Family, key: str) -> int:
     if _EMBEDDING.search(".".join(module)):
         raise _not_lora(key)
     if start == len(module) or unknown:
-        allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
-        raise UnsupportedModule(WEIGHTS, "module", ".".join(module), allowed)
+        raise _unknown(".".join(module), layout)
     return start
+
+
+def _unknown(module: str, layout: Family) -> UnsupportedModule:
+    allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
+    return UnsupportedModule(WEIGHTS, "module", module, allowed)
 
 
 def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from adapters.errors import (
     CorruptFile,
     IncompleteAdapter,
     InvalidRank,
-    LayerOutOfRange,
     ShapeMismatch,
     TooLarge,
     UnsupportedEngine,
@@ -25,7 +24,7 @@ from adapters.errors import (
     UnsupportedModule,
 )
 from adapters.keys import LoraModule, read_modules
-from adapters.modules import Projection, family, module_sizes
+from adapters.modules import Projection, module_sizes
 from adapters.patterns import ModulePattern
 from adapters.peft import CONFIG, WEIGHTS
 
@@ -111,21 +110,10 @@ def complete(rows: Iterable[Row], base: BaseModel) -> list[Row]:
 
 
 def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
-    layout = family(base)
-    modules = read_modules(adapter.tensors, layout)
+    modules = read_modules(adapter.tensors, base)
     _check_pattern_work(adapter, modules.values())
     for path, found in modules.items():
-        located = layout.locate(path)
-        if located is None:
-            allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
-            raise UnsupportedModule(WEIGHTS, "module", path, allowed)
-        layer, expert, inside, projection = located
-        if layer >= base.num_hidden_layers:
-            allowed = f"0 .. {base.num_hidden_layers - 1}"
-            raise LayerOutOfRange(WEIGHTS, f"layer of {path}", layer, allowed)
-        if expert is not None and expert >= base.num_experts:
-            allowed = f"0 .. {base.num_experts - 1}"
-            raise LayerOutOfRange(WEIGHTS, f"expert of {path}", expert, allowed)
+        layer, expert, inside, projection = found.place
         if len(found.keys) == 1:
             missing = "B" if "A" in found.keys else "A"
             field = f"{path}.lora_{missing}.weight"

@@ -106,6 +106,13 @@ def test_refused(tmp_path: Path, path: str, value: object, field: str) -> None:
     assert caught.value.file == str(tmp_path / "config.json")
 
 
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    _write(tmp_path, ENGINE)
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_base_model(tmp_path, ()).hidden_size == 4096
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"builder_config": {}}'])
 def test_not_an_engine(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

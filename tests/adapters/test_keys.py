@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
 
 from adapters import errors, peft
 from adapters.base_model import BaseModel
@@ -54,7 +52,7 @@ def _digest(folder: Path, base: BaseModel = BASE) -> str:
 )
 def test_what_savers_write(layout: Family, name: str, path: str) -> None:
     found = read_key(name, layout)
-    assert layout.locate(found.path) is not None
+    assert found.place == layout.locate(found.path)
     assert found.side == "A"
     assert path in ("", found.path)
 
@@ -224,30 +222,22 @@ def test_names_do_not_write_into_logs(tmp_path: Path) -> None:
 
 def test_the_cost_of_names_grows_with_their_number() -> None:
     """CPU time of four times as many is not sixteen times as much."""
+    base = replace(BASE, num_hidden_layers=24_000)
 
     def cost(count: int) -> float:
         names = [
-            f"_orig_mod.model.layers.{number % 999}.x{number}.q_proj.lora_{side}.weight"
+            f"{'_orig_mod.' * 9}model.layers.{number}.self_attn.q_proj.lora_{side}.weight"
             for number in range(count)
             for side in "AB"
         ]
         taken = []
         for _ in range(3):
             began = time.process_time()
-            assert len(read_modules(names, LLAMA)) == count
+            assert len(read_modules(names, base)) == count
             taken.append(time.process_time() - began)
         return min(taken)
 
-    assert cost(48_000) < 10 * cost(12_000)
-
-
-@pytest.mark.parametrize("count", [100_000])
-def test_a_hundred_thousand_names_are_refused_at_the_first(tmp_path: Path, count: int) -> None:
-    value = np.ones((1, 1), np.float32)
-    save_file({f"x.{number}": value for number in range(count)}, tmp_path / peft.WEIGHTS)
-    (tmp_path / peft.CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
-    with pytest.raises(errors.UnsupportedFeature, match="left out silently"):
-        _digest(tmp_path)
+    assert cost(24_000) < 10 * cost(6_000)
 
 
 @given(
@@ -262,7 +252,7 @@ def test_a_hundred_thousand_names_are_refused_at_the_first(tmp_path: Path, count
 )
 def test_any_names_are_understood_whole_or_refused(names: list[str]) -> None:
     try:
-        modules = read_modules(names, LLAMA)
+        modules = read_modules(names, BASE)
     except errors.AdapterError:
         return
     found = [name for module in modules.values() for name in module.keys.values()]

@@ -135,16 +135,27 @@ async def test_a_request_may_name_the_base_by_an_alias(tmp_path: Path) -> None:
     async with _gateway(tmp_path, base_model_aliases=[ALIAS]) as (client, _):
         answer = await _upload(client, _adapter(tmp_path), base=ALIAS)
         assert (answer.status_code, answer.json().get("base")) == (201, "demo")
+        body = {
+            "lora_name": "too",
+            "lora_path": str(tmp_path / "adapter"),
+            "base_model_name": ALIAS,
+        }
+        assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
         refused = await _upload(client, _adapter(tmp_path), base="llama")
         assert f"base: found llama; allowed: demo, {ALIAS}" in refused.json()["error"]["message"]
 
 
-async def test_gateway_adapters_are_told_of_at_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_gateway_adapters_are_told_of_at_the_start(tmp_path: Path) -> None:
     async with _gateway(tmp_path, adapters={"mine": _adapter(tmp_path)}) as (_, service):
         await becomes(lambda: "mine" in service.adapters.refused)
         assert WHAT_TO_DO in service.adapters.refused["mine"]
+
+
+async def test_aliases_of_the_file_are_there_for_gateway_adapters(tmp_path: Path) -> None:
+    aliases = {"base_model_aliases": [ALIAS]}
+    given = {"mine": _adapter(tmp_path)}
+    async with _gateway(tmp_path, sections=aliases, adapters=given) as (_, service):
+        await becomes(lambda: service.adapters.has("mine"))
 
 
 async def test_a_declared_adapter_comes_with_the_reload_that_brings_its_alias(
