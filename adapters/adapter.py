@@ -70,21 +70,8 @@ class LoraSettings:
     alpha_pattern: tuple[tuple[ModulePattern, float], ...]
     base_model_name_or_path: str | None
 
-    def rank(self, module_path: str) -> int:
-        """Rank of one module, e.g. ``model.layers.0.self_attn.q_proj``."""
-        for pattern, rank in self.rank_pattern:
-            if pattern.matches(module_path):
-                return rank
-        return self.r
-
-    def scale(self, module_path: str) -> float:
-        """alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732)."""
-        alpha = self.lora_alpha
-        for pattern, value in self.alpha_pattern:
-            if pattern.matches(module_path):
-                alpha = value
-                break
-        rank = self.rank(module_path)
+    def scale(self, alpha: float, rank: int) -> float:
+        """Return alpha / r, or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732)."""
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.adapter import DTYPES, MODULE_IDS, Dtype
+from adapters.base_names import is_same_model
 from adapters.config_json import FILE, ConfigError, ConfigMissing, Section, read_config
 from adapters.engine_config import EngineConfig, engine_config
 from adapters.errors import MissingFile, UnsupportedEngine
@@ -22,7 +23,8 @@ class BaseModel:
 
     `names` are all names it is known by; an adapter's `base_model_name_or_path` must be one of
     them. Field names are those of TensorRT-LLM's configuration. Sizes are of the whole model,
-    before any tensor parallel split.
+    before any tensor parallel split. `lora_target_modules` may have names of later releases, which
+    are in no table here.
     """
 
     names: tuple[str, ...]
@@ -41,21 +43,8 @@ class BaseModel:
     pp_size: int = 1
 
     def is_called(self, name_or_path: str) -> bool:
-        """Whether a name or a path ends in one of this model's names."""
-        wanted = short_name(name_or_path)
-        return any(short_name(name) == wanted for name in self.names)
-
-
-def short_name(name_or_path: str) -> str:
-    """The part that names the model: the last path component, case folded.
-
-    A snapshot in the Hub's cache ends in a commit hash, so there it is the repository's name.
-    """
-    parts = name_or_path.strip().replace("\\", "/").rstrip("/").rsplit("/", 3)
-    # No regular expression: an adapter's author chooses this text, of up to a whole file.
-    if len(parts) >= 3 and parts[-2] == "snapshots" and parts[-3].startswith("models--"):
-        return parts[-3].rsplit("--", 1)[-1].casefold()
-    return parts[-1].casefold()
+        """Return True if a name or a path is this model's, or that of a quantized copy."""
+        return any(is_same_model(name_or_path, name) for name in self.names)
 
 
 def read_base_model(
@@ -86,13 +75,11 @@ def read_base_model(
         raise UnsupportedEngine(
             str(error.path), error.field or FILE, error.found, error.allowed
         ) from error
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"names": tuple(dict.fromkeys(model.names))}
     if dtype is not None:
         changes["dtype"] = dtype
     if lora_target_modules is not None:
-        changes["lora_target_modules"] = _checked_modules(
-            lora_target_modules, str(top.path), "lora_target_modules"
-        )
+        changes["lora_target_modules"] = lora_target_modules
     if max_lora_rank is not None:
         changes["max_lora_rank"] = max_lora_rank
     return replace(model, **changes)
@@ -114,9 +101,10 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         allowed = "auto or a dtype: build the engine with --lora_plugin"
         raise refuse("build_config.plugin_config.lora_plugin", None, allowed)
     modules = engine.lora_target_modules
-    if not modules:
+    # Of a later release's modules only adapters that have them are refused.
+    if MODULE_IDS.keys().isdisjoint(modules):
         field = "build_config.lora_config.lora_target_modules"
-        raise refuse(field, [], "a list of LoRA module names")
+        raise refuse(field, list(modules), f"a list of LoRA modules: {', '.join(MODULE_IDS)}")
     if engine.max_lora_rank == 0:
         raise refuse("build_config.lora_config.max_lora_rank", 0, "a positive whole number")
     dtype = next((known for known in DTYPES if known == engine.lora_dtype), None)
@@ -140,9 +128,7 @@ def engine_base_model(engine: EngineConfig, names: tuple[str, ...], file: str) -
         head_size=engine.head_size or hidden // heads,
         intermediate_size=engine.intermediate_size or 4 * hidden,
         num_experts=engine.num_experts or 0,
-        lora_target_modules=_checked_modules(
-            modules, file, "build_config.lora_config.lora_target_modules"
-        ),
+        lora_target_modules=modules,
         max_lora_rank=engine.max_lora_rank or 64,
         tp_size=engine.tp_size or 1,
         pp_size=engine.pp_size or 1,
@@ -171,10 +157,3 @@ def _from_hugging_face(config: Section, names: tuple[str, ...]) -> BaseModel:
         lora_target_modules=tuple(MODULE_IDS),
         max_lora_rank=64,
     )
-
-
-def _checked_modules(modules: tuple[str, ...], file: str, field: str) -> tuple[str, ...]:
-    unknown = [name for name in modules if name not in MODULE_IDS]
-    if unknown:
-        raise UnsupportedEngine(file, field, unknown, ", ".join(MODULE_IDS))
-    return modules

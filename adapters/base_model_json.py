@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from adapters.adapter import DTYPES, MODULE_IDS
 from adapters.base_model import BaseModel
 
-_MAX_BYTES = 64 * 1024
+_MAX_BYTES = 256 * 1024
 _MAX_NUMBER = 2**31 - 1
 _TEXTS = ("architecture", "dtype")
 _LISTS = ("names", "lora_target_modules")
@@ -40,7 +40,7 @@ def read(raw: bytes) -> BaseModel:
     if (
         base.dtype not in DTYPES
         or not base.names
-        or set(base.lora_target_modules) - set(MODULE_IDS)
+        or MODULE_IDS.keys().isdisjoint(base.lora_target_modules)
     ):
         raise ValueError("dtype, names or lora_target_modules")
     return base

@@ -88,7 +88,7 @@ def _text(folder: Path, name: str, within: Path | None, most: int) -> str:
         size = path.stat().st_size
         if size > most:
             raise TooLarge(name, "size", f"{size} bytes", f"{most} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorruptFile(name, "content", error, "UTF-8") from error
     except OSError as error:

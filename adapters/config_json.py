@@ -106,7 +106,7 @@ def read_config(folder: Path) -> Section:
     """``folder/config.json``. Raises ConfigError, ConfigMissing."""
     path = folder / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigMissing(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:

@@ -14,8 +14,13 @@ _SHOWN = 200
 
 
 def _short(value: object) -> str:
+    """Return what an adapter's author may have chosen as one short line that prints."""
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if len(text) > _SHOWN:
+        text = f"{text[:_SHOWN]}..."
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class AdapterError(Exception):
@@ -27,11 +32,13 @@ class AdapterError(Exception):
         self, file: str, field: str, found: object, allowed: object, why: str = ""
     ) -> None:
         self.file = file
-        self.field = field
+        self.field = _short(field)
         self.found = _short(found)
         self.allowed = _short(allowed)
         reason = f" ({why})" if why else ""
-        super().__init__(f"{file}: {field}: found {self.found}; allowed: {self.allowed}{reason}")
+        super().__init__(
+            f"{file}: {self.field}: found {self.found}; allowed: {self.allowed}{reason}"
+        )
 
 
 class MissingFile(AdapterError):
@@ -104,6 +111,15 @@ class BaseMismatch(AdapterError):
     """The adapter was made for another base model than the one served."""
 
     code = "adapter_base_mismatch"
+
+    def __init__(self, file: str, field: str, name: str, allowed: str, why: str = "") -> None:
+        super().__init__(file, field, name, allowed, why)
+        self.trained_on = name
+        self._facts = (file, field, name, allowed)
+
+    def explained(self, why: str) -> BaseMismatch:
+        """Return the same refusal with `why` behind it."""
+        return BaseMismatch(*self._facts, why)
 
 
 class UnsupportedEngine(AdapterError):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from adapters.base_model import BaseModel
 from adapters.errors import UnsupportedEngine
 
 Kind = Literal["plain", "fused_qkv", "fused_gate_up", "expert"]
+# Without leading zeros: no two names are of one layer.
+_NUMBER = "(?:0|[1-9][0-9]{0,5})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,15 @@ class Projection:
     parts: tuple[str, ...] = ()
 
 
+class Place(NamedTuple):
+    """A linear layer of the model. `inside` is its path inside the transformer layer."""
+
+    layer: int
+    expert: int | None
+    inside: str
+    projection: Projection
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Models whose transformer layers have the same module names.
@@ -42,17 +53,18 @@ class Family:
     layers: str
     projections: Mapping[str, Projection]
 
-    def locate(self, module_path: str) -> tuple[int, int | None, str, Projection] | None:
-        """(layer, expert, path inside the layer, projection) of a module, or None."""
-        found = re.fullmatch(rf"{re.escape(self.layers)}\.([0-9]{{1,6}})\.(.+)", module_path)
+    def locate(self, module_path: str) -> Place | None:
+        """Return where a module is; None for one that the family does not have."""
+        found = re.fullmatch(rf"{re.escape(self.layers)}\.({_NUMBER})\.(.+)", module_path)
         if found is None:
             return None
-        inside = re.sub(r"\.[0-9]{1,6}\.", ".*.", found.group(2))
+        inside = re.sub(rf"\.{_NUMBER}\.", ".*.", found.group(2))
         projection = self.projections.get(inside)
         if projection is None:
             return None
-        expert = re.search(r"\.([0-9]{1,6})\.", found.group(2))
-        return int(found.group(1)), int(expert.group(1)) if expert else None, inside, projection
+        expert = re.search(rf"\.({_NUMBER})\.", found.group(2))
+        number = int(expert.group(1)) if expert else None
+        return Place(int(found.group(1)), number, inside, projection)
 
 
 _ATTENTION = {

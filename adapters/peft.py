@@ -41,7 +41,7 @@ _MOST_RANK = 2**31 - 1
 # fmt: off
 _READ_BELOW = frozenset({
     "alpha_pattern", "base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha",
-    "peft_type", "r", "rank_pattern", "target_modules", "task_type", "use_rslora",
+    "peft_type", "r", "rank_pattern", "swift_type", "target_modules", "task_type", "use_rslora",
 })
 # How it was trained: without effect on what was saved.
 _TRAINING = frozenset({
@@ -49,6 +49,8 @@ _TRAINING = frozenset({
     "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
     "lora_dropout", "lora_ga_config", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config",
+    # Of ms-swift: optimizer, data type while training, which parts of a merged layer were trained.
+    "enable_lora", "lora_dtype", "lorap_emb_lr", "lorap_lr_ratio",
 })
 # fmt: on
 _REFUSED = {
@@ -58,6 +60,8 @@ _REFUSED = {
     "lora_bias": "a LoRA row holds A and B only",
     "layer_replication": "the engine has the base model's own layers",
     "target_parameters": "parameters without a module have no LoRA module id",
+    "use_merged_linear": "ms-swift saves merged layers in a form of its own",
+    "use_qa_lora": "ms-swift's QA-LoRA pools the input in front of A",
 }
 # These subtract something from the base weights when the adapter is created; what is left fits
 # that changed base only. PEFT writes `true` here when it saved a plain LoRA instead.
@@ -155,8 +159,10 @@ def _check_kind(config: dict[str, Any]) -> None:
         raise _refuse(UnsupportedFeature, "peft_type", config.get("peft_type"), "LORA")
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _refuse(UnsupportedFeature, "task_type", config["task_type"], "CAUSAL_LM or null")
-    if config.get("bias", "none") != "none":
-        raise _refuse(UnsupportedFeature, "bias", config["bias"], "none")
+    if config.get("swift_type") not in (None, "LORA"):
+        raise _refuse(UnsupportedFeature, "swift_type", config["swift_type"], "LORA or null")
+    if config.get("bias") not in (None, "none"):
+        raise _refuse(UnsupportedFeature, "bias", config["bias"], "none or null")
     init = config.get("init_lora_weights")
     if not any(init is plain or init == plain for plain in _PLAIN_INIT):
         raise _refuse(
@@ -197,6 +203,8 @@ def _flag(config: dict[str, Any], field: str) -> bool:
 
 
 def _rank(field: str, value: Any) -> int:
+    if type(value) is float and value.is_integer():
+        value = int(value)
     if type(value) is not int or not 1 <= value <= _MOST_RANK:
         raise _refuse(InvalidRank, field, value, f"a whole number from 1 to {_MOST_RANK}")
     return value

@@ -6,36 +6,38 @@ up to the longest row. One row per module and layer, ordered by layer, then modu
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from adapters.adapter import ITEM_BYTES, MODULE_IDS, Adapter
+from adapters.adapter import ITEM_BYTES, MODULE_IDS, Adapter, LoraSettings
 from adapters.base_model import BaseModel
 from adapters.errors import (
-    AdapterError,
     BaseMismatch,
+    CorruptFile,
     IncompleteAdapter,
     InvalidRank,
-    LayerOutOfRange,
     ShapeMismatch,
     TooLarge,
     UnsupportedEngine,
     UnsupportedFeature,
     UnsupportedModule,
 )
-from adapters.modules import Projection, family, module_sizes
+from adapters.keys import LoraModule, read_modules
+from adapters.modules import Projection, module_sizes
+from adapters.patterns import ModulePattern
 from adapters.peft import CONFIG, WEIGHTS
 
 # A gRPC message cannot pass 2 GiB; the rest of the request needs some room too.
 MAX_CONVERTED_BYTES = 2 * 1024**3 - 1024**2
-_KEY = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 _QKV = ("attn_q", "attn_k", "attn_v")
 # Every key of rank_pattern and alpha_pattern may be tried on every module: characters of the keys
 # times modules. 441 modules of a 63-layer model with a full path for each are 8 million.
 _MAX_PATTERN_WORK = 40_000_000
 
 Slices = tuple[tuple[int, int], ...]
+Number = TypeVar("Number", int, float)
+Patterns = tuple[tuple[ModulePattern, Number], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """A and B of one linear layer."""
+    """A and B of one linear layer; `keys` are the names of their tensors."""
 
     path: str
+    keys: Mapping[str, str]
     inside: str
     layer: int
     expert: int | None
     projection: Projection
     rank: int
     scale: float
-
-    def key(self, side: str) -> str:
-        return f"base_model.model.{self.path}.lora_{side}.weight"
 
 
 def plan(adapter: Adapter, base: BaseModel) -> list[Row]:
@@ -110,34 +110,18 @@ def complete(rows: Iterable[Row], base: BaseModel) -> list[Row]:
 
 
 def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
-    layout = family(base)
-    sides: dict[str, set[str]] = {}
-    for key in adapter.tensors:
-        found = _KEY.fullmatch(key)
-        if found is None:
-            raise _not_lora(key)
-        sides.setdefault(found.group(1), set()).add(found.group(2))
-    _check_pattern_work(adapter, len(sides))
-    for path, present in sides.items():
-        located = layout.locate(path)
-        if located is None:
-            allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
-            raise UnsupportedModule(WEIGHTS, "module", path, allowed)
-        layer, expert, inside, projection = located
-        if layer >= base.num_hidden_layers:
-            allowed = f"0 .. {base.num_hidden_layers - 1}"
-            raise LayerOutOfRange(WEIGHTS, f"layer of {path}", layer, allowed)
-        if expert is not None and expert >= base.num_experts:
-            allowed = f"0 .. {base.num_experts - 1}"
-            raise LayerOutOfRange(WEIGHTS, f"expert of {path}", expert, allowed)
-        if len(present) == 1:
-            missing = "B" if present == {"A"} else "A"
+    modules = read_modules(adapter.tensors, base)
+    _check_pattern_work(adapter, modules.values())
+    for path, found in modules.items():
+        layer, expert, inside, projection = found.place
+        if len(found.keys) == 1:
+            missing = "B" if "A" in found.keys else "A"
             field = f"{path}.lora_{missing}.weight"
             raise IncompleteAdapter(WEIGHTS, field, "no tensor", "lora_A and lora_B together")
-        settings = adapter.settings
-        rank, scale = settings.rank(path), settings.scale(path)
+        rank, scale = _scaling(adapter.settings, path, found.spellings)
         yield _Pair(
             path=path,
+            keys=found.keys,
             inside=inside,
             layer=layer,
             expert=expert,
@@ -147,30 +131,48 @@ def _pairs(adapter: Adapter, base: BaseModel) -> Iterator[_Pair]:
         )
 
 
-def _check_pattern_work(adapter: Adapter, modules: int) -> None:
+def _scaling(settings: LoraSettings, path: str, spellings: Collection[str]) -> tuple[int, float]:
+    """Return rank and scale of a module, by the first pattern that fits one of its spellings.
+
+    Raises `UnsupportedFeature` if other patterns with other values fit other spellings.
+    """
+
+    def one(field: str, patterns: Patterns[Number], default: Number) -> Number:
+        fitting = (
+            next((value for pattern, value in patterns if pattern.matches(each)), None)
+            for each in spellings
+        )
+        found = {value for value in fitting if value is not None}
+        if len(found) > 1:
+            raise UnsupportedFeature(
+                CONFIG,
+                f"{field} of {path}",
+                f"{', '.join(map(str, sorted(found)))} for {', '.join(sorted(spellings))}",
+                "one value",
+                "the tensors' names do not say which of these paths the patterns mean",
+            )
+        return found.pop() if found else default
+
+    rank = one("rank_pattern", settings.rank_pattern, settings.r)
+    alpha = one("alpha_pattern", settings.alpha_pattern, settings.lora_alpha)
+    return rank, settings.scale(alpha, rank)
+
+
+def _check_pattern_work(adapter: Adapter, modules: Iterable[LoraModule]) -> None:
     patterns = (*adapter.settings.rank_pattern, *adapter.settings.alpha_pattern)
     characters = sum(len(pattern.key) for pattern, _ in patterns)
-    if characters * modules > _MAX_PATTERN_WORK:
-        found = f"{characters} characters for {modules} modules"
+    count = sum(len(module.spellings) for module in modules)
+    if characters * count > _MAX_PATTERN_WORK:
+        found = f"{characters} characters for {count} modules"
         allowed = f"a product of up to {_MAX_PATTERN_WORK}"
         raise TooLarge(CONFIG, "rank_pattern and alpha_pattern", found, allowed)
 
 
-def _not_lora(key: str) -> AdapterError:
-    allowed = "base_model.model.<module>.lora_A.weight and lora_B.weight"
-    if "lora_magnitude_vector" in key:
-        return UnsupportedFeature(WEIGHTS, "tensor", key, allowed, "DoRA")
-    if "lora_embedding" in key or re.search(r"\b(embed_tokens|lm_head|wte|wpe)\b", key):
-        why = "there is no LoRA module id for embeddings and lm_head"
-        return UnsupportedModule(WEIGHTS, "tensor", key, allowed, why)
-    return UnsupportedFeature(WEIGHTS, "tensor", key, allowed, "nothing is left out silently")
-
-
 def _check_shapes(adapter: Adapter, pair: _Pair, base: BaseModel) -> None:
-    shapes = [adapter.tensors[pair.key(side)].shape for side in "AB"]
+    shapes = [adapter.tensors[pair.keys[side]].shape for side in "AB"]
     for side, shape in zip("AB", shapes, strict=True):
         if len(shape) != 2:
-            raise ShapeMismatch(WEIGHTS, pair.key(side), list(shape), "two dimensions")
+            raise ShapeMismatch(WEIGHTS, pair.keys[side], list(shape), "two dimensions")
     ranks = {shapes[0][0], shapes[1][1]}
     if ranks != {pair.rank}:
         why = "r and rank_pattern of adapter_config.json"
@@ -181,10 +183,10 @@ def _check_shapes(adapter: Adapter, pair: _Pair, base: BaseModel) -> None:
     inputs, outputs = _linear_sizes(pair, base)
     if shapes[0][1] != inputs:
         expected = [pair.rank, inputs]
-        raise ShapeMismatch(WEIGHTS, pair.key("A"), list(shapes[0]), expected, "the base model")
+        raise ShapeMismatch(WEIGHTS, pair.keys["A"], list(shapes[0]), expected, "the base model")
     if shapes[1][0] != outputs:
         expected = [outputs, pair.rank]
-        raise ShapeMismatch(WEIGHTS, pair.key("B"), list(shapes[1]), expected, "the base model")
+        raise ShapeMismatch(WEIGHTS, pair.keys["B"], list(shapes[1]), expected, "the base model")
 
 
 def _linear_sizes(pair: _Pair, base: BaseModel) -> tuple[int, int]:
@@ -215,8 +217,8 @@ def _rows(pair: _Pair, base: BaseModel) -> Iterator[Row]:
         inputs, outputs = module_sizes(module, base)
         b = pair.rank * inputs
         pieces = (
-            Piece(0, pair.key("A"), ((0, pair.rank),)),
-            Piece(b, pair.key("B"), slices, pair.scale),
+            Piece(0, pair.keys["A"], ((0, pair.rank),)),
+            Piece(b, pair.keys["B"], slices, pair.scale),
         )
         yield Row(module, pair.layer, pair.rank, pair.rank * (inputs + outputs), pieces)
 
@@ -303,8 +305,8 @@ def _expert_row(pair: _Pair, base: BaseModel) -> Row:
     a = pair.expert * pair.rank * inputs
     b = pair.rank * (base.num_experts * inputs + pair.expert * outputs)
     pieces = (
-        Piece(a, pair.key("A"), ((0, pair.rank),)),
-        Piece(b, pair.key("B"), ((0, outputs),), pair.scale),
+        Piece(a, pair.keys["A"], ((0, pair.rank),)),
+        Piece(b, pair.keys["B"], ((0, outputs),), pair.scale),
     )
     length = base.num_experts * pair.rank * (inputs + outputs)
     return Row(module, pair.layer, pair.rank, length, pieces)
@@ -314,6 +316,9 @@ def _merge(known: Row | None, row: Row, pair: _Pair) -> Row:
     """Experts of one layer and module share a row, and therefore a rank."""
     if known is None:
         return row
+    if pair.expert is None:
+        why = f"another layer of it is converted to {row.module} of layer {row.layer} already"
+        raise CorruptFile(WEIGHTS, "module", pair.path, "one linear layer for each row", why)
     if known.rank != row.rank:
         field = f"rank of {pair.path}"
         why = "all experts of a layer share one row"

@@ -119,6 +119,7 @@ async def running_service(
         ):
             router = Router(settings.model_name, adapters, mapped.refuse)
             mapped.adapters = lambda: [record.name for record in adapters.records]
+            configuration.subscribe(adapters.update)
             declared = Declared(adapters, adapters.declared_dir)
             configuration.subscribe(declared.update)
             metrics.export_lora(adapters, replicas)

@@ -22,6 +22,7 @@ from gateway.api.body import json_body, media_type, parse_json, read_body
 from gateway.api.messages import Strict
 from gateway.api.routing import ADMIN, BODY, Name, Router, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
+from gateway.catalog.adapters import Added
 from gateway.observability.audit import Action, Audit, State
 from gateway.service import Service
 from gateway.sources.source import parse
@@ -132,9 +133,9 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     Or JSON that names a source, from which this gateway fetches it.
     """
     names_source = media_type(request) in _JSON
-    record = await (_add_of_source if names_source else _add_upload)(request, service, audit)
+    record, notes = await (_add_of_source if names_source else _add_upload)(request, service, audit)
     shared = service.adapters.store.is_shared(record)
-    warnings = service.adapters.warnings()
+    warnings = [*notes, *service.adapters.warnings()]
     if shared is False:
         warnings.insert(
             0,
@@ -144,7 +145,7 @@ async def add(request: Request, service: Admin, audit: Auditor) -> AdapterAdded:
     return AdapterAdded(**dict(_adapter(service, record)), shared=shared, warnings=warnings)
 
 
-async def _add_of_source(request: Request, service: Service, audit: Audit) -> Record:
+async def _add_of_source(request: Request, service: Service, audit: Audit) -> Added:
     wanted = parse_json(AdapterOfSource, await read_body(request, SMALL))
     with audited(audit, service, "adapters.add", wanted.name) as action:
         source = parse(wanted.source)
@@ -154,7 +155,7 @@ async def _add_of_source(request: Request, service: Service, audit: Audit) -> Re
             async with cancel_on_disconnect(request.scope):
                 fetched = service.adapters.sources.fetched(source, audit.admin)
                 found = await stack.enter_async_context(fetched)
-            record = await service.adapters.add(
+            added = await service.adapters.add(
                 wanted.name,
                 wanted.base,
                 found.folder,
@@ -162,25 +163,25 @@ async def _add_of_source(request: Request, service: Service, audit: Audit) -> Re
                 within=found.within,
                 added_by=audit.admin,
             )
-        action.after = told(record)
-    return record
+        action.after = told(added.record)
+    return added
 
 
-async def _add_upload(request: Request, service: Service, audit: Audit) -> Record:
+async def _add_upload(request: Request, service: Service, audit: Audit) -> Added:
     form = await read_upload(request, service.settings.max_adapter_bytes)
     folder = await run_in_threadpool(new_folder)
     try:
         name, base = text_field(form, "name"), text_field(form, "base")
         with audited(audit, service, "adapters.add", name) as action:
             await run_in_threadpool(save_files, form, folder)
-            record = await service.adapters.add(
+            added = await service.adapters.add(
                 name, base, folder, source="upload", within=folder, added_by=audit.admin
             )
-            action.after = told(record)
+            action.after = told(added.record)
     finally:
         await run_in_threadpool(shutil.rmtree, folder)
         await form.close()
-    return record
+    return added
 
 
 @router.get(

@@ -77,7 +77,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
             f"lora_path: found {wanted.lora_path!r}; allowed: a folder below GATEWAY_ADAPTER_ROOT.",
             param="lora_path",
         )
-    return await service.adapters.add(
+    added = await service.adapters.add(
         wanted.lora_name,
         wanted.base_model_name or service.settings.model_name,
         folder,
@@ -85,6 +85,7 @@ async def _loaded(service: Service, root: Path, wanted: LoadLoraAdapter, admin: 
         within=root,
         added_by=admin,
     )
+    return added.record
 
 
 class UnloadLoraAdapter(Strict):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from adapters import chat_template, registry, sizes
@@ -26,10 +27,11 @@ from adapters.errors import (
     UnsupportedFeature,
 )
 from adapters.record import DECLARED, SETTINGS, Record, Version, check_name, selected_name
-from gateway.catalog.conversion import Conversion
+from gateway.catalog.conversion import Conversion, Converter
 from gateway.catalog.disks import AgentDisks, SharedDisk
 from gateway.catalog.placement import Placement
 from gateway.catalog.shortfall import Shortfalls, shortfalls
+from gateway.config.file import Configuration
 from gateway.config.settings import Settings
 from gateway.errors import EngineError, GatewayError, ModelNotFound, UnsupportedParameter
 from gateway.generation import Lora
@@ -47,6 +49,13 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 _SOON_S = 0.25
 _GRACE_S = 3600.0
+
+
+class Added(NamedTuple):
+    """A name after something was added to it, and what to tell of what was added."""
+
+    record: Record
+    notes: tuple[str, ...]
 
 
 class Adapters:
@@ -79,7 +88,7 @@ class Adapters:
         self.store = TieredStore(Disk(folder), redis, memory_bytes=settings.memory_bytes)
         self._registry = registry.Registry(self.store)
         self.store.on_change = self._registry.refresh
-        self._conversion = Conversion(settings, capabilities)
+        self._converter = Converter(settings, capabilities)
         self.sources = Sources(
             settings.store_dir / "@incoming",  # no model's folder has this name
             map(parse_prefix, settings.adapter_sources),
@@ -97,14 +106,18 @@ class Adapters:
                 self.placement,
                 store=self.store,
                 records=self._known,
-                base=self._conversion.base_model,
+                base=self._converter.base_model,
                 grace_s=max(_GRACE_S, 2 * settings.request_timeout),
             )
         elif shared is not None:
             notices = PeftNotices(shared)
-            self._disks = AgentDisks(notices, self.placement, self._conversion.base_model)
+            self._disks = AgentDisks(notices, self.placement, self._converter.base_model)
         self.refused: dict[str, str] = {}
         """Adapters of the configuration that could not be registered, with the reason."""
+
+    def update(self, configuration: Configuration) -> None:
+        """To be told of every configuration that comes into force."""
+        self._converter.aliases = configuration.base_model_aliases
 
     async def __aenter__(self) -> Adapters:
         await self.store.__aenter__()
@@ -229,14 +242,15 @@ class Adapters:
         for name, folder in self._settings.adapters.items():
             try:
                 async with _unchanged(folder):
-                    converted = await self._conversion.convert(folder, within=None)
+                    converted, notes = await self._converter.convert(folder, within=None)
                     found = await asyncio.to_thread(chat_template.read, folder)
                 template = self._prompts.accept(found)
                 known = self._registry.snapshot.records.get(name)
                 contents = {(v.weights, v.chat_template) for v in known.versions} if known else ()
                 if (converted.digest, template) not in contents:
                     base = self._settings.model_name
-                    await self._add(name, base, converted, str(folder), template, SETTINGS)
+                    added = (name, base, converted, str(folder), template, SETTINGS)
+                    await self._add(*added, notes=notes)
             except (AdapterError, StoreError) as error:
                 log.error("adapter %r of the configuration was refused: %s", name, error)
                 self.refused[name] = str(error)
@@ -250,13 +264,14 @@ class Adapters:
         source: str,
         within: Path | None,
         added_by: str | None = None,
-    ) -> Record:
+    ) -> Added:
         """Converts the adapter in `folder` (PEFT or npy files) and serves it under `name`.
 
         Every file must really lie inside `within`. Raises subclasses of AdapterError.
         """
-        converted, template = await self._prepared(folder, within)
-        return await self._add(name, base, converted, source, template, added_by)
+        (converted, notes), template = await self._prepared(folder, within)
+        added = (name, base, converted, source, template, added_by)
+        return Added(await self._add(*added, notes=notes), notes)
 
     async def declare(self, name: str, folder: Path, within: Path, source: str) -> str:
         """Makes the content of `folder` what `name` serves; its digest.
@@ -265,13 +280,13 @@ class Adapters:
         """
         base = self._settings.model_name
         self.check(name, base)
-        converted, template = await self._prepared(folder, within)
-        await self._add(name, base, converted, source, template, DECLARED)
+        (converted, notes), template = await self._prepared(folder, within)
+        await self._add(name, base, converted, source, template, DECLARED, notes=notes)
         return template.digest(converted.digest) if template else converted.digest
 
     async def _prepared(
         self, folder: Path, within: Path | None
-    ) -> tuple[Converted, ChatTemplate | None]:
+    ) -> tuple[Conversion, ChatTemplate | None]:
         async with _unchanged(folder):
             found = await asyncio.to_thread(chat_template.read, folder, within=within)
             trusted = self._settings.trust_adapter_templates
@@ -282,13 +297,13 @@ class Adapters:
                     "a template runs here without limits; GATEWAY_TRUST_ADAPTER_TEMPLATES takes it",
                 )
             template = self._prompts.accept(found)
-            return await self._conversion.convert(folder, within=within), template
+            return await self._converter.convert(folder, within=within), template
 
     def check(self, name: str, base: str) -> None:
         """Whether there can be an adapter of this name for this model. Raises AdapterError's."""
         served = self._settings.model_name
-        if base != served:
-            raise BaseMismatch("request", "base", base, served)
+        if not self._converter.is_base(base):
+            raise BaseMismatch("request", "base", base, self._converter.base_names)
         if check_name(name) == served:
             raise InvalidName("request", "name", name, "another name than the base model's")
         if self._is_taken(name):
@@ -303,14 +318,19 @@ class Adapters:
         source: str,
         template: ChatTemplate | None,
         added_by: str | None = None,
+        *,
+        notes: Sequence[str] = (),
     ) -> Record:
         self.check(name, base)
         before = self._registry.snapshot.records.get(name)
         record = await self._registry.add(
-            *(name, base, converted, source, template, added_by), declared=added_by == DECLARED
+            *(name, self._settings.model_name, converted, source, template, added_by),
+            declared=added_by == DECLARED,
         )
         if record == before:
             return record
+        for note in notes:
+            log.warning("adapter %r: %s", name, note)
         for warning in self.warnings():
             log.warning("%s", warning)
         return record
@@ -363,7 +383,7 @@ class Adapters:
             return None
         settings = sizes.CacheSettings(host_bytes=sent[0].lora_host_bytes)
         try:
-            return sizes.cache_fit(self._conversion.base_model(), served, settings)
+            return sizes.cache_fit(self._converter.base_model(), served, settings)
         except (GatewayError, AdapterError):
             return None  # without the engine's config.json its cache pages are unknown
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from adapters import npy_files, peft
 from adapters.adapter import Converted
-from adapters.base_model import BaseModel, read_base_model, short_name
-from adapters.errors import UnsupportedEngine
+from adapters.base_model import BaseModel, read_base_model
+from adapters.base_names import is_same_model, model_id, quantization_note, suggested_alias
+from adapters.errors import BaseMismatch, UnsupportedEngine
 from gateway.config.settings import Settings
 from gateway.triton.model_capabilities import ModelCapabilities
 
 
-class Conversion:
+class Conversion(NamedTuple):
+    """An adapter as engines take it, and what whoever adds it should know."""
+
+    converted: Converted
+    notes: tuple[str, ...] = ()
+
+
+class Converter:
     """Runs in a thread, one adapter at a time."""
 
     def __init__(
@@ -23,6 +33,8 @@ class Conversion:
         """`capabilities` are those of each kind of replicas that is there."""
         self._settings = settings
         self._capabilities = capabilities
+        self.aliases: Sequence[str] = ()
+        """Those of the configuration file; GATEWAY_BASE_MODEL_ALIASES has more."""
         self._turn = asyncio.Lock()
 
     def _base_of(self) -> ModelCapabilities:
@@ -32,6 +44,20 @@ class Conversion:
         sent = (each for each in served if each.lora_dtype is not None)
         disks = (each for each in served if each.reads_adapters)
         return next(sent, None) or next(disks, served[0])
+
+    @property
+    def _aliases(self) -> tuple[str, ...]:
+        return (*self._settings.base_model_aliases, *self.aliases)
+
+    def is_base(self, name: str) -> bool:
+        """Return True if a request may name the base model so."""
+        served = self._settings.model_name
+        return name == served or any(is_same_model(name, alias) for alias in self._aliases)
+
+    @property
+    def base_names(self) -> str:
+        """The names that a request may give the base model, for people."""
+        return ", ".join((self._settings.model_name, *self._aliases))
 
     def base_model(self) -> BaseModel:
         """What an adapter has to fit. Raises UnsupportedEngine, AdapterError, EngineUnavailable."""
@@ -50,10 +76,11 @@ class Conversion:
         folders = (capabilities.engine_dir, self._settings.tokenizer_dir)
         folder = next((f for f in folders if (f / "config.json").is_file()), folders[0])
         # Adapters name what they were trained on, which is often the tokenizer's folder.
-        names = (self._settings.model_name, short_name(str(self._settings.tokenizer_dir.resolve())))
+        tokenizer = model_id(str(self._settings.tokenizer_dir.resolve()))[1]
+        names = (self._settings.model_name, tokenizer, *self._aliases)
         return read_base_model(folder, names, dtype=capabilities.lora_dtype)
 
-    async def convert(self, folder: Path, *, within: Path | None) -> Converted:
+    async def convert(self, folder: Path, *, within: Path | None) -> Conversion:
         """The adapter in `folder` as engines take it, of PEFT or npy files.
 
         Every file must really lie inside `within`. Raises subclasses of AdapterError.
@@ -63,18 +90,46 @@ class Conversion:
         # One at a time: a conversion holds the whole adapter in memory.
         back = any(each.reads_adapters for each in self._capabilities())
         async with self._turn:
-            return await asyncio.to_thread(_read, folder, base, within, limit, back)
+            try:
+                converted, named = await asyncio.to_thread(_read, folder, base, within, limit, back)
+            except BaseMismatch as error:
+                raise _with_advice(error) from None
+        own = [name for name in base.names if name not in self._aliases]
+        note = quantization_note(named or "", own)
+        return Conversion(converted, (note,) if note else ())
 
 
-def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> Converted:
-    """`back` says that it must have a PEFT form, too."""
+def _with_advice(error: BaseMismatch) -> BaseMismatch:
+    """The same refusal, with the setting that lifts it."""
+    alias = suggested_alias(error.trained_on)
+    if alias is None:
+        why = "write one of these there if it is the same model"
+    else:
+        value = json.dumps([alias], ensure_ascii=False)
+        why = (
+            f"if it is the same model, set GATEWAY_BASE_MODEL_ALIASES='{value}' or, in the file of "
+            f"GATEWAY_CONFIG, base_model_aliases: {value}"
+        )
+    return error.explained(why)
+
+
+def _read(
+    folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool
+) -> tuple[Converted, str | None]:
+    """The adapter, and what it says that it was trained on.
+
+    `back` says that it must have a PEFT form, too.
+    """
     # numpy is needed for conversion alone; serving does without.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
+    named: str | None = None
     if (folder / npy_files.WEIGHTS).exists() and not (folder / peft.CONFIG).exists():
         converted = npy.read(folder, base, within=within, max_bytes=limit)
     else:
-        converted = convert.convert(peft.read(folder, within=within, max_bytes=limit), base)
+        adapter = peft.read(folder, within=within, max_bytes=limit)
+        converted = convert.convert(adapter, base)
+        named = adapter.settings.base_model_name_or_path
     if back:
         peft_files.peft_files(converted, base)
-    return converted
+    return converted, named

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from adapters.base_names import MAX_ALIASES, alias_problem
 from adapters.errors import InvalidName, InvalidSource
 from adapters.record import check_name
 from gateway.sources.source import parse
@@ -33,6 +34,13 @@ def _folder(folder: str) -> str:
     return folder
 
 
+def _alias(alias: str) -> str:
+    if problem := alias_problem(alias):
+        raise ValueError(problem)
+    return alias
+
+
+Aliases = Annotated[list[Annotated[str, AfterValidator(_alias)]], Field(max_length=MAX_ALIASES)]
 Folder = Annotated[str, AfterValidator(_folder)]
 AdapterName = Annotated[str, AfterValidator(_name)]
 

@@ -22,7 +22,8 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.config.adapters import DeclaredAdapter, Folder
+from adapters.base_names import repeated_alias
+from gateway.config.adapters import Aliases, DeclaredAdapter, Folder
 from gateway.config.limits import WhenRedisIsAway
 from gateway.config.mapped import EmbeddingModels, RerankModels
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
@@ -87,6 +88,8 @@ class Configuration(BaseModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     replicas: list[ReplicaEntry] | None = None
     """Triton's endpoints, in place of GATEWAY_TRITON_GRPC."""
+    base_model_aliases: Aliases = Field(default_factory=list)
+    """Other names of the base model in adapters; GATEWAY_BASE_MODEL_ALIASES may have more."""
     adapters: list[DeclaredAdapter] = Field(default_factory=list)
     adapters_folder: Folder | None = None
     """Each folder in it is an adapter of its name; changes are taken without a reload."""
@@ -196,6 +199,9 @@ def _contradictions(configuration: Configuration) -> Iterator[tuple[Place, str]]
             "missing, which DOES NOT TURN KEYS OFF; where nobody shall need a key, say "
             "`anonymous: true`",
         )
+    aliases = configuration.base_model_aliases
+    if (again := repeated_alias(aliases)) is not None:
+        yield ("base_model_aliases", again), f"found {aliases[again]!r}; it is there already"
     declared: dict[str, int] = {}
     for index, adapter in enumerate(configuration.adapters):
         if adapter.name in declared:

@@ -15,6 +15,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from adapters.base_names import MAX_ALIASES, alias_problem, repeated_alias
 from adapters.errors import InvalidSource
 from gateway.parsers.reasoning import ReasoningParser
 from gateway.parsers.tools.forms import Form
@@ -385,6 +386,13 @@ class Settings(BaseSettings):
     adapter_source_timeout: Seconds = Field(
         600.0, description="Seconds in which an adapter must have come from its source."
     )
+    base_model_aliases: list[str] = Field(
+        default_factory=list,
+        description="Other names of the base model, NAME or OWNER/NAME, that adapters may have in "
+        '`base_model_name_or_path`, a JSON list: ["unsloth/Meta-Llama-3.1-8B-Instruct"]. Those of '
+        "`base_model_aliases` in the configuration file are added. Name no other model: adapters "
+        "of it would be served and give wrong answers.",
+    )
     trust_adapter_templates: bool = Field(
         False,
         description="Whether adapters that admins upload or load may bring a chat template of "
@@ -464,6 +472,18 @@ class Settings(BaseSettings):
             if source.revision or source.user or source.query:
                 raise ValueError(f"[{number}]: must be without revision, user and query")
         return sources
+
+    @field_validator("base_model_aliases")
+    @classmethod
+    def _aliases_are_names(cls, aliases: list[str]) -> list[str]:
+        if len(aliases) > MAX_ALIASES:
+            raise ValueError(f"has {len(aliases)} names; at most {MAX_ALIASES} are allowed")
+        for number, alias in enumerate(aliases):
+            if problem := alias_problem(alias):
+                raise ValueError(f"[{number}]: found {alias[:80]!r}; {problem}")
+        if (again := repeated_alias(aliases)) is not None:
+            raise ValueError(f"[{again}]: found {aliases[again]!r}; it is there already")
+        return aliases
 
     @field_validator("redis_url")
     @classmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from adapters.adapter import MODULE_IDS
 from adapters.base_model import engine_base_model
 from adapters.config_json import FILE
 from adapters.engine_config import EngineConfig
@@ -165,10 +166,14 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
                     "--lora_target_modules",
                 )
         return
-    try:
-        base = engine_base_model(engine, (), said)
-    except UnsupportedEngine:
-        return  # how large its cache has to be is not known
+    if later := sorted(set(engine.lora_target_modules) - MODULE_IDS.keys()):
+        yield _finding(
+            "engine_dir",
+            f"{said} has the LoRA modules {', '.join(later)}, which the gateway does not know: it "
+            "refuses adapters with them and takes all others",
+            "nothing, if no adapter has them; else build the engine without them",
+            "warning",
+        )
     host = int(_number(values, "lora_cache_host_memory_bytes", DEFAULT_HOST_BYTES))
     settings = CacheSettings(
         host_bytes=host,
@@ -177,7 +182,11 @@ def _lora(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
         ),
         max_adapter_size=_number(values, "lora_cache_max_adapter_size", DEFAULT_MAX_SIZE),
     )
-    needed = cache_fit(base, (), settings).host_min_bytes
+    try:
+        base = engine_base_model(engine, (), said)
+        needed = cache_fit(base, (), settings).host_min_bytes
+    except UnsupportedEngine:
+        return  # how large its cache has to be is not known
     if host < needed:
         given = "" if "lora_cache_host_memory_bytes" in values else " (the default)"
         yield _finding(

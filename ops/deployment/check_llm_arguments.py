@@ -7,6 +7,7 @@ from pathlib import Path
 
 from adapters.adapter import MODULE_IDS
 from adapters.errors import AdapterError
+from adapters.modules import FAMILIES
 from adapters.peft import read
 from ops.deployment.check_findings import Finding, Severity
 from ops.deployment.check_repository import Model
@@ -20,6 +21,9 @@ TOKENS_PER_BLOCK = 32
 _LORA = "lora_config"
 _Make = Callable[[Severity, str, str, str], Finding]
 _LORA_INPUTS = ("lora_id", "lora_name", "lora_path")
+_PEFT_NAMES = frozenset(
+    path.rpartition(".")[2] for family in FAMILIES.values() for path in family.projections
+)
 
 
 def llm_findings(
@@ -171,13 +175,21 @@ class _Arguments:
                 "not set: the engine does not know which modules adapters will change",
                 "write the list, such as [attn_q, attn_k, attn_v]",
             )
-        unknown = sorted(set(map(str, found)) - MODULE_IDS.keys()) if found else []
-        if unknown:
+        unknown = set(map(str, found)) - MODULE_IDS.keys() if found else set()
+        if of_peft := sorted(unknown & _PEFT_NAMES):
             yield self._finding(
                 "error",
                 field,
-                f"found {', '.join(unknown)}: TensorRT-LLM has its own names for modules",
+                f"found {', '.join(of_peft)}: TensorRT-LLM has its own names for modules",
                 f"allowed: {', '.join(MODULE_IDS)}; q_proj of PEFT is attn_q",
+            )
+        if later := sorted(unknown - _PEFT_NAMES):
+            yield self._finding(
+                "warning",
+                field,
+                f"found {', '.join(later)}, which the gateway does not know: it refuses adapters "
+                "with such modules and takes all others",
+                f"keep what your TensorRT-LLM knows; the gateway knows {', '.join(MODULE_IDS)}",
             )
 
     def adapter(self, folder: Path) -> Iterator[Finding]:

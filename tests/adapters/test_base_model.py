@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from adapters import errors
-from adapters.base_model import read_base_model, short_name
+from adapters import base_model_json, errors
+from adapters.base_model import read_base_model
 from adapters.modules import GPT, LLAMA, MIXTRAL, PHI3, family, module_sizes
+from adapters.sizes import CacheSettings, cache_fit
 
 ENGINE: dict[str, Any] = {
     "version": "0.17.0",
@@ -60,6 +61,17 @@ def test_engine_folder(tmp_path: Path) -> None:
     assert module_sizes("mlp_4h_to_h", base) == (14336, 4096)
 
 
+def test_modules_of_a_later_release_are_taken_beside_known_ones(tmp_path: Path) -> None:
+    modules = ["attn_q", "moe_latent_fc1"]
+    config = _changed("build_config.lora_config.lora_target_modules", modules)
+    base = read_base_model(_write(tmp_path, config), ("demo",))
+    assert base.lora_target_modules == ("attn_q", "moe_latent_fc1")
+    assert base_model_json.read(base_model_json.dump(base)) == base
+    # The cache has pages for all of them, of sizes that nobody here knows.
+    with pytest.raises(errors.UnsupportedEngine, match="moe_latent_fc1"):
+        cache_fit(base, (), CacheSettings())
+
+
 def test_left_out_sizes_have_tensorrt_llm_s_defaults(tmp_path: Path) -> None:
     config = _changed("pretrained_config.architecture", "GPTForCausalLM")
     for name in ("num_key_value_heads", "head_size", "intermediate_size", "mapping"):
@@ -92,6 +104,13 @@ def test_refused(tmp_path: Path, path: str, value: object, field: str) -> None:
         read_base_model(_write(tmp_path, _changed(path, value)), ())
     assert caught.value.field.endswith(field)
     assert caught.value.file == str(tmp_path / "config.json")
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    _write(tmp_path, ENGINE)
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_base_model(tmp_path, ()).hidden_size == 4096
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"builder_config": {}}'])
@@ -162,10 +181,3 @@ def test_qwen_generations_share_a_class(tmp_path: Path, qwen_type: str, known: b
         return
     with pytest.raises(errors.UnsupportedEngine, match="QWenForCausalLM:qwen"):
         family(base)
-
-
-def test_short_names() -> None:
-    assert short_name("org/Name-8B/") == "name-8b"
-    assert short_name("/c/models--org--Name-8B/snapshots/abc") == "name-8b"
-    assert short_name("/c/models--Name-8B/snapshots/abc") == "name-8b"
-    assert short_name("name") == "name"

@@ -46,6 +46,14 @@ def test_where_a_template_is(
     assert (found and found.template) == expected
 
 
+def test_byte_order_marks_are_no_part_of_it(tmp_path: Path) -> None:
+    _write(tmp_path, {"eos_token": "</s>"}, "a")
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    found = read(tmp_path)
+    assert (found and found.template) == ChatTemplate("a", "</s>")
+
+
 def test_no_files_are_no_template(tmp_path: Path) -> None:
     assert read(tmp_path) is None
 

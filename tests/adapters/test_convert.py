@@ -18,7 +18,17 @@ from adapters import peft
 from adapters.adapter import MODULE_IDS, Converted, make_converted
 from adapters.base_model import BaseModel, read_base_model
 from adapters.convert import convert
-from tests.support.lora_files import BASE, SIZES, Array, from_bits, key, pair, unpack, write_peft
+from tests.support.lora_files import (
+    BASE,
+    SIZES,
+    Array,
+    from_bits,
+    key,
+    pair,
+    to_bfloat16,
+    unpack,
+    write_peft,
+)
 
 DATA = Path(__file__).parents[1] / "data" / "lora"
 CASES = sorted(path.parent.name for path in DATA.glob("*/expected.safetensors"))
@@ -212,18 +222,11 @@ def test_bfloat16_source_is_taken_over_bit_by_bit(tmp_path: Path) -> None:
     torch_like = pair("model.layers.0.self_attn.o_proj", 2, (8, 8))
     bits = {name: (v.view(np.uint32) >> 16).astype("<u2") for name, v in torch_like.items()}
     folder = write_peft(tmp_path, bits, r=2, lora_alpha=2)
-    _rename_dtype(folder / "adapter_model.safetensors", b'"U16"', b'"BF16"')
+    to_bfloat16(folder / "adapter_model.safetensors")
     base = replace(BASE, dtype="bfloat16")
     converted = convert(peft.read(folder), base)
     flat = np.concatenate([value.reshape(-1) for value in bits.values()])
     np.testing.assert_array_equal(np.frombuffer(converted.weights, "<u2"), flat)
-
-
-def _rename_dtype(path: Path, old: bytes, new: bytes) -> None:
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header = raw[8 : 8 + length].replace(old, new)
-    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
 
 
 def test_the_digest_depends_on_content_and_data_type_only(tmp_path: Path) -> None:

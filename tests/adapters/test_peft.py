@@ -53,6 +53,22 @@ def test_the_plain_adapter_is_accepted(tmp_path: Path) -> None:
         ({"r": "4"}, errors.InvalidRank, "r"),
         ({"r": 2**31}, errors.InvalidRank, "r"),
         ({"r": 10**400}, errors.InvalidRank, "r"),
+        ({"r": 16.5}, errors.InvalidRank, "r"),
+        ({"r": 1e308}, errors.InvalidRank, "r"),
+        ({"r": -16.0}, errors.InvalidRank, "r"),
+        ({"r": float("nan")}, errors.InvalidRank, "r"),
+        ({"r": float("inf")}, errors.InvalidRank, "r"),
+        ({"r": "16.0"}, errors.InvalidRank, "r"),
+        ({"rank_pattern": {"q_proj": 4.5}}, errors.InvalidRank, "rank_pattern['q_proj']"),
+        ({"rank_pattern": {"q_proj": True}}, errors.InvalidRank, "rank_pattern['q_proj']"),
+        ({"bias": False}, errors.UnsupportedFeature, "bias"),
+        ({"bias": "all"}, errors.UnsupportedFeature, "bias"),
+        ({"swift_type": "LONGLORA"}, errors.UnsupportedFeature, "swift_type"),
+        ({"use_qa_lora": True}, errors.UnsupportedFeature, "use_qa_lora"),
+        ({"use_merged_linear": True}, errors.UnsupportedFeature, "use_merged_linear"),
+        ({"model_key_mapping": {"a": "b"}}, errors.UnsupportedFeature, "model_key_mapping"),
+        ({"lora_alpha": float("nan")}, errors.CorruptFile, "lora_alpha"),
+        ({"lora_alpha": True}, errors.CorruptFile, "lora_alpha"),
         ({"lora_alpha": None}, errors.CorruptFile, "lora_alpha"),
         ({"lora_alpha": float("inf")}, errors.CorruptFile, "lora_alpha"),
         ({"use_rslora": "yes"}, errors.CorruptFile, "use_rslora"),
@@ -77,6 +93,19 @@ def test_config_field_is_refused(
     assert caught.value.allowed
     for fact in (caught.value.file, caught.value.field, caught.value.found, caught.value.allowed):
         assert fact in str(caught.value)
+
+
+def test_a_huge_scale_is_refused_and_not_rounded_away(tmp_path: Path) -> None:
+    with pytest.raises(errors.NotFinite, match=r"lora_B\.weight"):
+        _convert(write_peft(tmp_path, qv_tensors(), lora_alpha=1e308))
+
+
+def test_a_long_field_is_not_repeated(tmp_path: Path) -> None:
+    folder = write_peft(tmp_path, qv_tensors(), **{"x\n" * 2**20: [1] * 2**16})
+    with pytest.raises(errors.UnsupportedFeature) as caught:
+        peft.read(folder)
+    assert len(str(caught.value)) < 1500
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("value", [True, False, "gaussian", "eva", "orthogonal", None])

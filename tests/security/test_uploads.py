@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
@@ -141,6 +141,16 @@ def _tensors(header: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
+_Q = "model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def _named(names: Iterable[str]) -> Files:
+    """Tensors of no values, one for each name."""
+    entry = b'":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = b",".join(b'"' + name.encode() + entry for name in names)
+    return {"adapter_model.safetensors": _tensors(b"{" + header + b"}")}
+
+
 def _shape(numbers: bytes) -> bytes:
     entry = b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[' + numbers + b"]}}"
     return _tensors(entry)
@@ -170,6 +180,14 @@ BOMBS: dict[str, Callable[[], Files]] = {
     "long numbers": lambda: {"adapter_model.safetensors": _shape(b",".join([b"9" * 4000] * 3000))},
     "many numbers": lambda: {"adapter_model.safetensors": _shape(b",".join([b"9"] * 6_000_000))},
     "a number past all": lambda: {"adapter_model.safetensors": _shape(b"9" * 5_000_000)},
+    "a tensor's name without end": lambda: _named(["module." * 1_400_000 + _Q]),
+    "names of wrappers": lambda: _named(
+        f"{'module.' * 90}model.layers.{n}.self_attn.q_proj.lora_A.weight" for n in range(20_000)
+    ),
+    "names of layers": lambda: _named(
+        f"model.layers.{n}.self_attn.q_proj.lora_A.weight" for n in range(100_000)
+    ),
+    "names of many parts": lambda: _named(f"{n}{'.a' * 450}" for n in range(16_000)),
     "configuration": lambda: {"adapter_config.json": b'{"x":[' + b"{}," * 1_300_000 + b"{}]}"},
     "nested configuration": lambda: {"adapter_config.json": b'{"x":' + b"[" * 3_000_000},
     "large configuration": lambda: {"adapter_config.json": b" " * (5 * MEGABYTE)},

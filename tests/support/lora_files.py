@@ -77,6 +77,14 @@ def write_peft(folder: Path, tensors: dict[str, Array], **changes: Any) -> Path:
     return folder
 
 
+def to_bfloat16(path: Path) -> None:
+    """Say of a file of uint16 that its values are bfloat16."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + length].replace(b'"U16"', b'"BF16"')
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+
+
 def unpack(converted: Converted, base: BaseModel) -> dict[tuple[str, int], tuple[Array, Array]]:
     """(module, layer) -> A [rank, in] and B [out, rank], float32; the padding must be zero."""
     weights = np.frombuffer(converted.weights, "<u2").reshape(converted.rows, converted.width)

@@ -56,8 +56,8 @@ async def _gateway(
 
 async def _add(service: Any, name: str, source: Path) -> str:
     """The version's own name as a model."""
-    record = await service.adapters.add(name, MODEL, source, source="test", within=None)
-    return f"{name}@{record.version.short_digest}"
+    added = await service.adapters.add(name, MODEL, source, source="test", within=None)
+    return f"{name}@{added.record.version.short_digest}"
 
 
 async def _ask(client: httpx.AsyncClient, model: str, prompt: str = "x") -> httpx.Response:

@@ -15,6 +15,7 @@ import pytest
 from adapters import npy, peft
 from adapters.base_model import read_base_model
 from adapters.convert import convert
+from adapters.errors import UnsupportedModule
 from adapters.record_json import as_json, from_json
 from lora_store.disk import Disk
 from tests.support.adapter_store import becomes
@@ -54,8 +55,8 @@ class Engine(FakeTriton):
         return bytes(self.requests[0].raw_input_contents[-1])
 
 
-def _build(folder: Path, tp_size: int) -> Path:
-    """As trtllm-build leaves it."""
+def _build(folder: Path, tp_size: int, *modules: str) -> Path:
+    """As trtllm-build leaves it; `modules` are LoRA modules beside `MODULES`."""
     whole = json.loads((DATA / MODEL / "config.json").read_text())
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
     model = {name: whole[name] for name in (*sizes, "num_key_value_heads")}
@@ -64,7 +65,7 @@ def _build(folder: Path, tp_size: int) -> Path:
     build = {
         "max_seq_len": 64,
         "plugin_config": {"lora_plugin": "auto"},
-        "lora_config": {"lora_target_modules": MODULES, "max_lora_rank": 8},
+        "lora_config": {"lora_target_modules": [*MODULES, *modules], "max_lora_rank": 8},
     }
     folder.mkdir(exist_ok=True)
     config = {"pretrained_config": model, "build_config": build}
@@ -97,7 +98,7 @@ async def _gateway(
 
 
 async def _add(service: Any, source: Path = PHI) -> Any:
-    return await service.adapters.add("phi", MODEL, source, source="test", within=None)
+    return (await service.adapters.add("phi", MODEL, source, source="test", within=None)).record
 
 
 async def _ask(client: httpx.AsyncClient, model: str = "phi") -> httpx.Response:
@@ -202,3 +203,19 @@ async def test_layers_that_are_not_fused_fit_any_tp_size(tmp_path: Path) -> None
         assert service.adapters.warnings() == []
     async with _gateway(tmp_path, _build(tmp_path / "engine", 2)) as (client, _, _):
         assert (await _ask(client)).status_code == 200
+
+
+async def test_an_engine_with_a_module_of_a_later_release_serves_adapters_without_it(
+    tmp_path: Path,
+) -> None:
+    engine_dir = _build(tmp_path / "engine", 1, "mamba_in_proj")
+    async with _gateway(tmp_path, engine_dir) as (client, service, [engine]):
+        await _add(service)
+        assert service.adapters.warnings() == []
+        assert (await _ask(client)).status_code == 200
+        assert engine.weights == _laid_out(tmp_path, 1)
+        module = "model.layers.0.mixer.in_proj"
+        tensors = pair(module, 4, (32, 32))
+        other = write_peft(tmp_path / "mamba", tensors, base_model_name_or_path=MODEL)
+        with pytest.raises(UnsupportedModule, match=module):
+            await _add(service, other)

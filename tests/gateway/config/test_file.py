@@ -120,6 +120,22 @@ def test_a_mistake_has_its_line(tmp_path: Path, old: str, new: str, expected: st
     assert any(problem.startswith(expected) for problem in problems), problems
 
 
+@pytest.mark.parametrize(
+    ("aliases", "expected"),
+    [
+        ("x", "2: base_model_aliases: found 'x'; must be a list"),
+        ("[x, 7]", "2: base_model_aliases[1]: found '7'; must be a string"),
+        ("['']", "2: base_model_aliases[0]: found ''; must not be empty"),
+        ("[x, ../x]", "2: base_model_aliases[1]: found '../x'; must be NAME or OWNER/NAME"),
+        ("[o/x, O/X-FP8]", "2: base_model_aliases[1]: found 'O/X-FP8'; it is there already"),
+        (str([f"x{n}" for n in range(33)]), "2: base_model_aliases: must have at most 32 items"),
+    ],
+)
+def test_aliases_of_the_base_model_are_checked(tmp_path: Path, aliases: str, expected: str) -> None:
+    problems = _problems(tmp_path, f"anonymous: true\nbase_model_aliases: {aliases}\n")
+    assert any(problem.startswith(expected) for problem in problems), problems
+
+
 def test_all_mistakes_are_told_at_once_in_order(tmp_path: Path) -> None:
     text = GOOD.replace("600", "x").replace("refuse", "y").replace("acme\n", "acme\n    z: 1\n")
     lines = [int(problem.partition(":")[0]) for problem in _problems(tmp_path, text)]

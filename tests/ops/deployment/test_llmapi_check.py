@@ -311,6 +311,12 @@ MISTAKES: dict[str, Mistake] = {
         "found q_proj",
         "q_proj of PEFT is attn_q",
     ),
+    "a module of a later release": Mistake(
+        lambda place: place.arguments("attn_q,attn_k", "mamba_in_proj,attn_k"),
+        warning(CORE, "lora_config.lora_target_modules"),
+        "found mamba_in_proj, which the gateway does not know",
+        "the gateway knows attn_qkv, ",
+    ),
     "no modules": Mistake(
         lambda place: place.arguments("lora_target_modules: [attn_q,attn_k,attn_v], ", ""),
         warning(CORE, "lora_config.lora_target_modules"),

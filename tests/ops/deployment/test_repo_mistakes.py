@@ -226,6 +226,15 @@ MISTAKES: dict[str, Mistake] = {
         "/nowhere/engine/config.json: No such file",
         "--engine-dir",
     ),
+    "an engine with a LoRA module of a later release": Mistake(
+        lambda place: place.build(
+            "build_config.lora_config",
+            lora_target_modules=["attn_q", "attn_k", "attn_v", "mamba_in_proj"],
+        ),
+        warning(CORE, "engine_dir"),
+        "LoRA modules mamba_in_proj, which the gateway does not know",
+        "nothing, if no adapter has them",
+    ),
     "a Hugging Face folder as engine": Mistake(
         lambda place: [
             place.set(model, "gpt_model_path", str(place.tokenizer))

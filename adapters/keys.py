@@ -1,0 +1,188 @@
+"""The names of tensors in an adapter's weights file: which LoRA module, and which half of it.
+
+PEFT saves ``base_model.model.PATH.lora_A.weight``. Other savers leave the prefix out, put the
+adapter's name behind `lora_A`, or leave in what wraps the model during training. TensorRT-LLM's
+converter takes all of these, as it looks for ``.layers.N.`` alone. So does this reader, except that
+nothing unknown may stand in front of the layers: another tower's layers are not the model's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from adapters.base_model import BaseModel
+from adapters.errors import (
+    AdapterError,
+    CorruptFile,
+    LayerOutOfRange,
+    TooLarge,
+    UnsupportedFeature,
+    UnsupportedModule,
+)
+from adapters.modules import Family, Place, family
+from adapters.peft import WEIGHTS
+
+MAX_KEY_CHARACTERS = 1024
+_SIDES = ("lora_A", "lora_B")
+_PEFT_PREFIX = ["base_model", "model"]
+# torch.compile, DistributedDataParallel, FSDP and activation checkpointing.
+_WRAPPERS = frozenset(["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+# What stands in front of the layers, besides the family's own root: PEFT, and the text model of a
+# multimodal one.
+_ROOTS = frozenset(["base_model", "model", "language_model"])
+_OTHER_TOWERS = frozenset(
+    [
+        *("visual", "vision", "vision_tower", "vision_model", "vision_encoder", "image_encoder"),
+        *("multi_modal_projector", "mm_projector", "connector", "aligner"),
+        *("audio", "audio_tower", "audio_model", "audio_encoder", "speech_encoder"),
+    ]
+)
+_EMBEDDING = re.compile(r"\b(embed_tokens|lm_head|wte|wpe)\b")
+_ALLOWED = "base_model.model.<module>.lora_A.weight and lora_B.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKey:
+    """One tensor's name, taken apart.
+
+    `path` is the module as `adapters.modules` spells it, `place` where in the model that is, `side`
+    is A or B, and `adapter` the name of the adapter or "". `spellings` are the paths that
+    `rank_pattern` may mean: in PEFT's own form the one that PEFT sees, else all that are possible.
+    """
+
+    path: str
+    place: Place
+    side: str
+    adapter: str
+    spellings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class LoraModule:
+    """The tensors of one module, by side, and `LoraKey.spellings` of both."""
+
+    place: Place
+    keys: dict[str, str] = field(default_factory=dict)
+    spellings: set[str] = field(default_factory=set)
+
+
+def read_modules(keys: Iterable[str], base: BaseModel) -> dict[str, LoraModule]:
+    """Return the modules that these tensors are of, by `LoraKey.path`.
+
+    Each is looked for in the model at once, so the first that is not there ends it.
+
+    Raises:
+        LayerOutOfRange: for a layer or an expert that the model does not have.
+        UnsupportedEngine: for a model of an unknown architecture.
+        UnsupportedFeature: for a name of another form, and for tensors of two adapters.
+        UnsupportedModule: for a module that is not in the model's layers.
+        CorruptFile: for two names of one tensor.
+        TooLarge: for a name that is too long.
+    """
+    layout = family(base)
+    modules: dict[str, LoraModule] = {}
+    first: tuple[str, str] | None = None
+    for key in keys:
+        found = read_key(key, layout)
+        module = modules.get(found.path)
+        if module is None:
+            _check_range(found, base)
+            module = modules[found.path] = LoraModule(found.place)
+        if (other := module.keys.setdefault(found.side, key)) != key:
+            why = f"both are {found.path}.lora_{found.side}.weight"
+            raise CorruptFile(WEIGHTS, other, key, "one name for each tensor", why)
+        module.spellings.update(found.spellings)
+        first = first or (found.adapter, key)
+        if found.adapter != first[0]:
+            why = "these are of two adapters; save one of them, with selected_adapters"
+            raise UnsupportedFeature(WEIGHTS, first[1], key, "the tensors of one adapter", why)
+    return modules
+
+
+def _check_range(key: LoraKey, base: BaseModel) -> None:
+    layer, expert = key.place.layer, key.place.expert
+    if layer >= base.num_hidden_layers:
+        allowed = f"0 .. {base.num_hidden_layers - 1}"
+        raise LayerOutOfRange(WEIGHTS, f"layer of {key.path}", layer, allowed)
+    if expert is not None and expert >= base.num_experts:
+        allowed = f"0 .. {base.num_experts - 1}"
+        raise LayerOutOfRange(WEIGHTS, f"expert of {key.path}", expert, allowed)
+
+
+def read_key(key: str, layout: Family) -> LoraKey:
+    """Take one tensor's name apart. Raises as `read_modules` does."""
+    if len(key) > MAX_KEY_CHARACTERS:
+        found = f"{key[:80]}... of {len(key)} characters"
+        raise TooLarge(WEIGHTS, "tensor", found, f"a name of up to {MAX_KEY_CHARACTERS}")
+    parts = key.split(".")
+    bare = [part for part in parts if part not in _WRAPPERS]
+    place = next((at for at in (-2, -3) if len(bare) > -at and bare[at] in _SIDES), None)
+    if place is None or bare[-1] != "weight":
+        raise _not_lora(key)
+    side, adapter = bare[place], bare[-2] if place == -3 else ""
+    module = bare[:place]
+    start = _layers_start(module, layout, key)
+    path = f"{layout.layers}.{'.'.join(module[start + 1 :])}"
+    place_in_layer = layout.locate(path)
+    if place_in_layer is None:
+        raise _unknown(path, layout)
+    spellings = _spellings(parts[: len(parts) - parts[::-1].index(side) - 1], module, path)
+    return LoraKey(path, place_in_layer, side[-1], adapter, spellings)
+
+
+def _layers_start(module: list[str], layout: Family, key: str) -> int:
+    """Return the index of the layer list in the path of a module."""
+    *root, layers = layout.layers.split(".")
+    start = next(
+        (
+            index
+            for index, (part, number) in enumerate(pairwise(module))
+            if part == layers and number.isdecimal()
+        ),
+        len(module),
+    )
+    unknown = [part for part in module[:start] if part not in _ROOTS and part not in root]
+    if other := _OTHER_TOWERS.intersection(unknown):
+        why = (
+            f"{min(other)} is not the text model, which alone the engine adapts: "
+            "train without it (exclude_modules), or take its tensors out"
+        )
+        raise UnsupportedModule(WEIGHTS, "tensor", key, f"modules of {layout.layers}", why)
+    if _EMBEDDING.search(".".join(module)):
+        raise _not_lora(key)
+    if start == len(module) or unknown:
+        raise _unknown(".".join(module), layout)
+    return start
+
+
+def _unknown(module: str, layout: Family) -> UnsupportedModule:
+    allowed = ", ".join(f"{layout.layers}.N.{name}" for name in layout.projections)
+    return UnsupportedModule(WEIGHTS, "module", module, allowed)
+
+
+def _spellings(raw: list[str], bare: list[str], path: str) -> tuple[str, ...]:
+    """Return what `rank_pattern` may call the module with the raw path `raw`.
+
+    A name in PEFT's form holds the path that PEFT matches patterns with, and no other. Of any other
+    name nobody knows whether what was stripped was there when the patterns were written.
+    """
+    start = next((at for at, part in enumerate(raw) if part not in _WRAPPERS), 0)
+    given = raw[start + 2 :]
+    if raw[start : start + 2] != _PEFT_PREFIX:
+        given = raw
+    elif _WRAPPERS.isdisjoint(given):
+        return (".".join(given),)
+    stripped = bare[2:] if bare[:2] == _PEFT_PREFIX else bare
+    return tuple(dict.fromkeys((".".join(given), ".".join(stripped), path)))
+
+
+def _not_lora(key: str) -> AdapterError:
+    if "lora_magnitude_vector" in key:
+        return UnsupportedFeature(WEIGHTS, "tensor", key, _ALLOWED, "DoRA")
+    if "lora_embedding" in key or _EMBEDDING.search(key):
+        why = "there is no LoRA module id for embeddings and lm_head"
+        return UnsupportedModule(WEIGHTS, "tensor", key, _ALLOWED, why)
+    return UnsupportedFeature(WEIGHTS, "tensor", key, _ALLOWED, "nothing is left out silently")
