@@ -135,6 +135,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "no_stop_trim": (False,),
     "nsigma": (0,),
     "output_config": ({},),
+    "output_format": ({},),
     "parallel_tool_calls": (True, False),
     "penalty_alpha": (0,),
     "plugins": ([],),
