@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.api import custom_tools
 from gateway.api.strict_json import load, load_cut
+from gateway.api.successors import Successors
 from gateway.api.unions import by_type
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forms import BY_PARAMETERS
@@ -33,6 +34,8 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+    successors: ClassVar[Successors] = {}
+    """Of a request: what to send in place of other endpoints' parameters."""
 
 
 class Lenient(Strict):

@@ -7,17 +7,18 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gateway.api import ignored
 from gateway.api.intake import Intake
+from gateway.api.messages import Strict
 from gateway.api.parameters import as_written, rules, sort_fields, validate
 from gateway.api.request_log import service_of
 from gateway.api.strict_json import load_object
 from gateway.api.validation import invalid_request
 from gateway.errors import InvalidRequest
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Strict)
 
 
 class _Names(NamedTuple):

@@ -35,8 +35,12 @@ class Renamed(NamedTuple):
     hints: Callable[[Any], Iterable[str]] = _no_hints
     members: frozenset[str] | None = None
 
+    @property
+    def root(self) -> str:
+        return self.place.partition(".")[0]
+
     def fits(self, model: type[BaseModel]) -> bool:
-        return self.place.partition(".")[0] in model.model_fields
+        return self.root in model.model_fields
 
 
 def _field(name: str) -> Renamed:

@@ -64,6 +64,8 @@ def invalid_request(
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The refusal of a chat in the words of another protocol: `names` has its for a chat's."""
+    if type(error).__init__ is not InvalidRequest.__init__:
+        return error  # It writes its own message, of a client's name that may be such a word.
     param, message = error.param or "", error.message
     name = names.get(param, param)
     if name != param:

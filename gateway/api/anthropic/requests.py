@@ -25,6 +25,7 @@ from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
+from gateway.api.successors import OF_MESSAGES
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
@@ -62,6 +63,8 @@ class Prompt(Strict):
 
     `cache_control` asks for nothing that the engine does not do by itself.
     """
+
+    successors = OF_MESSAGES
 
     model: str
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
@@ -228,7 +231,7 @@ def parse(
     hints = [*given.hints, *wanted.hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
-    return Parsed(chat, (*hints, *unknown), unknown)
+    return Parsed(chat, (*hints, *given.uncounted, *unknown), unknown)
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:

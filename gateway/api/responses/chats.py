@@ -101,7 +101,7 @@ def parse(
     hints = [*fields.hints, *asked.hints, *chat.tool_hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
-    return Parsed(chat, (*hints, *unknown), unknown)
+    return Parsed(chat, (*hints, *fields.uncounted, *unknown), unknown)
 
 
 def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:

@@ -91,7 +91,7 @@ def refusal(model: type[Any], fields: dict[str, Any]) -> str:
         ),
         (
             {"functions": [{"name": "f"}]},
-            "functions is not supported by this server; leave it out and send tools.",
+            "functions is not a parameter of this endpoint; send tools instead.",
         ),
     ],
 )
