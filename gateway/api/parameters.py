@@ -29,7 +29,14 @@ from gateway.api.parameter_table import (
 from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, join_path, list_names, location, show_value
+from gateway.api.validation import (
+    invalid_request,
+    join_path,
+    list_names,
+    location,
+    show_value,
+    top_field,
+)
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
@@ -270,10 +277,10 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 def as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
     """Return a refusal that names what the client wrote, where that was read as another field."""
-    name = renamed.get(error.param or "")
+    name = renamed.get(top_field(error.param or ""))
     if name is None:
         return error
-    return InvalidRequest(f"{name} is read as {error.message}", param=name)
+    return type(error)(f"{name} is read as {error.message}", param=name)
 
 
 def _check_neutral(model: type[Strict], name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gateway.api import chat_tools
-from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, system_text
+from gateway.api.anthropic.blocks import UNSERVED, Message, TextBlocks, chat_messages, system_text
 from gateway.api.anthropic.tools import (
     MAX_TOOLS,
     Tool,
@@ -221,7 +221,7 @@ def parse(
     try:
         wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise invalid_request(error, tagged=_TAGGED) from None
+        raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.chat().items() if value is not None}
     try:
