@@ -34,11 +34,14 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt leaves no room for one generated token."""
 
 
+_MODELS_ARE_LISTED = "GET /v1/models lists the models that your key may use."
+
+
 class ModelNotFound(InvalidRequest):
     """In the same words whether `model` does not exist or must not be known of."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model `{model}` does not exist.", param="model")
+        super().__init__(f"The model `{model}` does not exist. {_MODELS_ARE_LISTED}", param="model")
         self.model = model
 
 
@@ -59,7 +62,9 @@ class ModelNotAllowed(InvalidRequest):
     """A model that everybody may know of, but that is not for this tenant."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"This key may not use the model `{model}`.", param="model")
+        super().__init__(
+            f"This key may not use the model `{model}`. {_MODELS_ARE_LISTED}", param="model"
+        )
         self.model = model
 
 

@@ -15,6 +15,7 @@ from gateway.api.field_types import TokenIds, Whole
 from gateway.api.mapped import Asking, MappedRequest, asking
 from gateway.api.routing import BODY, Router, needs, refusals
 from gateway.api.sse import cancel_on_disconnect
+from gateway.api.successors import OF_EMBEDDINGS
 from gateway.api.vector_answers import FEW_NUMBERS, LargeAnswer, nbytes, written
 from gateway.catalog.mapped import MappedModel
 from gateway.config.mapped import EmbeddingModel
@@ -35,6 +36,8 @@ _Text = Annotated[str, StringConstraints(min_length=1)]
 
 class EmbeddingsRequest(MappedRequest):
     """`input`: one text, several, the token ids of one, or the token ids of several."""
+
+    successors = OF_EMBEDDINGS
 
     input: (
         _Text

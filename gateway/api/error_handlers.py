@@ -13,6 +13,7 @@ from starlette.routing import Match, Route
 from adapters.errors import AdapterError, StoreError
 from gateway.api.envelopes import answer_at
 from gateway.api.failures import Failure, refusal
+from gateway.api.meant_paths import find_meant_path
 from gateway.api.request_log import context_of, exchange_of
 from gateway.errors import ClientDisconnected, GatewayError, InternalError, InvalidRequest
 from gateway.http.errors import MethodNotAllowed, UnknownUrl, WebSocketNotOffered
@@ -33,7 +34,9 @@ async def _refused_by_framework(request: Request, error: HTTPException) -> Respo
 def _from_framework(request: Request, error: HTTPException) -> GatewayError:
     method, path = request.method, request.url.path
     if error.status_code == 404:
-        return UnknownUrl(method, path)
+        meant = find_meant_path(path)
+        advice = f" Did you mean {meant.path}? {meant.advice}" if meant else ""
+        return UnknownUrl(method, path, advice)
     if error.status_code == 405:
         methods = _methods(request)
         if "POST" in methods and _offers_websocket(request):

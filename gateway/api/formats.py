@@ -70,7 +70,7 @@ class ResponseFormat(Strict):
                 raise InvalidRequest(
                     f"response_format.{shown}: found with type {self.type!r}; allowed with: "
                     f"{', '.join(types)}.",
-                    param="response_format",
+                    param=f"response_format.{shown}",
                 )
         return self
 

@@ -36,7 +36,7 @@ def format_schema(wanted: ResponseFormat) -> dict[str, Any] | None:
     if schema is None or (wanted.schema_ is not None and wanted.json_schema is not None):
         raise InvalidRequest(
             "response_format.json_schema.schema: must be given once for type json_schema.",
-            param="response_format",
+            param="response_format.json_schema.schema",
         )
     return schema
 
@@ -53,7 +53,7 @@ def format_guide(wanted: ResponseFormat, named: NamePlace) -> Guide | None:
     if text is None:
         raise InvalidRequest(
             f"response_format.{field}: must be given for type {wanted.type}.",
-            param="response_format",
+            param=f"response_format.{field}",
         )
     return Guide("regex" if wanted.type == "regex" else "ebnf_grammar", text)
 

@@ -15,6 +15,7 @@ from gateway.errors import UnsupportedParameter
 # Hints stay for as long as the answer takes; `ignored` bounds the header.
 _MAX_TYPES = 64
 _MAX_TYPE_CHARS = 64
+_MAX_MISSPELLED_CHARS = 16
 
 
 class HostedTool(NamedTuple):
@@ -22,6 +23,17 @@ class HostedTool(NamedTuple):
 
     param: str
     type: str
+
+
+def find_meant_type(kind: str) -> str | None:
+    """Return the type of the client's tools that has the letters of `kind`, but for one.
+
+    A hosted tool is left out of the prompt, which would be a surprise for a misspelled function.
+    """
+    if len(kind) > _MAX_MISSPELLED_CHARS:
+        return None
+    letters = set(kind.lower())
+    return next((each for each in ("function", "custom") if len(letters ^ set(each)) <= 1), None)
 
 
 def name_hosted(hosted: Sequence[HostedTool]) -> list[str]:

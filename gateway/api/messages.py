@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import (
@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.api import custom_tools
 from gateway.api.strict_json import load, load_cut
+from gateway.api.successors import Successors
 from gateway.api.unions import by_type
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.forms import BY_PARAMETERS
@@ -33,6 +34,8 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
+    successors: ClassVar[Successors] = {}
+    """Of a request: what to send in place of other endpoints' parameters."""
 
 
 class Lenient(Strict):
@@ -191,6 +194,13 @@ class Message(Lenient):
             content = "".join(part.text for part in content)
         return content or self.refusal or ""
 
+    @property
+    def may_lack_content(self) -> bool:
+        if self.role != "assistant":
+            return False
+        given = self.tool_calls, self.refusal, self.reasoning_content, self.reasoning
+        return "content" in self.model_fields_set or any(given)
+
     def for_template(self, ids: TemplateIds) -> dict[str, Any]:
         """The dict that chat templates expect: text content, ids of the model's own form."""
         # Templates know the older name of this role.
@@ -225,5 +235,29 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 
 
+def _check_contents(messages: list[Message]) -> list[Message]:
+    """Raise InvalidRequest for a message that says nothing.
+
+    An assistant may have called a tool, declined or only thought. Its null may be the answer to an
+    earlier request that ended before its content.
+    """
+    if None in [message.content for message in messages]:
+        for number, message in enumerate(messages):
+            if message.content is None and not message.may_lack_content:
+                where = f"messages[{number}].content"
+                found = "null" if "content" in message.model_fields_set else "none"
+                raise InvalidRequest(
+                    f"{where}: found {found}; a message of role {message.role} needs a string or "
+                    f"an array of text parts{_OR_CALLS if message.role == 'assistant' else ''}.",
+                    param=where,
+                )
+    return messages
+
+
+_OR_CALLS = ", or tool_calls or a refusal"
 MOST_MESSAGES = 2048
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+Messages = Annotated[
+    list[Message],
+    Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES),
+    AfterValidator(_check_contents),
+]

@@ -135,6 +135,7 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
     "no_stop_trim": (False,),
     "nsigma": (0,),
     "output_config": ({},),
+    "output_format": ({},),
     "parallel_tool_calls": (True, False),
     "penalty_alpha": (0,),
     "plugins": ([],),
@@ -209,9 +210,6 @@ NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
 }
 """What would change the answer, with the values that ask for nothing (0 stands for 0.0, too). Some
 are fields of one of the endpoints, and served there; some are another protocol's."""
-
-SUCCESSORS: Mapping[str, str] = {"function_call": "tool_choice", "functions": "tools"}
-"""The successors of parameters that are not served any more."""
 
 NEUTRAL_CHAT: Mapping[str, tuple[Any, ...]] = {"add_special_tokens": (False,)}
 """More such values, where a template writes the prompt."""

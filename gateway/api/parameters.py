@@ -13,28 +13,35 @@ from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gateway.api.generation_request import GenerationRequest
 from gateway.api.ignored import MAX_NAME_CHARS
+from gateway.api.messages import Strict
 from gateway.api.parameter_table import (
     HARMLESS,
     HINTS,
     NEUTRAL_CHAT,
     NEUTRAL_COMPLETION,
     NOT_SERVED,
-    SUCCESSORS,
     UNSET,
 )
 from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import invalid_request, join_path, list_names, location, show_value
+from gateway.api.validation import (
+    invalid_request,
+    join_path,
+    list_names,
+    location,
+    show_value,
+    top_field,
+)
 from gateway.config.settings import Settings
 from gateway.errors import InvalidRequest, UnsupportedParameter
 
 R = TypeVar("R", bound=GenerationRequest)
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Strict)
 
 _SERVED_SOMEWHERE = ChatCompletionRequest.model_fields.keys() | CompletionRequest.model_fields
 _LONGEST_TYPO = 64
@@ -60,12 +67,15 @@ class SortedFields(NamedTuple):
     Attributes:
         served: what the model is to validate.
         hints: names that were accepted and have no effect.
+        uncounted: names of the protocol that have no effect at this endpoint, which never refuses
+            them: they are served where the same body asks for an answer.
         unknown: names that no table has.
         renamed: by the name of a served field, what the client called it.
     """
 
     served: Fields
     hints: list[str]
+    uncounted: list[str]
     unknown: list[str]
     renamed: dict[str, str]
 
@@ -92,7 +102,7 @@ def parse(
     # null means unset: the SDKs send it for parameters that are passed as None.
     given = {k: v for k, v in _flat(load_object(body)).items() if v is not None}
     refuse_unknown = strict or refuse_unknown
-    served, hints, unknown, renamed = sort_fields(
+    served, hints, _, unknown, renamed = sort_fields(
         model, given, strict=strict, refuse_unknown=refuse_unknown
     )
     for name in UNSET.keys() & served.keys():
@@ -121,7 +131,7 @@ def parse(
 
 
 def sort_fields(
-    model: type[BaseModel],
+    model: type[Strict],
     given: Fields,
     *,
     strict: bool,
@@ -135,19 +145,20 @@ def sort_fields(
         given: the body; fields that `model` lacks are taken out of it.
         strict: refuse hints.
         refuse_unknown: refuse names that no table has.
-        without_effect: further names that have no effect at this endpoint.
+        without_effect: names of the protocol that have no effect at this endpoint.
 
     Raises:
         InvalidRequest: A value cannot be read, or a name is unknown.
         UnsupportedParameter: A field would change the answer and is not served.
     """
     hints: list[str] = []
+    uncounted: list[str] = []
     unknown: list[str] = []
     renamed: dict[str, str] = {}
     # What `model_fields` gives, without its look-up in two properties.
     fields = model.__pydantic_fields__
     if given.keys() <= fields.keys():
-        return SortedFields(given, hints, unknown, renamed)
+        return SortedFields(given, hints, uncounted, unknown, renamed)
     others = {name: given.pop(name) for name in [*given] if name not in fields}
     for name, value in others.items():
         if value is None or name in HARMLESS:
@@ -159,7 +170,9 @@ def sort_fields(
                 raise _unsupported(found[0])
             hints += found
             unknown += _unknown_members(name, value)
-        elif (name in HINTS and not strict) or name in without_effect:
+        elif name in without_effect or (name in RENAMED and RENAMED[name].root in without_effect):
+            uncounted.append(name)
+        elif name in HINTS and not strict:
             hints.append(name)
         elif name in _SERVED_SOMEWHERE or name in NOT_SERVED or name in HINTS or name in RENAMED:
             _check_neutral(model, name, value)
@@ -167,7 +180,7 @@ def sort_fields(
             unknown.append(_cut(name))
     if unknown and refuse_unknown:
         raise _unrecognized(unknown, model)
-    return SortedFields(given, hints, unknown, renamed)
+    return SortedFields(given, hints, uncounted, unknown, renamed)
 
 
 def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[str]]:
@@ -251,7 +264,10 @@ def _rename(name: str, value: Any, served: Fields, renamed: dict[str, str]) -> N
             served[field] = meant
         else:
             other = renamed.get(field, field)
-            raise InvalidRequest(f"{name} and {other} exclude each other.", param=name)
+            raise InvalidRequest(
+                f"{name}: found something else than {other} says; leave out one of the two.",
+                param=name,
+            )
         renamed[field] = name
 
 
@@ -261,21 +277,32 @@ def _can_be_joined(meant: Fields, given: Any) -> bool:
 
 def as_written(error: InvalidRequest, renamed: dict[str, str]) -> InvalidRequest:
     """Return a refusal that names what the client wrote, where that was read as another field."""
-    name = renamed.get(error.param or "")
+    name = renamed.get(top_field(error.param or ""))
     if name is None:
         return error
-    return InvalidRequest(f"{name} is read as {error.message}", param=name)
+    return type(error)(f"{name} is read as {error.message}", param=name)
 
 
-def _check_neutral(model: type[BaseModel], name: str, value: Any) -> None:
+def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
     """Raise UnsupportedParameter unless the value asks for nothing."""
     here = NEUTRAL_COMPLETION if issubclass(model, CompletionRequest) else NEUTRAL_CHAT
     neutral = (*NOT_SERVED.get(name, ()), *here.get(name, ()))
-    if not _is_one_of(value, neutral):
-        instead = "".join(f" or send {orjson.dumps(each).decode()}" for each in neutral)
-        if name in SUCCESSORS:
-            instead = f" and send {SUCCESSORS[name]}"
-        raise _unsupported(name, instead)
+    if _is_one_of(value, neutral):
+        return
+    if (successor := _successor(model, name)) is not None:
+        raise UnsupportedParameter(
+            f"{name} is not a parameter of this endpoint; send {successor} instead.", param=name
+        )
+    instead = "".join(f" or send {orjson.dumps(each).decode()}" for each in neutral)
+    raise _unsupported(name, instead)
+
+
+def _successor(model: type[Strict], name: str) -> str | None:
+    """Return what to send in place of a parameter, also by the field that it is read as."""
+    known, other = model.successors, RENAMED.get(name)
+    if other is None:
+        return known.get(name)
+    return known.get(other.place) or known.get(other.root)
 
 
 def _unsupported(name: str, instead: str = "", *, param: str | None = None) -> UnsupportedParameter:
@@ -284,7 +311,7 @@ def _unsupported(name: str, instead: str = "", *, param: str | None = None) -> U
     )
 
 
-def _unrecognized(names: list[str], model: type[BaseModel]) -> InvalidRequest:
+def _unrecognized(names: list[str], model: type[Strict]) -> InvalidRequest:
     """Return the refusal of unknown names, with a known one that is similar to the first."""
     similar: list[str] = []
     if len(names[0]) <= _LONGEST_TYPO:

@@ -35,8 +35,12 @@ class Renamed(NamedTuple):
     hints: Callable[[Any], Iterable[str]] = _no_hints
     members: frozenset[str] | None = None
 
+    @property
+    def root(self) -> str:
+        return self.place.partition(".")[0]
+
     def fits(self, model: type[BaseModel]) -> bool:
-        return self.place.partition(".")[0] in model.model_fields
+        return self.root in model.model_fields
 
 
 def _field(name: str) -> Renamed:
@@ -55,9 +59,7 @@ def _guided(kind: str) -> Renamed:
 def _enable_thinking(value: Any, name: str = "enable_thinking") -> Fields:
     # Templates compare it with false, or ask whether it is empty: "false" would be neither.
     if not isinstance(value, bool):
-        raise InvalidRequest(
-            f"{name}: Input should be a valid boolean.", param=name.partition(".")[0]
-        )
+        raise InvalidRequest(f"{name}: Input should be true or false.", param=name)
     return {"chat_template_kwargs": {"enable_thinking": value}}
 
 
@@ -121,7 +123,7 @@ def _reasoning(value: Any) -> Fields:
         raise InvalidRequest("reasoning: Input should be an object.", param="reasoning")
     if value.get("exclude"):
         raise UnsupportedParameter(
-            "reasoning.exclude is not supported by this server.", param="reasoning"
+            "reasoning.exclude is not supported by this server.", param="reasoning.exclude"
         )
     effort, enabled = value.get("effort"), value.get("enabled")
     fields = {} if effort is None else {"reasoning_effort": effort}

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import Request
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, Tag
 from starlette.responses import Response
 
 from gateway.api.answer_schemas import Described
@@ -37,7 +37,8 @@ class Document(Strict):
 class RerankRequest(MappedRequest):
     query: _Text
     documents: Annotated[
-        list[_Text | Document], Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS)
+        list[_Text | Annotated[Document, Tag("[document]")]],
+        Field(fail_fast=True, min_length=1, max_length=MAX_INPUTS),
     ]
     top_n: Whole | None = Field(None, ge=1)
     return_documents: bool | None = None

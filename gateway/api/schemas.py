@@ -30,6 +30,7 @@ from gateway.api.guides import (
     tool_guide,
 )
 from gateway.api.messages import Messages
+from gateway.api.successors import OF_CHATS, OF_COMPLETIONS
 from gateway.api.turns import check_result
 from gateway.api.validation import list_names, show_value
 from gateway.errors import InvalidRequest
@@ -52,6 +53,8 @@ _MOST_BESIDE_THE_PROMPT = 64 * 1024
 
 
 class ChatCompletionRequest(GenerationRequest):
+    successors = OF_CHATS
+
     messages: Messages
     max_completion_tokens: Whole | None = Field(
         None, ge=1, json_schema_extra=or_unset("max_completion_tokens")
@@ -325,6 +328,8 @@ class ChatCompletionRequest(GenerationRequest):
 
 class CompletionRequest(GenerationRequest):
     """`prompt`: one text, several, the token ids of one, or the token ids of several."""
+
+    successors = OF_COMPLETIONS
 
     prompt: (
         str

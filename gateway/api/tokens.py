@@ -20,6 +20,7 @@ from gateway.api.messages import Messages, Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.request_log import service_of
 from gateway.api.routing import BODY, Router, needs, refusals
+from gateway.api.successors import OF_DETOKENIZE, OF_TOKENIZE
 from gateway.errors import InvalidRequest
 from gateway.parsers.tools.ids import TemplateIds
 from gateway.pipeline.fit import check_text, longest_prompt
@@ -31,6 +32,8 @@ router = Router()
 
 class TokenizeRequest(Strict):
     """A `prompt`, or `messages` for the chat template."""
+
+    successors = OF_TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -44,6 +47,8 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
+    successors = OF_DETOKENIZE
+
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 

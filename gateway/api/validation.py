@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.api import ignored
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnsupportedParameter
 
 # Pydantic names the tried branch of a union within the location, besides `list[...]` and the like.
 _BRANCHES = frozenset({"str", "constrained-str", "int"})
@@ -31,6 +32,10 @@ _JSON_TYPES = {
     "float_type": "a number",
 }
 """JSON's names for the types of pydantic's errors."""
+_TAGS = ("union_tag_invalid", "union_tag_not_found")
+_TAG = re.compile(r"'([^']*)'")
+# A field that may only be null, or an empty list.
+_NOT_SERVED = ("none_required", "empty_required")
 # The message already has the length that was found.
 _LENGTHS = ("too_long", "too_short")
 
@@ -44,28 +49,39 @@ class Problem(NamedTuple):
 
 
 def invalid_request(
-    error: ValidationError, *, tagged: Collection[str] = frozenset()
+    error: ValidationError,
+    *,
+    tagged: Collection[str] = frozenset(),
+    unserved: Collection[str] = frozenset(),
 ) -> InvalidRequest:
     """Return the refusal of a body, with the path of the parameter and the value found.
 
     `tagged` are fields with lists of objects that are told apart by a field of theirs. With them
-    the path is written as Anthropic does (`system.0.text`), else as OpenAI does (`stop[0]`).
+    the path is written as Anthropic does (`system.0.text`), else as OpenAI does (`stop[0]`). Of the
+    types of such objects, `unserved` are refused elsewhere, so no error offers them.
     """
-    problem = find_problem(error)
+    problem = find_problem(error, unserved)
     path = _without_tags(problem.path, tagged)
-    param = str(path[0]) if path else None
+    if problem.type in _TAGS:
+        path.append("type")
     where = ".".join(map(str, path)) if tagged else join_path(path)
     if problem.type == "missing" and len(path) == 1:
-        return InvalidRequest(f"You must provide the parameter {where}.", param=param)
-    if "content" in path and "literal_error" in problem.type:
-        return InvalidRequest(f"{where}: {problem.words}. Only text is accepted.", param=param)
-    return InvalidRequest(f"{where}: {problem.words}.", param=param)
+        message = f"You must provide the parameter {where}."
+    else:
+        message = f"{where}: {problem.words}."
+        if "content" in path and "literal_error" in problem.type:
+            message += " Only text is accepted."
+    kind = UnsupportedParameter if problem.type in _NOT_SERVED else InvalidRequest
+    return kind(message, param=where or None)
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The refusal of a chat in the words of another protocol: `names` has its for a chat's."""
+    if type(error).__init__ is not InvalidRequest.__init__:
+        return error  # It writes its own message, of a client's name that may be such a word.
     param, message = error.param or "", error.message
-    name = names.get(param, param)
+    head = top_field(param)
+    name = names.get(param) or names.get(head, head) + param.removeprefix(head)
     if name != param:
         message = f"{name}: {message.removeprefix(param).lstrip(': ')}"
     for word in _WORDS:
@@ -73,7 +89,12 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     return error if message == error.message else type(error)(message, param=name)
 
 
-def find_problem(error: ValidationError) -> Problem:
+def top_field(param: str) -> str:
+    """Return the field of a body that a path begins with, as `tools` of `tools[0].function`."""
+    return param.partition(".")[0].partition("[")[0]
+
+
+def find_problem(error: ValidationError, unserved: Collection[str] = frozenset()) -> Problem:
     """Return the problem to report.
 
     Of the branches of a union, the one that got furthest shows what was meant. Where several did,
@@ -82,12 +103,26 @@ def find_problem(error: ValidationError) -> Problem:
     problems = error.errors(include_url=False)[:_MAX_PROBLEMS]
     picked = max(problems, key=_measure_progress)
     path = location(picked)
+    if picked["type"] in _TAGS:
+        return _tag_problem(picked, unserved)
     wanted = [_words(picked)]
     if _is_of_type(picked):
         others = [each for each in problems if _is_of_type(each) and location(each) == path]
         wanted = [*dict.fromkeys(map(_words, others))]
     words = " or ".join([wanted[0], *(each.removeprefix(_INPUT) for each in wanted[1:])])
-    return Problem(path, words + _found(picked), picked["type"])
+    return Problem(path, words + _found(picked), _kind(picked))
+
+
+def _tag_problem(problem: ErrorDetails, unserved: Collection[str]) -> Problem:
+    """Return the problem of an object whose `type` is missing, or none of those that are known."""
+    path, value = location(problem), problem["input"]
+    if problem["type"] == "union_tag_not_found":
+        return Problem(path, "Field required" + _found_fields(value), problem["type"])
+    tags = _TAG.findall(problem["ctx"]["expected_tags"])
+    allowed = [repr(tag) for tag in tags if tag not in unserved]
+    words = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
+    found = show_value(value.get("type") if isinstance(value, dict) else value)
+    return Problem(path, f"{_INPUT}{words}; found {found}", problem["type"])
 
 
 def location(problem: ErrorDetails) -> list[int | str]:
@@ -144,9 +179,15 @@ def _is_of_type(problem: ErrorDetails) -> bool:
     return problem["type"] in _JSON_TYPES or problem["type"] == "literal_error"
 
 
+def _kind(problem: ErrorDetails) -> str:
+    """Return pydantic's type of a problem, and one of our own for what is too long if not empty."""
+    is_never_filled = problem.get("ctx", {}).get("max_length") == 0
+    return "empty_required" if is_never_filled else problem["type"]
+
+
 def _words(problem: ErrorDetails) -> str:
-    kind = problem["type"]
-    if kind == "none_required" or problem.get("ctx", {}).get("max_length") == 0:
+    kind = _kind(problem)
+    if kind in _NOT_SERVED:
         return "not supported by this server; leave it out"
     if kind == "extra_forbidden":
         return "not a known parameter"
@@ -157,16 +198,20 @@ def _words(problem: ErrorDetails) -> str:
 
 def _found(problem: ErrorDetails) -> str:
     """Return what was found, where the words have no such part."""
-    kind, value = problem["type"], problem["input"]
+    kind, value = _kind(problem), problem["input"]
     if kind == "missing":
-        return f"; found {list_names(value)}" if isinstance(value, dict) and value else ""
-    if kind in ("none_required", "extra_forbidden", *_LENGTHS):
+        return _found_fields(value)
+    if kind in ("extra_forbidden", *_NOT_SERVED, *_LENGTHS):
         return ""
     if kind in ("string_too_long", "string_too_short"):
         return f", not {len(value)}"
     if kind == "type" and isinstance(value, dict):
         return f"; found {show_value(value.get('type'))}"
     return f"; found {show_value(value)}"
+
+
+def _found_fields(value: Any) -> str:
+    return f"; found {list_names(value)}" if isinstance(value, dict) and value else ""
 
 
 def _without_tags(path: list[int | str], tagged: Collection[str]) -> list[int | str]:

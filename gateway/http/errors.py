@@ -31,8 +31,10 @@ class TooManyConnections(GatewayError):
 
 
 class UnknownUrl(GatewayError):
-    def __init__(self, method: str, path: str) -> None:
-        super().__init__(f"Unknown URL: {method} {path}.")
+    """No endpoint has this path; `advice` says which path may be meant."""
+
+    def __init__(self, method: str, path: str, advice: str = "") -> None:
+        super().__init__(f"Unknown URL: {method} {path}.{advice}")
         self.path = path
 
 

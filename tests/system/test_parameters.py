@@ -279,10 +279,10 @@ def test_structured_outputs(
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),
-        ({"stop": ["", "a"]}, "stop"),
+        ({"stop": ["", "a"]}, "stop[0]"),
         ({"logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1"),
     ],
 )
 def test_bad_values(client: openai.OpenAI, fields: dict[str, Any], param: str | None) -> None:

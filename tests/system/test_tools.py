@@ -255,8 +255,8 @@ def test_a_strict_tool_beside_a_format_is_held_to_its_schema(client: openai.Open
     [
         ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         (
             {"tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice",

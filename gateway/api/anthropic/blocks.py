@@ -6,7 +6,7 @@ Reference: Anthropic API, "Create a Message" (2026), and the types of its Python
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import orjson
 from pydantic import Field
@@ -63,6 +63,9 @@ class Unserved(Lenient):
         "browser_state",
         "compaction",
     ]
+
+
+UNSERVED = frozenset(get_args(Unserved.model_fields["type"].annotation))
 
 
 class _ToolReference(Lenient):

@@ -72,8 +72,7 @@ async def count_tokens(request: Request) -> Response:
     tenant = tenant_of(request)
     async with Intake(request, tenant) as intake:
         with await service.accounting.count(tenant, places=1):
-            refuse_unknown = service.settings.refuse_unknown
-            parsed = await intake.read(partial(parse, Prompt, refuse_unknown=refuse_unknown))
+            parsed = await intake.read(partial(parse, Prompt, **rules(service.settings)))
             wanted = parsed.request
             service.metrics.count_unknown_parameters(parsed.unknown)
             try:

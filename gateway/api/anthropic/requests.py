@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gateway.api import chat_tools
-from gateway.api.anthropic.blocks import Message, TextBlocks, chat_messages, system_text
+from gateway.api.anthropic.blocks import UNSERVED, Message, TextBlocks, chat_messages, system_text
 from gateway.api.anthropic.tools import (
     MAX_TOOLS,
     Tool,
@@ -25,8 +25,10 @@ from gateway.api.messages import Strict
 from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
+from gateway.api.successors import OF_MESSAGES
 from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest
+from gateway.generation import Guide
 
 _WRITTEN: dict[str, str] = {
     "chat_template_kwargs.enable_thinking": "thinking",
@@ -62,6 +64,8 @@ class Prompt(Strict):
     `cache_control` asks for nothing that the engine does not do by itself.
     """
 
+    successors = OF_MESSAGES
+
     model: str
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=2048)]
     system: str | TextBlocks | None = None
@@ -69,6 +73,8 @@ class Prompt(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The name of `output_config.format` in Anthropic's beta."""
     cache_control: dict[str, Any] | None = None
     # Wishes that this server has nothing to do with.
     context_management: dict[str, Any] | None = None
@@ -103,7 +109,26 @@ class Prompt(Strict):
             chat["chat_template_kwargs"] = {"enable_thinking": thinks}
         if self.thinking is not None and self.thinking.display == "omitted":
             chat["omit_thinking"] = True
-        return chat | _output(self.output_config)
+        return chat | self._output()
+
+    def _output(self) -> dict[str, Any]:
+        """The fields for the answer's form. Raises InvalidRequest for two formats."""
+        output: dict[str, Any] = {}
+        format_, name = self.output_format, "output_format"
+        if self.output_config is not None:
+            output["reasoning_effort"] = self.output_config.effort
+            if (newer := self.output_config.format) is not None:
+                if format_ not in (None, newer):
+                    raise InvalidRequest(
+                        f"{name}: found another format than output_config.format; leave out one.",
+                        param=name,
+                    )
+                format_, name = newer, "output_config.format"
+        if format_ is not None:
+            schema = {"name": "output", "schema": format_.schema_, "strict": True}
+            output["response_format"] = {"type": "json_schema", "json_schema": schema}
+            output["format_place"] = name
+        return output
 
     @property
     def hints(self) -> Iterator[str]:
@@ -161,11 +186,17 @@ class Chat(ChatCompletionRequest):
     tools: Annotated[list[chat_tools.Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_places: tuple[int, ...] = ()
     """The places of `tools` in the request."""
+    format_place: str = ""
+    """The name of the format in the request."""
     omit_thinking: bool = False
     without_output: bool = False
 
     def _check_tool_messages(self) -> None:
         """Leave this to `blocks`, which names the block."""
+
+    def guide(self) -> tuple[Guide | None, str | None]:
+        guide, param = super().guide()
+        return guide, self.format_place if param == "response_format" else param
 
     def name_place(self, place: str) -> str:
         found = OF_TOOL.fullmatch(place)
@@ -190,7 +221,7 @@ def parse(
     try:
         wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise invalid_request(error, tagged=_TAGGED) from None
+        raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)
     fields = {name: value for name, value in wanted.chat().items() if value is not None}
     try:
@@ -200,19 +231,9 @@ def parse(
     hints = [*given.hints, *wanted.hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
-    return Parsed(chat, (*hints, *unknown), unknown)
+    return Parsed(chat, (*hints, *given.uncounted, *unknown), unknown)
 
 
 def as_written(error: InvalidRequest) -> InvalidRequest:
     """Name the parameter as the client wrote it, where a chat calls it otherwise."""
     return renamed(error, _WRITTEN)
-
-
-def _output(config: OutputConfig | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    output: dict[str, Any] = {"reasoning_effort": config.effort}
-    if config.format is not None:
-        schema = {"name": "output", "schema": config.format.schema_, "strict": True}
-        output["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return output

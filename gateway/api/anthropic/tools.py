@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
-from gateway.api.hosted_tools import HostedTool, refuse_hosted
+from gateway.api.hosted_tools import HostedTool, find_meant_type, refuse_hosted
 from gateway.api.messages import FunctionName, Lenient, Strict
+from gateway.api.validation import show_value
 from gateway.errors import InvalidRequest
 
 MAX_TOOLS = 1024
@@ -25,6 +26,8 @@ class Tool(Lenient):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    function: Any = None
+    """What OpenAI's form of a tool has, which is refused."""
 
 
 class ToolChoice(Strict):
@@ -34,8 +37,16 @@ class ToolChoice(Strict):
 
 
 def own_tools(tools: Sequence[Tool]) -> list[tuple[int, Tool]]:
-    """Return the tools that the client runs, with their places."""
-    return [(n, tool) for n, tool in enumerate(tools) if _is_own(tool)]
+    """Return the tools that the client runs, with their places.
+
+    Raises InvalidRequest for a tool in OpenAI's form, and for a misspelled type.
+    """
+    own = []
+    for n, tool in enumerate(tools):
+        _check_form(tool, n)
+        if _is_own(tool):
+            own.append((n, tool))
+    return own
 
 
 def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
@@ -45,6 +56,26 @@ def hosted_tools(tools: Sequence[Tool]) -> list[HostedTool]:
         for n, tool in enumerate(tools)
         if tool.type is not None and not _is_own(tool)
     ]
+
+
+def _check_form(tool: Tool, number: int) -> None:
+    """Raise InvalidRequest for a tool that would be left out although the client runs it."""
+    if tool.type == "function" or tool.function is not None:
+        where = f"tools.{number}"
+        raise InvalidRequest(
+            f"{where}: found OpenAI's form of a tool; send name, description and input_schema in "
+            "the tool itself, and leave out type and function.",
+            param=where,
+        )
+    if tool.type is None or _is_own(tool):
+        return
+    if find_meant_type(tool.type) is not None:
+        where = f"tools.{number}.type"
+        raise InvalidRequest(
+            f"{where}: found {show_value(tool.type)}; did you mean custom, with name, description "
+            "and input_schema?",
+            param=where,
+        )
 
 
 def _is_own(tool: Tool) -> bool:

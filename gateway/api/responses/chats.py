@@ -22,7 +22,7 @@ from gateway.api.responses.tool_names import CalledTool
 from gateway.api.responses.tools import MAX_TOOLS
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
-from gateway.api.validation import find_problem, invalid_request, join_path, renamed
+from gateway.api.validation import invalid_request, renamed
 from gateway.errors import InvalidRequest
 
 _SAID = MessageItem(role="user", content="")
@@ -87,7 +87,7 @@ def parse(
     try:
         asked, nested = validate(model, fields.served, refuse_unknown=refuse_unknown)
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
     unknown = (*fields.unknown, *nested)
     own = asked.items
     if asked.continues:
@@ -101,7 +101,7 @@ def parse(
     hints = [*fields.hints, *asked.hints, *chat.tool_hints]
     if chat.tools or hints:
         check_hints(chat, hints, strict=strict)
-    return Parsed(chat, (*hints, *unknown), unknown)
+    return Parsed(chat, (*hints, *fields.uncounted, *unknown), unknown)
 
 
 def chat_of(asked: ResponsePrompt, items: Sequence[Item], *, complete: bool = True) -> Chat:
@@ -128,12 +128,3 @@ def _place(name: str, places: Sequence[str]) -> str:
     if found is None:
         return name
     return f"{places[int(found[1])]}.{found[2]}"
-
-
-def invalid(error: ValidationError) -> InvalidRequest:
-    """What is wrong with a body, with the path of the field as OpenAI writes it."""
-    problem = find_problem(error)
-    param = join_path(problem.path)
-    if problem.type == "missing" and len(problem.path) == 1:
-        return InvalidRequest(f"You must provide the parameter {param}.", param=param)
-    return InvalidRequest(f"{param}: {problem.words}.", param=param)

@@ -17,7 +17,6 @@ from gateway.api.answer_schemas import Count, Described
 from gateway.api.messages import Strict
 from gateway.api.plain_requests import read_plain
 from gateway.api.responses import items
-from gateway.api.responses.chats import invalid
 from gateway.api.responses.conversation_items import (
     Head,
     add_items,
@@ -85,7 +84,7 @@ def _described(model: type[BaseModel], *, body: type[Strict] | None = None, **mo
 )
 async def create(request: Request) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, NewConversation, invalid)
+        wanted, headers = await read_plain(request, ask.intake, NewConversation)
         conversation = f"conv_{secrets.token_hex(16)}"
         told = {"created_at": int(time.time()), "metadata": wanted.metadata or {}}
         head = Head(told, ask.kept.time)
@@ -112,7 +111,7 @@ async def retrieve(request: Request, conversation_id: Name) -> Response:
 )
 async def update(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, ChangedConversation, invalid)
+        wanted, headers = await read_plain(request, ask.intake, ChangedConversation)
         head = await head_of(ask.kept, ask.tenant, conversation_id)
         head.told["metadata"] = wanted.metadata or {}
         await ask.kept.put(ask.tenant, [head_record(conversation_id, head)])
@@ -137,7 +136,7 @@ async def delete(request: Request, conversation_id: Name) -> Response:
 )
 async def add(request: Request, conversation_id: Name) -> Response:
     async with asking(request, counted=True) as ask:
-        wanted, headers = await read_plain(request, ask.intake, AddedItems, invalid)
+        wanted, headers = await read_plain(request, ask.intake, AddedItems)
         await head_of(ask.kept, ask.tenant, conversation_id)
         added = await _add(ask, conversation_id, wanted.items)
         return _bytes(await ask.intake.work(partial(listed, added)), headers)

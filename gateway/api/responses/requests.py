@@ -26,6 +26,7 @@ from gateway.api.responses.options import (
 )
 from gateway.api.responses.tools import ToolChoice, Tools
 from gateway.api.responses.toolset import NO_TOOLS, Toolset
+from gateway.api.successors import OF_RESPONSES
 from gateway.errors import InvalidRequest
 
 _LONG_ECHO = 256 * 1024
@@ -34,6 +35,8 @@ _LONG_ECHO = 256 * 1024
 
 class ResponsePrompt(Strict):
     """What a model reads: of a request for an answer, and of one for the number of its tokens."""
+
+    successors = OF_RESPONSES
 
     model: str | None = None
     input: str | Annotated[list[Item], Field(fail_fast=True, max_length=8192)] | None = None

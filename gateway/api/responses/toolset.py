@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.api import custom_tools
-from gateway.api.hosted_tools import HostedTool, name_hosted, refuse_hosted
+from gateway.api.hosted_tools import HostedTool, find_meant_type, name_hosted, refuse_hosted
 from gateway.api.responses.other_objects import OtherObject
 from gateway.api.responses.tool_names import CalledTool, CallKind, flat_name
 from gateway.api.responses.tools import (
@@ -37,9 +37,6 @@ _KINDS: dict[str, CallKind] = {
     "custom": "custom_tool_call",
     "tool_search": "tool_search_call",
 }
-
-
-_MAX_MISSPELLED_CHARS = 16
 
 
 class OwnToolAt(NamedTuple):
@@ -193,7 +190,7 @@ class Toolset:
 
     def _add_hosted(self, added: HostedTool, *, again: bool) -> None:
         # What items bring may have been accepted before.
-        if again and (meant := _misspelled(added.type)) is not None:
+        if again and (meant := find_meant_type(added.type)) is not None:
             raise InvalidRequest(
                 f"{added.param}: found {show_value(added.type)}; did you mean {meant}?",
                 param=added.param,
@@ -277,17 +274,6 @@ class Toolset:
 
 
 NO_TOOLS = Toolset()
-
-
-def _misspelled(kind: str) -> str | None:
-    """Return the type of the client's tools that has the same letters as `kind`, but one or two.
-
-    A hosted tool is left out of the prompt, which would be a surprise for a misspelled function.
-    """
-    if len(kind) > _MAX_MISSPELLED_CHARS:
-        return None
-    letters = set(kind.lower())
-    return next((each for each in ("function", "custom") if len(letters ^ set(each)) <= 1), None)
 
 
 def _is_server_search(tool: Tool) -> bool:

@@ -111,7 +111,10 @@ def test_an_answer_that_was_begun_goes_on() -> None:
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
             "messages.0.content.0.text",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages.0.content.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "messages.0.content.0.type",
+        ),
         ({"messages": [{"role": "user", "content": [THOUGHT]}]}, "messages.0.content.0"),
         (
             {"messages": [QUESTION, {"role": "assistant", "content": [RESULT]}]},

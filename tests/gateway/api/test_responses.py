@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -
 
 @pytest.mark.parametrize("name", ["min_p", "messages", "max_tokens", "response_format"])
 def test_a_parameter_of_another_protocol_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedParameter, match=f"^{name} is not supported"):
+    with pytest.raises(UnsupportedParameter, match=f"^{name} is not (supported|a parameter)"):
         chat(**{name: "anything"})
 
 

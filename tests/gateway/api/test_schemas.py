@@ -133,16 +133,22 @@ def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: Any) -> No
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": 1}, "stop"),
-        ({"stop": [""]}, "stop"),
-        ({"stop": ["", "a"]}, "stop"),
-        ({"bad_words": ["a", ""]}, "bad_words"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"stop": ["", "a"]}, "stop[0]"),
+        ({"bad_words": ["a", ""]}, "bad_words[1]"),
         ({"bad_words": ["a", *["b" * 1024] * 4]}, "bad_words"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options"),
+        (
+            {"stream": True, "stream_options": {"include_usage": "yes"}},
+            "stream_options.include_usage",
+        ),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"model": None}, "model"),
     ],
 )
@@ -189,7 +195,7 @@ def test_wrong_prompts_in_words(prompt: Any, message: str) -> None:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     with pytest.raises(InvalidRequest) as caught:
         parse(CompletionRequest, body)
-    assert caught.value.param == "prompt"
+    assert caught.value.param == message.partition(":")[0]
     assert caught.value.message.startswith(message)
 
 

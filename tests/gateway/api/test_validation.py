@@ -21,7 +21,7 @@ from gateway.api.responses.conversations import AddedItems, NewConversation
 from gateway.api.responses.requests import ResponseRequest
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.tokens import DetokenizeRequest, TokenizeRequest
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnsupportedParameter
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 NEEDED: dict[type[BaseModel], dict[str, Any]] = {
@@ -35,6 +35,7 @@ OTHERS: list[type[BaseModel]] = [
     *(TokenizeRequest, DetokenizeRequest),
 ]
 SCHEMA = {"type": "object"}
+RESULT = {"type": "tool_result", "tool_use_id": "t"}
 
 
 def read(model: type[Any], fields: dict[str, Any], *, refuse_unknown: bool = False) -> Parsed[Any]:
@@ -91,7 +92,7 @@ def refusal(model: type[Any], fields: dict[str, Any]) -> str:
         ),
         (
             {"functions": [{"name": "f"}]},
-            "functions is not supported by this server; leave it out and send tools.",
+            "functions is not a parameter of this endpoint; send tools instead.",
         ),
     ],
 )
@@ -120,6 +121,24 @@ def test_an_unknown_tool_is_refused_with_the_names_of_known_ones() -> None:
         ({"container": "c"}, "container: not supported by this server; leave it out."),
         ({"tool_choice": "auto"}, "tool_choice: Input should be an object; found 'auto'."),
         ({"system": 5}, "system: Input should be a string or an array; found 5."),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tekst", "text": "a"}]}]},
+            "messages.0.content.0.type: Input should be 'text', 'thinking', 'redacted_thinking', "
+            "'tool_use' or 'tool_result'; found 'tekst'.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+            "messages.0.content.0.type: Field required; found text.",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": ["x"]}]}]}]},
+            "messages.0.content.0.content.0.type: Input should be 'text' or 'tool_reference'; "
+            "found an array.",
+        ),
+        (
+            {"system": [{"type": "x" * 9999}]},
+            "system.0.type: Input should be 'text'; found '" + "x" * 63 + "....",
+        ),
     ],
 )
 def test_a_refusal_of_messages_says_it_too(fields: dict[str, Any], message: str) -> None:
@@ -138,6 +157,57 @@ def test_a_refusal_of_messages_says_it_too(fields: dict[str, Any], message: str)
 )
 def test_a_refusal_of_responses_says_it_too(fields: dict[str, Any], message: str) -> None:
     assert refusal(ResponseRequest, fields).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "param", "kind"),
+    [
+        (
+            ChatCompletionRequest,
+            {"tools": [{"type": "function"}]},
+            "tools[0].function",
+            InvalidRequest,
+        ),
+        (ChatCompletionRequest, {"stop": ["a", 5]}, "stop[1]", InvalidRequest),
+        (
+            ChatCompletionRequest,
+            {"messages": [{"role": "user", "content": "", "audio": {}}]},
+            "messages[0].audio",
+            UnsupportedParameter,
+        ),
+        (
+            ChatCompletionRequest,
+            {"reasoning": {"exclude": True}},
+            "reasoning.exclude",
+            UnsupportedParameter,
+        ),
+        (ChatCompletionRequest, {"stopping_strings": [5]}, "stopping_strings", InvalidRequest),
+        (CompletionRequest, {"prompt": ["a", 5]}, "prompt[1]", InvalidRequest),
+        (ResponseRequest, {"prompt": {"id": "p"}}, "prompt", UnsupportedParameter),
+        (
+            ResponseRequest,
+            {"input": [{"type": "message", "role": "user", "content": 5}]},
+            "input[0].content",
+            InvalidRequest,
+        ),
+        (MessagesRequest, {"mcp_servers": [{}]}, "mcp_servers", UnsupportedParameter),
+        (MessagesRequest, {"container": "c"}, "container", UnsupportedParameter),
+        (
+            MessagesRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+            InvalidRequest,
+        ),
+    ],
+)
+def test_a_refusals_parameter_is_the_whole_path(
+    model: type[Any], fields: dict[str, Any], param: str, kind: type[InvalidRequest]
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(model, fields)
+    assert type(refused.value) is kind
+    assert refused.value.param == param
+    assert refused.value.message.startswith(param)
 
 
 def test_all_unknown_names_are_refused_at_once() -> None:

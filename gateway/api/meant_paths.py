@@ -1,0 +1,41 @@
+"""The endpoint that a client with a wrong base URL meant."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_PATHS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/models"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    }
+)
+# Bounded in each part: a path has as many bytes as all headers may have.
+_WRITTEN = re.compile(r"/{1,4}((?:v1/{1,4}){0,4})([a-z_/]{1,32}?)/?")
+
+
+class MeantPath(NamedTuple):
+    """A path of this server, and what the client's user should change."""
+
+    path: str
+    advice: str
+
+
+def find_meant_path(path: str) -> MeantPath | None:
+    """Return the endpoint that an unknown path differs from by `/v1` or slashes only."""
+    found = _WRITTEN.fullmatch(path)
+    if found is None:
+        return None
+    versions, rest = found.groups()
+    meant = f"/v1/{rest}"
+    if meant not in _PATHS or meant == path:
+        return None
+    count = versions.count("v1")
+    if count > 1:
+        advice = "This client adds /v1 to its base URL: leave /v1 out of the base URL."
+    elif count == 0:
+        advice = "This client does not add /v1 to its base URL: end the base URL with /v1."
+    else:
+        advice = "Leave the slash at the end of the base URL or path out."
+    return MeantPath(meant, advice)

@@ -1,0 +1,77 @@
+"""What to send in place of parameters that belong to other endpoints, by endpoint.
+
+A name here is also in `parameter_table`, `renamed_parameters` or a request's fields, so it is never
+accepted as unknown. The path of a field stands for all names that are read as the field elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Successors = Mapping[str, str]
+
+_SYSTEM = "messages with the role system"
+_OUTPUT_CONFIG = "output_config.format"
+
+OF_CHATS: Successors = {
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "input": "messages",
+    "instructions": _SYSTEM,
+    "max_output_tokens": "max_completion_tokens",
+    "output_config": "response_format or reasoning_effort",
+    "output_format": "response_format",
+    "prompt": "messages",
+    "stop_sequences": "stop",
+    "system": _SYSTEM,
+    "text": "response_format",
+}
+OF_COMPLETIONS: Successors = {
+    "input": "prompt",
+    "input_ids": "prompt",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "messages": "prompt",
+    "output_format": "response_format",
+    "prompt_token_ids": "prompt",
+    "stop_sequences": "stop",
+}
+OF_RESPONSES: Successors = {
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "logprobs": "top_logprobs",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "output_config": "text.format or reasoning.effort",
+    "output_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "stop_sequences": "stop",
+    "structured_outputs": "text.format",
+    "system": "instructions",
+}
+OF_MESSAGES: Successors = {
+    "chat_template_kwargs.enable_thinking": "thinking",
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "input": "messages",
+    "instructions": "system",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "response_format": _OUTPUT_CONFIG,
+    "stop": "stop_sequences",
+    "structured_outputs": _OUTPUT_CONFIG,
+    "text": _OUTPUT_CONFIG,
+}
+OF_TOKENIZE: Successors = {
+    "input": "prompt",
+    "instructions": _SYSTEM,
+    "system": _SYSTEM,
+    "text": "prompt",
+}
+OF_DETOKENIZE: Successors = {"input_ids": "tokens", "prompt_token_ids": "tokens"}
+OF_EMBEDDINGS: Successors = {"input_ids": "input", "messages": "input", "prompt": "input"}
