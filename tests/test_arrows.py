@@ -33,7 +33,7 @@ ALLOWED: dict[str, str] = {
     # From a checkpoint to a running Triton: it starts processes as the local stack does.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
     " triton_repo.gpt_repository triton_repo.llmapi_repository triton_repo.parameters"
-    " triton_repo.cpu_executor adapters",
+    " triton_repo.releases triton_repo.cpu_executor adapters",
     "ops.loadtest": "ops.local_stack ops.errors gateway.tokenization gateway.triton gateway.errors",
     "ops.client": "ops.errors gateway.tokenization gateway.triton adapters",
     "ops.local_stack": "triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor"
@@ -116,7 +116,7 @@ ALLOWED: dict[str, str] = {
     # Adapters by path are read and converted as the gateway does it.
     "triton_repo.cpu_executor": "adapters guides",
     "triton_repo.llmapi_repository": "triton_repo.render triton_repo.parameters",
-    "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters",
+    "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters triton_repo.releases",
     "triton_repo.render": "triton_repo.parameters triton_repo.releases",
     "triton_repo.parameters": "triton_repo.releases",
     "triton_repo.releases": "",

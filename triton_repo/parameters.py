@@ -1,8 +1,9 @@
 """The parameters of the repository's templates, with their types and allowed values.
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19
-(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend). Guided decoding, which
-upstream came with v0.19, is in both here; its backend llguidance came later still.
+(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); V0_20 has those of
+v0.19. Guided decoding, which upstream came with v0.19, is in all here; its backend llguidance came
+later still.
 `lora_weights_data_type` is ours: for an engine whose LoRA type is not float16 upstream has one edit
 three files by hand. The templates have float16 written out, as upstream's; `render` changes it.
 `trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
@@ -13,7 +14,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triton_repo.releases import RELEASES, V0_17, V0_19
+from triton_repo.releases import RELEASES, V0_17, V0_19, V0_20
+
+SINCE_V0_19 = (V0_19, V0_20)
 
 Value = str | int | float | bool
 
@@ -142,7 +145,7 @@ PARAMETERS = (
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
     Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
     Parameter("visual_model_path", (PREPROCESSING,), text(), releases=(V0_17,)),
-    Parameter("multimodal_model_path", (PREPROCESSING,), text(), releases=(V0_19,)),
+    Parameter("multimodal_model_path", (PREPROCESSING,), text(), releases=SINCE_V0_19),
     Parameter("max_num_images", (PREPROCESSING,), integer(1)),
     Parameter("postprocessing_instance_count", (POSTPROCESSING,), integer(1), mandatory=True),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean()),
@@ -159,10 +162,10 @@ PARAMETERS = (
         "max_queue_delay_microseconds",
         *((PREPROCESSING,), integer()),
         default="0",
-        releases=(V0_19,),
+        releases=SINCE_V0_19,
     ),
     Parameter("max_queue_size", (CORE,), integer(), default="0"),
-    Parameter("max_queue_size", (PREPROCESSING,), integer(), default="0", releases=(V0_19,)),
+    Parameter("max_queue_size", (PREPROCESSING,), integer(), default="0", releases=SINCE_V0_19),
     Parameter("encoder_input_features_data_type", (CORE,), DATA_TYPE, mandatory=True),
     Parameter("exclude_input_in_output", (CORE,), boolean()),
     Parameter("cancellation_check_period_ms", (CORE,), integer(1)),
@@ -183,7 +186,7 @@ PARAMETERS = (
     Parameter("normalize_log_probs", (CORE,), boolean()),
     Parameter("gpu_device_ids", (CORE,), device_ids()),
     Parameter("participant_ids", (CORE,), integers()),
-    Parameter("num_nodes", (CORE,), integer(1), releases=(V0_19,)),
+    Parameter("num_nodes", (CORE,), integer(1), releases=SINCE_V0_19),
     Parameter("gpu_weights_percent", (CORE,), fraction()),
     Parameter("enable_context_fmha_fp32_acc", (CORE,), boolean()),
     Parameter("multi_block_mode", (CORE,), boolean()),
@@ -198,13 +201,13 @@ PARAMETERS = (
     Parameter("kv_cache_host_memory_bytes", (CORE,), integer()),
     Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), releases=(V0_17,)),
-    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=(V0_19,)),
+    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=SINCE_V0_19),
     # tensorrt_llm: the LoRA cache
     Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
     Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
-    Parameter("lora_prefetch_dir", (CORE,), text(), releases=(V0_19,)),
+    Parameter("lora_prefetch_dir", (CORE,), text(), releases=SINCE_V0_19),
     # tensorrt_llm: decoding
     Parameter(
         "decoding_mode",
@@ -214,9 +217,9 @@ PARAMETERS = (
             *("medusa", "redrafter", "lookahead", "eagle"),
         ),
     ),
-    Parameter("lookahead_window_size", (CORE,), integer(1), releases=(V0_19,)),
-    Parameter("lookahead_ngram_size", (CORE,), integer(1), releases=(V0_19,)),
-    Parameter("lookahead_verification_set_size", (CORE,), integer(1), releases=(V0_19,)),
+    Parameter("lookahead_window_size", (CORE,), integer(1), releases=SINCE_V0_19),
+    Parameter("lookahead_ngram_size", (CORE,), integer(1), releases=SINCE_V0_19),
+    Parameter("lookahead_verification_set_size", (CORE,), integer(1), releases=SINCE_V0_19),
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),

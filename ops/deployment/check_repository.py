@@ -98,6 +98,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where the engine and the tokenizer are on this machine, if not where Triton sees them."""
+
+    engine_dir: Path | None = None
+    tokenizer_dir: Path | None = None
+
+    def engine(self, core: Model) -> Path | None:
+        """Return the engine's folder on this machine, or None if nothing names it."""
+        if self.engine_dir is not None:
+            return self.engine_dir
+        return Path(core.engine_dir) if core.engine_dir else None
+
+
+@dataclass(frozen=True, slots=True)
 class Repository:
     """All models by the names of their folders."""
 

@@ -44,7 +44,7 @@ def _bfloat16_engine(place: Place) -> None:
 
 def _old_text_names(place: Place) -> None:
     """The core model of a newer release beside the BLS of an older one."""
-    place.edit(CORE, '"min_length"', '"min_tokens"')
+    place.rename(CORE, "min_length", "min_tokens")
     place.edit(ENSEMBLE, 'key: "min_length"', 'key: "min_tokens"')
 
 
@@ -359,11 +359,45 @@ MISTAKES: dict[str, Mistake] = {
     "an ensemble of an older release": Mistake(
         lambda place: (
             shutil.rmtree(place.repository / BLS),
-            place.edit(CORE, '"random_seed"', '"seed"'),
+            place.rename(CORE, "random_seed", "seed"),
         ),
         error(ENSEMBLE, "random_seed"),
         "different releases",
         "the model's name for it is seed",
+    ),
+    "names that the model in Python does not read": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            place.edit(CORE, '"min_length"', '"min_tokens"'),
+        ),
+        error(CORE, "min_tokens"),
+        "1/model.py reads min_length: requests that set min_tokens are answered as if they had not",
+        "declare min_length in place of min_tokens",
+    ),
+    "names that the engine's release does not read": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            _cxx_backend(place),
+            place.set(CORE, "guided_decoding_backend", ""),
+            place.edit(CORE, '"min_length"', '"min_tokens"'),
+            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
+            place.build("", version="1.2.0rc3"),
+        ),
+        error(CORE, "random_seed"),
+        "the engine is of TensorRT-LLM 1.2.0rc3, whose backend reads seed",
+        "gateway repo render --release",
+    ),
+    "a release that exists with two sets of names": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            _cxx_backend(place),
+            place.set(CORE, "guided_decoding_backend", ""),
+            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
+            place.build("", version="0.19.0"),
+        ),
+        note(CORE, "release"),
+        "container 25.05",
+        "--trtllm-version 25.05",
     ),
     "a BLS of an older release": Mistake(
         _old_text_names,

@@ -58,12 +58,14 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # Later releases call these by their second names.
-        *("random_seed", "seed", "min_length", "min_tokens"),
+        # What is rendered for a release keeps its own names alone, as tensorrt_llm does.
+        *("random_seed", "min_length"),  # until 0.19
+        *("seed", "min_tokens"),  # since 0.20
+        "return_kv_cache_reuse_stats",  # until 0.17
+        "return_perf_metrics",  # since 0.19
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("return_log_probs", "return_context_logits", "return_generation_logits"),
-        *("return_kv_cache_reuse_stats", "return_perf_metrics", "exclude_input_in_output"),
-        *("prompt_embedding_table", "prompt_vocab_size"),
+        *("exclude_input_in_output", "prompt_embedding_table", "prompt_vocab_size"),
         *("lora_task_id", "lora_weights", "lora_config"),
         *("guided_decoding_guide_type", "guided_decoding_guide"),
     )
