@@ -37,13 +37,13 @@ PARAMETERS = (
 # Below `TEMPLATES`. What turns tensors into requests of the executor, and text into ids, is the
 # same as for inflight_batcher_llm.
 _MODULES = {
-    PREPROCESSING: ("preprocessing/1/model.py",),
+    PREPROCESSING: ("preprocessing/1/model.py", "booleans.py"),
     CORE: (
         "gpt/tensorrt_llm/1/model.py",
         "tensorrt_llm/1/executor_api.py",
         "tensorrt_llm/1/executor_request.py",
     ),
-    POSTPROCESSING: ("postprocessing/1/model.py",),
+    POSTPROCESSING: ("postprocessing/1/model.py", "booleans.py"),
     ENSEMBLE: (),
 }
 

@@ -9,7 +9,6 @@ three files by hand. The templates have float16 written out, as upstream's; `ren
 `trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
 """
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ ENSEMBLE = "ensemble"
 CORE = "tensorrt_llm"
 BLS = "tensorrt_llm_bls"
 MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE, BLS)
+
+
+_BOOLEAN = "true or false"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def integer(minimum: int = 0) -> Kind:
     return Kind(f"an integer of at least {minimum}", write)
 
 
-def fraction() -> Kind:
+def fraction(*, zero: bool = False) -> Kind:
     def write(value: Value) -> str | None:
         if isinstance(value, bool):
             return None
@@ -56,9 +58,9 @@ def fraction() -> Kind:
             found = float(value)
         except ValueError:
             return None
-        return repr(found) if math.isfinite(found) and 0 < found <= 1 else None
+        return repr(found) if 0 < found <= 1 or (zero and found == 0) else None
 
-    return Kind("a number above 0 and up to 1", write)
+    return Kind("a number from 0 to 1" if zero else "a number above 0 and up to 1", write)
 
 
 def boolean() -> Kind:
@@ -66,7 +68,7 @@ def boolean() -> Kind:
         text = str(value).lower() if isinstance(value, str | bool) else ""
         return text if text in ("true", "false") else None
 
-    return Kind("true or false", write)
+    return Kind(_BOOLEAN, write)
 
 
 def text() -> Kind:
@@ -77,6 +79,11 @@ def text() -> Kind:
         return value.replace("\\", "\\\\").replace('"', '\\"')
 
     return Kind("a printable, non-empty string without ${", write)
+
+
+def is_boolean(kind: Kind) -> bool:
+    """Return True for a kind of which words are read, and differently by models."""
+    return kind.allowed == _BOOLEAN
 
 
 def one_of(*choices: str) -> Kind:
@@ -187,7 +194,7 @@ PARAMETERS = (
     Parameter("gpu_device_ids", (CORE,), device_ids()),
     Parameter("participant_ids", (CORE,), integers()),
     Parameter("num_nodes", (CORE,), integer(1), releases=SINCE_V0_19),
-    Parameter("gpu_weights_percent", (CORE,), fraction()),
+    Parameter("gpu_weights_percent", (CORE,), fraction(zero=True)),
     Parameter("enable_context_fmha_fp32_acc", (CORE,), boolean()),
     Parameter("multi_block_mode", (CORE,), boolean()),
     Parameter("cuda_graph_mode", (CORE,), boolean()),

@@ -9,6 +9,8 @@ from triton_repo.parameters import CORE, MODELS, Parameter, Value, parameters_of
 from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
+BOOLEANS = TEMPLATES / "booleans.py"
+"""Rendered beside each model in Python, which imports it."""
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
 
@@ -53,7 +55,8 @@ def render(
         if "lora_weights_data_type" in written:
             config = _LORA_TYPE.sub(rf"\g<1>{written['lora_weights_data_type']}", config)
         (destination / model / "config.pbtxt").write_text(config, encoding="utf-8")
-        for module in (TEMPLATES / model / "1").glob("*.py"):
+        modules = list((TEMPLATES / model / "1").glob("*.py"))
+        for module in [*modules, BOOLEANS] if modules else []:
             write_module(module, version / module.name, release)
 
 

@@ -11,6 +11,7 @@ from ops.deployment.check_names import name_findings
 from ops.deployment.check_repository import Places, RepositoryError, read_repository
 from ops.deployment.check_serving import serving_findings
 from ops.deployment.check_structure import structure_findings
+from ops.deployment.check_values import value_findings
 
 
 def check(
@@ -45,6 +46,7 @@ def check(
         [
             *structure_findings(repository),
             *serving_findings(repository, places),
+            *value_findings(repository),
             *name_findings(repository, places, release),
             *llmapi_findings(repository, places, adapters, llm_config),
         ]

@@ -81,9 +81,7 @@ class Model:
         """The configuration of a core model, by names of template parameters."""
         if self.file is None:
             return {}
-        values = {
-            _TEMPLATE_NAMES.get(name, name): self.parameter(name) for name in self.file.parameters
-        }
+        values = {template_name(name): self.parameter(name) for name in self.file.parameters}
         logits = self.file.outputs.get("generation_logits")
         lora = self.file.inputs.get("lora_weights")
         values |= {
@@ -141,6 +139,11 @@ class Repository:
             and not model.is_llmapi
             and {"text_input", "max_tokens"} <= model.file.inputs.keys()
         ]
+
+
+def template_name(parameter: str) -> str:
+    """Return what the templates call a model's parameter."""
+    return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:

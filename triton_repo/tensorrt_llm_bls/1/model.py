@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
+from booleans import parse_boolean
 
 Arrays = dict[str, npt.NDArray[Any]]
 IdsSoFar = defaultdict[tuple[int, int], list[int]]
@@ -81,8 +82,11 @@ class TritonPythonModel:
         for name in REFUSED_PARAMETERS:
             if _text(parameters, name):
                 raise pb_utils.TritonModelException(f"{name}: not supported; leave it out")
-        accumulate = _text(parameters, "accumulate_tokens").lower()
-        self._accumulate = accumulate in ("1", "true", "t", "yes", "y")
+        accumulate = _text(parameters, "accumulate_tokens") or "false"
+        try:
+            self._accumulate = parse_boolean(accumulate, of_text_model=True)
+        except ValueError as error:
+            raise pb_utils.TritonModelException(f"accumulate_tokens: {error}") from None
         self._core = _text(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
         period = _text(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS
         self._period_s = int(period) / 1000
