@@ -32,8 +32,8 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for model in triton_repo/*/1; do MYPYPATH=$$model $(BIN)/mypy $$model/*.py || exit; done
-	MYPYPATH=triton_repo/tensorrt_llm/1 $(BIN)/mypy triton_repo/gpt/tensorrt_llm/1/model.py
+	for model in triton_repo/*/1; do MYPYPATH=$$model:triton_repo $(BIN)/mypy $$model/*.py || exit; done
+	MYPYPATH=triton_repo/tensorrt_llm/1:triton_repo $(BIN)/mypy triton_repo/gpt/tensorrt_llm/1/model.py
 	MYPYPATH=triton_repo/llmapi/tensorrt_llm/1 $(BIN)/mypy triton_repo/llmapi/tensorrt_llm/1/model.py
 
 bench: setup

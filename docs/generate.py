@@ -137,11 +137,9 @@ def _repository_fields() -> str:
 
 
 def _tensor_names() -> str:
-    """Those that were renamed, and what the text models call differently."""
-    both = {(thing, *known) for thing, known in (names.CORE | names.TEXT).items()}
-    both |= {(thing, *known) for thing, known in names.CORE.items()}
-    renamed = sorted(known for _, *known in both if len(known) > 1)
-    return _table(("older", "newer"), ([f"`{name}`" for name in known] for known in renamed))
+    """Those that were renamed."""
+    rows = ([f"`{name}`" for name in known] for known in names.RENAMED)
+    return _table(("older", "newer"), rows)
 
 
 def _alerts() -> str:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, str] = {
     # From a checkpoint to a running Triton: it starts processes as the local stack does.
     "ops.deployment": "ops.local_stack gateway.config gateway.triton triton_repo.render"
     " triton_repo.gpt_repository triton_repo.llmapi_repository triton_repo.parameters"
-    " triton_repo.cpu_executor adapters",
+    " triton_repo.releases triton_repo.booleans triton_repo.cpu_executor adapters",
     "ops.loadtest": "ops.local_stack ops.errors gateway.tokenization gateway.triton gateway.errors",
     "ops.client": "ops.errors gateway.tokenization gateway.triton adapters",
     "ops.local_stack": "triton_repo.llmapi_repository triton_repo.render triton_repo.cpu_executor"
@@ -108,18 +108,20 @@ ALLOWED: dict[str, str] = {
     # has anything behind it, and only on a host without TensorRT-LLM.
     # The GPT repository's core model is rendered with the modules of the other's.
     "triton_repo.gpt": "triton_repo.tensorrt_llm",
-    "triton_repo.tensorrt_llm": "triton_repo.cpu_executor",
+    "triton_repo.tensorrt_llm": "triton_repo.cpu_executor triton_repo.booleans",
     "triton_repo.llmapi": "triton_repo.cpu_executor",
-    "triton_repo.tensorrt_llm_bls": "",
-    "triton_repo.preprocessing": "",
-    "triton_repo.postprocessing": "",
+    "triton_repo.tensorrt_llm_bls": "triton_repo.booleans",
+    "triton_repo.preprocessing": "triton_repo.booleans",
+    "triton_repo.postprocessing": "triton_repo.booleans",
     # Adapters by path are read and converted as the gateway does it.
     "triton_repo.cpu_executor": "adapters guides",
     "triton_repo.llmapi_repository": "triton_repo.render triton_repo.parameters",
-    "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters",
+    "triton_repo.gpt_repository": "triton_repo.render triton_repo.parameters triton_repo.releases",
     "triton_repo.render": "triton_repo.parameters triton_repo.releases",
     "triton_repo.parameters": "triton_repo.releases",
     "triton_repo.releases": "",
+    # Rendered beside each model in Python.
+    "triton_repo.booleans": "",
     "triton_repo.fill_template": "",
     "triton_repo.__init__": "",
     "adapters": "",

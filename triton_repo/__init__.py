@@ -1,4 +1,4 @@
-"""The `inflight_batcher_llm` model repository of v0.17 and v0.19, as templates.
+"""The `inflight_batcher_llm` model repository of three releases, as templates.
 
 `triton_repo.render` fills the templates into a folder that tritonserver can load;
 `triton_repo.parameters` lists what they take; `triton_repo.cpu_executor` is the CPU stand-in

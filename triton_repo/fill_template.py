@@ -72,6 +72,13 @@ def run(parsed: argparse.Namespace) -> int:
         unknown = unknown_keys(template, values)
         for key in unknown:
             print(f"{parsed.file}: key {key!r} does not exist in the file", file=sys.stderr)
+        for key, value in values.items():
+            if value != value.strip():
+                print(
+                    f"{parsed.file}: {key}: found {value!r}, which begins or ends with a blank "
+                    "that the model reads, too",
+                    file=sys.stderr,
+                )
         if unknown and parsed.strict:
             return 1
         filled = fill(template, values)

@@ -4,7 +4,6 @@ Its `tensorrt_llm` answers requests whole, one static batch after another. The t
 are filled by any `fill_template.py`: they have nothing but strings to fill in.
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
@@ -20,7 +19,8 @@ from triton_repo.parameters import (
     integer,
     text,
 )
-from triton_repo.render import TEMPLATES, values
+from triton_repo.releases import DEFAULT, RELEASES, template_of
+from triton_repo.render import TEMPLATES, RenderError, values, write_module
 
 MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE)
 PARAMETERS = (
@@ -37,30 +37,41 @@ PARAMETERS = (
 # Below `TEMPLATES`. What turns tensors into requests of the executor, and text into ids, is the
 # same as for inflight_batcher_llm.
 _MODULES = {
-    PREPROCESSING: ("preprocessing/1/model.py",),
+    PREPROCESSING: ("preprocessing/1/model.py", "booleans.py"),
     CORE: (
         "gpt/tensorrt_llm/1/model.py",
         "tensorrt_llm/1/executor_api.py",
         "tensorrt_llm/1/executor_request.py",
     ),
-    POSTPROCESSING: ("postprocessing/1/model.py",),
+    POSTPROCESSING: ("postprocessing/1/model.py", "booleans.py"),
     ENSEMBLE: (),
 }
 
 
-def render_gpt(destination: Path, parameters: Mapping[str, Value]) -> None:
+def render_gpt(
+    destination: Path, parameters: Mapping[str, Value], *, release: str = DEFAULT
+) -> None:
     """Write the four models into `destination`, each with its config.pbtxt and version folder.
 
     Nothing is written unless all parameters are right. Files already there are replaced.
 
+    Args:
+        destination: the model repository to make; created with its parents.
+        parameters: values by name, for the names in `PARAMETERS`.
+        release: one of `triton_repo.releases.RELEASES`. Of its names those of inputs alone differ.
+
     Raises:
-        RenderError: a parameter is unknown, missing or not allowed. All problems are named at once.
+        RenderError: the release is unknown, or a parameter is unknown, missing or not allowed. All
+            problems are named at once.
     """
+    if release not in RELEASES:
+        raise RenderError(f"release: found {release}; allowed: {', '.join(RELEASES)}")
     written = values({entry.name: entry for entry in PARAMETERS}, parameters, MODELS)
     for model in MODELS:
         version = destination / model / "1"
         version.mkdir(parents=True, exist_ok=True)
-        template = Template((TEMPLATES / "gpt" / model / "config.pbtxt").read_text("utf-8"))
-        (destination / model / "config.pbtxt").write_text(template.substitute(written), "utf-8")
+        template = (TEMPLATES / "gpt" / model / "config.pbtxt").read_text("utf-8")
+        config = Template(template_of(release, template)).substitute(written)
+        (destination / model / "config.pbtxt").write_text(config, "utf-8")
         for module in _MODULES[model]:
-            shutil.copyfile(TEMPLATES / module, version / Path(module).name)
+            write_module(TEMPLATES / module, version / Path(module).name, release)

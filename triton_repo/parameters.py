@@ -1,19 +1,21 @@
 """The parameters of the repository's templates, with their types and allowed values.
 
 Names, mandatory flags and allowed values are those of inflight_batcher_llm v0.17 and v0.19
-(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend). Guided decoding, which
-upstream came with v0.19, is in both here; its backend llguidance came later still.
+(`docs/model_config.md` and `tools/fill_template.py` of tensorrtllm_backend); V0_20 has those of
+v0.19. Guided decoding, which upstream came with v0.19, is in all here; its backend llguidance came
+later still.
 `lora_weights_data_type` is ours: for an engine whose LoRA type is not float16 upstream has one edit
 three files by hand. The templates have float16 written out, as upstream's; `render` changes it.
 `trust_remote_code` is ours, too: upstream's models always run the code of a tokenizer's folder.
 """
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from triton_repo.releases import RELEASES, V0_17, V0_19
+from triton_repo.releases import RELEASES, V0_17, V0_19, V0_20
+
+SINCE_V0_19 = (V0_19, V0_20)
 
 Value = str | int | float | bool
 
@@ -23,6 +25,9 @@ ENSEMBLE = "ensemble"
 CORE = "tensorrt_llm"
 BLS = "tensorrt_llm_bls"
 MODELS = (PREPROCESSING, CORE, POSTPROCESSING, ENSEMBLE, BLS)
+
+
+_BOOLEAN = "true or false"
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def integer(minimum: int = 0) -> Kind:
     return Kind(f"an integer of at least {minimum}", write)
 
 
-def fraction() -> Kind:
+def fraction(*, zero: bool = False) -> Kind:
     def write(value: Value) -> str | None:
         if isinstance(value, bool):
             return None
@@ -53,9 +58,9 @@ def fraction() -> Kind:
             found = float(value)
         except ValueError:
             return None
-        return repr(found) if math.isfinite(found) and 0 < found <= 1 else None
+        return repr(found) if 0 < found <= 1 or (zero and found == 0) else None
 
-    return Kind("a number above 0 and up to 1", write)
+    return Kind("a number from 0 to 1" if zero else "a number above 0 and up to 1", write)
 
 
 def boolean() -> Kind:
@@ -63,7 +68,7 @@ def boolean() -> Kind:
         text = str(value).lower() if isinstance(value, str | bool) else ""
         return text if text in ("true", "false") else None
 
-    return Kind("true or false", write)
+    return Kind(_BOOLEAN, write)
 
 
 def text() -> Kind:
@@ -74,6 +79,11 @@ def text() -> Kind:
         return value.replace("\\", "\\\\").replace('"', '\\"')
 
     return Kind("a printable, non-empty string without ${", write)
+
+
+def is_boolean(kind: Kind) -> bool:
+    """Return True for a kind of which words are read, and differently by models."""
+    return kind.allowed == _BOOLEAN
 
 
 def one_of(*choices: str) -> Kind:
@@ -142,7 +152,7 @@ PARAMETERS = (
     Parameter("trust_remote_code", (PREPROCESSING, POSTPROCESSING), boolean()),
     Parameter("add_special_tokens", (PREPROCESSING,), boolean()),
     Parameter("visual_model_path", (PREPROCESSING,), text(), releases=(V0_17,)),
-    Parameter("multimodal_model_path", (PREPROCESSING,), text(), releases=(V0_19,)),
+    Parameter("multimodal_model_path", (PREPROCESSING,), text(), releases=SINCE_V0_19),
     Parameter("max_num_images", (PREPROCESSING,), integer(1)),
     Parameter("postprocessing_instance_count", (POSTPROCESSING,), integer(1), mandatory=True),
     Parameter("skip_special_tokens", (POSTPROCESSING,), boolean()),
@@ -159,10 +169,10 @@ PARAMETERS = (
         "max_queue_delay_microseconds",
         *((PREPROCESSING,), integer()),
         default="0",
-        releases=(V0_19,),
+        releases=SINCE_V0_19,
     ),
     Parameter("max_queue_size", (CORE,), integer(), default="0"),
-    Parameter("max_queue_size", (PREPROCESSING,), integer(), default="0", releases=(V0_19,)),
+    Parameter("max_queue_size", (PREPROCESSING,), integer(), default="0", releases=SINCE_V0_19),
     Parameter("encoder_input_features_data_type", (CORE,), DATA_TYPE, mandatory=True),
     Parameter("exclude_input_in_output", (CORE,), boolean()),
     Parameter("cancellation_check_period_ms", (CORE,), integer(1)),
@@ -183,8 +193,8 @@ PARAMETERS = (
     Parameter("normalize_log_probs", (CORE,), boolean()),
     Parameter("gpu_device_ids", (CORE,), device_ids()),
     Parameter("participant_ids", (CORE,), integers()),
-    Parameter("num_nodes", (CORE,), integer(1), releases=(V0_19,)),
-    Parameter("gpu_weights_percent", (CORE,), fraction()),
+    Parameter("num_nodes", (CORE,), integer(1), releases=SINCE_V0_19),
+    Parameter("gpu_weights_percent", (CORE,), fraction(zero=True)),
     Parameter("enable_context_fmha_fp32_acc", (CORE,), boolean()),
     Parameter("multi_block_mode", (CORE,), boolean()),
     Parameter("cuda_graph_mode", (CORE,), boolean()),
@@ -198,13 +208,13 @@ PARAMETERS = (
     Parameter("kv_cache_host_memory_bytes", (CORE,), integer()),
     Parameter("kv_cache_onboard_blocks", (CORE,), boolean()),
     Parameter("enable_kv_cache_reuse", (CORE,), boolean(), releases=(V0_17,)),
-    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=(V0_19,)),
+    Parameter("enable_kv_cache_reuse", (CORE,), boolean(), default="true", releases=SINCE_V0_19),
     # tensorrt_llm: the LoRA cache
     Parameter("lora_cache_optimal_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_max_adapter_size", (CORE,), integer(1)),
     Parameter("lora_cache_gpu_memory_fraction", (CORE,), fraction()),
     Parameter("lora_cache_host_memory_bytes", (CORE,), integer(1)),
-    Parameter("lora_prefetch_dir", (CORE,), text(), releases=(V0_19,)),
+    Parameter("lora_prefetch_dir", (CORE,), text(), releases=SINCE_V0_19),
     # tensorrt_llm: decoding
     Parameter(
         "decoding_mode",
@@ -214,9 +224,9 @@ PARAMETERS = (
             *("medusa", "redrafter", "lookahead", "eagle"),
         ),
     ),
-    Parameter("lookahead_window_size", (CORE,), integer(1), releases=(V0_19,)),
-    Parameter("lookahead_ngram_size", (CORE,), integer(1), releases=(V0_19,)),
-    Parameter("lookahead_verification_set_size", (CORE,), integer(1), releases=(V0_19,)),
+    Parameter("lookahead_window_size", (CORE,), integer(1), releases=SINCE_V0_19),
+    Parameter("lookahead_ngram_size", (CORE,), integer(1), releases=SINCE_V0_19),
+    Parameter("lookahead_verification_set_size", (CORE,), integer(1), releases=SINCE_V0_19),
     Parameter("medusa_choices", (CORE,), tree()),
     Parameter("eagle_choices", (CORE,), tree()),
     Parameter("speculative_decoding_fast_logits", (CORE,), boolean()),

@@ -1,21 +1,50 @@
-"""The releases of `inflight_batcher_llm` that one set of templates is written for.
+"""The sets of templates of `inflight_batcher_llm`, by the first release that each one is of.
 
-As it lies here a template is that of v0.17, so that upstream's `fill_template.py` fills it. What
-v0.19 alone has is a comment that begins with `#0.19 `; lines of v0.17 alone end with ` #0.17`.
+A template lies here in the form of v0.17, so that upstream's `fill_template.py` fills it. Where a
+comment begins with `#0.19 `, the rest is a line since v0.19. A line that ends with ` #0.17` is last
+in v0.17. In Python such lines end with `# since 0.19` and `# until 0.17`.
+
+V0_20 is what NVIDIA's containers have since 25.05, whose TensorRT-LLM is 0.19.0; the tag v0.19.0 of
+upstream's repository still has the older names of V0_19. Each backend reads the names of its own
+set alone, and ignores others without a word.
 """
 
 import re
 
 V0_17 = "0.17"
 V0_19 = "0.19"
-RELEASES = (V0_17, V0_19)
+V0_20 = "0.20"
+RELEASES = (V0_17, V0_19, V0_20)
 DEFAULT = V0_17
+
+_LINE = re.compile(r"(?m)^( *)(?:#(0\.\d+) )?(.*?)(?: #(0\.\d+))?\n")
+_MARKED_LINE = re.compile(r"(?m)^(.*)  # (since|until) (0\.\d+)\n")
 
 
 def template_of(release: str, template: str) -> str:
-    """The template of one release, without the marks of either."""
-    if release == V0_17:
-        template = re.sub(rf"(?m)^ *#{V0_19} .*\n", "", template)
-        return re.sub(rf"(?m) #{V0_17}$", "", template)
-    template = re.sub(rf"(?m)^.* #{V0_17}\n", "", template)
-    return re.sub(rf"(?m)^( *)#{V0_19} ", r"\1", template)
+    """Return the template of one set, without the marks of any."""
+
+    def select(line: re.Match[str]) -> str:
+        indent, since, text, until = line.groups()
+        return f"{indent}{text}\n" if _has(release, since, until) else ""
+
+    return _LINE.sub(select, template)
+
+
+def module_of(release: str, module: str) -> str:
+    """Return the module that reads the names of one set alone, without the marks of any."""
+
+    def select(line: re.Match[str]) -> str:
+        text, word, named = line.groups()
+        since, until = (named, None) if word == "since" else (None, named)
+        return f"{text}\n" if _has(release, since, until) else ""
+
+    return _MARKED_LINE.sub(select, module)
+
+
+def _has(release: str, since: str | None, until: str | None) -> bool:
+    """Return True if a line of these marks belongs to the set."""
+    at = RELEASES.index(release)
+    first = RELEASES.index(since) if since else 0
+    last = RELEASES.index(until) if until else len(RELEASES)
+    return first <= at <= last

@@ -1,15 +1,16 @@
 """Fills the repository's templates into a folder that tritonserver can load."""
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from triton_repo.parameters import MODELS, Parameter, Value, parameters_of
-from triton_repo.releases import DEFAULT, RELEASES, template_of
+from triton_repo.parameters import CORE, MODELS, Parameter, Value, parameters_of
+from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
+BOOLEANS = TEMPLATES / "booleans.py"
+"""Rendered beside each model in Python, which imports it."""
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
 
@@ -54,8 +55,22 @@ def render(
         if "lora_weights_data_type" in written:
             config = _LORA_TYPE.sub(rf"\g<1>{written['lora_weights_data_type']}", config)
         (destination / model / "config.pbtxt").write_text(config, encoding="utf-8")
-        for module in (TEMPLATES / model / "1").glob("*.py"):
-            shutil.copyfile(module, version / module.name)
+        modules = list((TEMPLATES / model / "1").glob("*.py"))
+        for module in [*modules, BOOLEANS] if modules else []:
+            write_module(module, version / module.name, release)
+
+
+def write_module(source: Path, destination: Path, release: str) -> None:
+    """Write a model's module in the form of one release."""
+    text = source.read_text(encoding="utf-8")
+    destination.write_text(module_of(release, text), encoding="utf-8")
+
+
+def core_inputs(release: str) -> frozenset[str]:
+    """Return the inputs of `tensorrt_llm` that one set of templates declares."""
+    template = (TEMPLATES / CORE / "config.pbtxt").read_text(encoding="utf-8")
+    declared, _, _ = template_of(release, template).partition("\noutput [")
+    return frozenset(re.findall(r'\{ name: "(\w+)"', declared))
 
 
 def filled_values(

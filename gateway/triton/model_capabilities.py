@@ -49,6 +49,9 @@ _CANCELLATION_PERIOD = "cancellation_check_period_ms"
 # What an ensemble's preprocessing turns into ids.
 _WORDS: tuple[LogicalInput, ...] = ("stop_words", "bad_words", "bias")
 _ADAPTER_BY_PATH: frozenset[LogicalInput] = frozenset({"lora_id", "lora_name", "lora_path"})
+# Words that upstream's models read, in any case; tests hold them equal to `triton_repo.booleans`.
+_CORE_TRUE = ("true", "1")
+_TRUE, _FALSE = (*_CORE_TRUE, "t", "yes", "y"), ("false", "0", "f", "no", "n")
 _SPECULATIVE = ("medusa", "redrafter", "lookahead", "eagle")
 
 
@@ -255,7 +258,7 @@ def _read(
             "GATEWAY_MAX_SEQ_LEN."
         )
     host_bytes = parameter(core, "lora_cache_host_memory_bytes")
-    restates = "exclude_prompt" not in inputs and not flag(core, "exclude_input_in_output")
+    restates = "exclude_prompt" not in inputs and not core_flag(core, "exclude_input_in_output")
     beams = _beam_width(core, engine)
     dtype = None if text is not None and text.loses_lora else lora_dtype(inputs)
     return ModelCapabilities(
@@ -318,9 +321,18 @@ def speculative(core: Any) -> bool:
 
 
 def flag(config: Any, name: str, *, default: bool = False) -> bool:
-    """A boolean parameter of the model."""
+    """Return a boolean parameter of a text model, as the model reads it.
+
+    A word that upstream's models do not know is the default to them.
+    """
     value = parameter(config, name).lower()
-    return value in ("1", "true", "t", "yes", "y") if value else default
+    words = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
+    return words.get(value, default)
+
+
+def core_flag(config: Any, name: str) -> bool:
+    """Return a boolean parameter of the core model: every other word than two is false there."""
+    return parameter(config, name).lower() in _CORE_TRUE
 
 
 def parameter(config: Any, name: str) -> str:

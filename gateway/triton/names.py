@@ -126,6 +126,11 @@ LLMAPI: dict[LogicalInput, tuple[str, ...]] = {
 """Of `tensorrt_llm` in the llmapi repository."""
 
 
+RENAMED: tuple[tuple[str, ...], ...] = tuple(
+    sorted({known for known in [*CORE.values(), *TEXT.values()] if len(known) > 1})
+)
+"""The names of each input that `inflight_batcher_llm` renamed, that of the oldest release first."""
+
 _LORA: tuple[LogicalInput, ...] = ("lora_task_id", "lora_weights", "lora_config")
 LORA_DATATYPES: Mapping[Dtype, str] = {"float16": "FP16", "bfloat16": "BF16"}
 """The wire's names of the types that `lora_weights` may have."""

@@ -93,7 +93,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trtllm-version",
         metavar="VERSION",
-        help=f"the release that builds and serves (default: {DEFAULT_VERSION})",
+        help="the release that builds and serves, or the tag of Triton's container, such as 25.08 "
+        f"(default: {DEFAULT_VERSION})",
     )
     parser.add_argument("--gpu", metavar="NAME", help="such as H100 or A100-80; checks the memory")
     parser.add_argument(

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ops.commands.engine import add_plan_arguments, read_plan, show_memory
+from ops.commands.engine import DEFAULT_VERSION, add_plan_arguments, read_plan, show_memory
 
 if TYPE_CHECKING:
     from ops.deployment.engine_plan import Plan
@@ -60,7 +60,7 @@ def run(parsed: argparse.Namespace) -> int:
             imported = import_llmapi(plan, parsed.name, folder, on_cpu=parsed.cpu)
         else:
             make = import_for_cpu if parsed.cpu else import_for_gpu
-            imported = make(plan, parsed.name, folder)
+            imported = make(plan, parsed.name, folder, parsed.trtllm_version or DEFAULT_VERSION)
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
@@ -115,6 +115,8 @@ def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespa
         return
     show_memory(plan)
     print()
+    if not parsed.llmapi:
+        _show_names(parsed.trtllm_version or DEFAULT_VERSION)
     ranks = 1 if parsed.llmapi else plan.intent.tp * plan.intent.pp
     steps = [
         ("Build the engine, where TensorRT-LLM is installed:", f"{where}/build_engine.sh"),
@@ -131,6 +133,18 @@ def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespa
     for number, (text, command) in enumerate(steps, 1):
         print(f"{number}. {text}")
         print(f"   {command}")
+
+
+def _show_names(release: str) -> None:
+    """Say whose names of inputs the repository has where the release leaves that open."""
+    from ops.deployment.release import read_sets
+
+    if len(read_sets(release)) > 1:
+        print(
+            f"TensorRT-LLM {release} reads seed and min_tokens in container 25.05, random_seed and "
+            "min_length in upstream's tag v0.19.0.\nThe repository is that of the tag. If the "
+            "container serves it, import with --trtllm-version 25.05.\n"
+        )
 
 
 def _made(folder: Path) -> list[str]:

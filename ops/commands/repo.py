@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repository",
         choices=("inflight_batcher_llm", "gpt", "llmapi"),
         default="inflight_batcher_llm",
-        help="gpt: whole answers, one batch after another; it takes --engine-dir, --tokenizer-dir "
-        "and --parameter alone. llmapi: no engine; it takes --model, --tokenizer-dir, --decoupled "
-        "and --parameter alone (default: inflight_batcher_llm)",
+        help="gpt: whole answers, one batch after another; it takes --release, --engine-dir, "
+        "--tokenizer-dir and --parameter alone. llmapi: no engine; it takes --model, "
+        "--tokenizer-dir, --decoupled and --parameter alone (default: inflight_batcher_llm)",
     )
     render.add_argument(
         "--model",
@@ -81,6 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a LoRA adapter in PEFT form that a model of the llmapi repository shall serve; may "
         "be repeated",
+    )
+    check.add_argument(
+        "--trtllm-version",
+        metavar="VERSION",
+        help="the TensorRT-LLM that will serve, or the tag of Triton's container, such as 25.08; "
+        "names that it does not read are found (default: what built the engine)",
     )
     check.add_argument("--json", action="store_true", help="findings as JSON")
     fill = commands.add_parser(
@@ -168,14 +174,16 @@ def _check(parsed: argparse.Namespace) -> int:
     from ops.deployment.check_findings import has_errors
     from ops.deployment.check_repository import RepositoryError
     from ops.deployment.llmapi_yaml import LLM_CONFIG_PATH
+    from ops.deployment.release import ReleaseError
 
     try:
         findings = check(
             *(parsed.repository, parsed.engine_dir, parsed.tokenizer_dir),
             adapters=parsed.adapter,
             llm_config=os.environ.get(LLM_CONFIG_PATH),
+            release=parsed.trtllm_version,
         )
-    except (RepositoryError, OSError) as error:
+    except (RepositoryError, ReleaseError, OSError) as error:
         print(f"gateway repo check: {error}", file=sys.stderr)
         return 1
     if parsed.json:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from ops.deployment.check_findings import Finding, by_severity
 from ops.deployment.check_llmapi import llmapi_findings
-from ops.deployment.check_repository import RepositoryError, read_repository
-from ops.deployment.check_serving import Places, serving_findings
+from ops.deployment.check_names import name_findings
+from ops.deployment.check_repository import Places, RepositoryError, read_repository
+from ops.deployment.check_serving import serving_findings
 from ops.deployment.check_structure import structure_findings
+from ops.deployment.check_values import value_findings
 
 
 def check(
@@ -19,15 +21,19 @@ def check(
     *,
     adapters: Sequence[Path] = (),
     llm_config: str | None = None,
+    release: str | None = None,
 ) -> list[Finding]:
     """The findings on the repository in `path`, errors first.
 
     `engine_dir` and `tokenizer_dir` say where those folders are on this machine, where Triton
     sees them under another path. For a model of the llmapi repository `adapters` are PEFT folders
-    that it shall serve, and `llm_config` is LLM_CONFIG_PATH of Triton's environment.
+    that it shall serve, and `llm_config` is LLM_CONFIG_PATH of Triton's environment. `release` is
+    the TensorRT-LLM, or the container, that will serve; by default that which built the engine.
 
-    Raises RepositoryError when `path` holds no models, or none that reads adapters from a disk
-    and `adapters` are given.
+    Raises:
+        RepositoryError: `path` holds no models, or none that reads adapters from a disk and
+            `adapters` are given.
+        ReleaseError: `release` is not known.
     """
     repository = read_repository(path)
     if adapters and not repository.llmapi_models:
@@ -40,6 +46,8 @@ def check(
         [
             *structure_findings(repository),
             *serving_findings(repository, places),
+            *value_findings(repository),
+            *name_findings(repository, places, release),
             *llmapi_findings(repository, places, adapters, llm_config),
         ]
     )

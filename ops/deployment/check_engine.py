@@ -21,6 +21,7 @@ from adapters.sizes import (
     cache_fit,
 )
 from ops.deployment.check_findings import Finding, Severity
+from triton_repo.booleans import parse_boolean
 from triton_repo.parameters import CORE
 
 Values = Mapping[str, str]
@@ -51,8 +52,11 @@ def engine_findings(values: Values, engine: EngineConfig, engine_dir: Path) -> l
 
 
 def is_on(values: Values, name: str) -> bool:
-    """A boolean parameter as both Triton backends read it."""
-    return values.get(name, "").lower() in ("1", "true")
+    """Return True if a boolean parameter is on; what no backend can read is off there, too."""
+    try:
+        return parse_boolean(values.get(name, "false"))
+    except ValueError:
+        return False
 
 
 def is_static(values: Values) -> bool:
@@ -118,8 +122,8 @@ def _paged_blocks(values: Values, engine: EngineConfig, said: str) -> Iterator[F
 
 
 def _offload(values: Values, engine: EngineConfig, said: str) -> Iterator[Finding]:
-    reuse = values.get("enable_kv_cache_reuse", "")
-    if values.get("kv_cache_host_memory_bytes", "0") != "0" and reuse.lower() in ("0", "false"):
+    is_off = "enable_kv_cache_reuse" in values and not is_on(values, "enable_kv_cache_reuse")
+    if values.get("kv_cache_host_memory_bytes", "0") != "0" and is_off:
         yield _finding(
             "kv_cache_host_memory_bytes",
             "host memory keeps blocks for reuse, and enable_kv_cache_reuse is false: "

@@ -10,8 +10,8 @@ from adapters.errors import AdapterError
 from adapters.modules import FAMILIES
 from adapters.peft import read
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.check_repository import Model
-from ops.deployment.check_serving import Places, has_chat_template
+from ops.deployment.check_repository import Model, Places
+from ops.deployment.check_serving import has_chat_template
 from ops.deployment.llmapi_yaml import LlmapiYaml
 
 # The LLM API's own where model.yaml says nothing.

@@ -11,8 +11,7 @@ from pathlib import Path
 from gateway.triton.pbtxt import ModelFile
 from ops.deployment.check_findings import Finding
 from ops.deployment.check_llm_arguments import llm_findings
-from ops.deployment.check_repository import Model, Repository
-from ops.deployment.check_serving import Places
+from ops.deployment.check_repository import Model, Places, Repository
 from ops.deployment.check_triton_config import triton_config_findings
 from ops.deployment.llmapi_yaml import (
     LLM_CONFIG_PATH,

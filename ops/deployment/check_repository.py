@@ -81,9 +81,7 @@ class Model:
         """The configuration of a core model, by names of template parameters."""
         if self.file is None:
             return {}
-        values = {
-            _TEMPLATE_NAMES.get(name, name): self.parameter(name) for name in self.file.parameters
-        }
+        values = {template_name(name): self.parameter(name) for name in self.file.parameters}
         logits = self.file.outputs.get("generation_logits")
         lora = self.file.inputs.get("lora_weights")
         values |= {
@@ -95,6 +93,20 @@ class Model:
             "lora_weights_data_type": lora.data_type if lora else "",
         }
         return {name: value for name, value in values.items() if value and value != _UNKNOWN_TYPE}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the engine and the tokenizer are on this machine, if not where Triton sees them."""
+
+    engine_dir: Path | None = None
+    tokenizer_dir: Path | None = None
+
+    def engine(self, core: Model) -> Path | None:
+        """Return the engine's folder on this machine, or None if nothing names it."""
+        if self.engine_dir is not None:
+            return self.engine_dir
+        return Path(core.engine_dir) if core.engine_dir else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +139,11 @@ class Repository:
             and not model.is_llmapi
             and {"text_input", "max_tokens"} <= model.file.inputs.keys()
         ]
+
+
+def template_name(parameter: str) -> str:
+    """Return what the templates call a model's parameter."""
+    return _TEMPLATE_NAMES.get(parameter, parameter)
 
 
 def read_repository(path: Path) -> Repository:

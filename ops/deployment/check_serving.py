@@ -11,20 +11,12 @@ from adapters.config_json import ConfigError
 from adapters.engine_config import EngineConfig, read_engine_config
 from ops.deployment.check_engine import engine_findings
 from ops.deployment.check_findings import Finding, Severity
-from ops.deployment.check_repository import Model, Repository
+from ops.deployment.check_repository import Model, Places, Repository
 from triton_repo.parameters import BLS, POSTPROCESSING, PREPROCESSING
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Weights of the CPU executor's engines, which have no rankN.engine.
 _CPU_WEIGHTS = "model.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the engine and the tokenizer are on this machine, if not where Triton sees them."""
-
-    engine_dir: Path | None = None
-    tokenizer_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +180,9 @@ def _instances(model: Model) -> Iterator[Finding]:
 
 def _engine(core: Model, places: Places) -> Iterator[Finding]:
     assert core.file is not None
-    declared = core.engine_dir
-    if not declared and places.engine_dir is None:
+    folder = places.engine(core)
+    if folder is None:
         return
-    folder = places.engine_dir or Path(declared)
     try:
         engine = read_engine_config(folder)
     except ConfigError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gateway.triton.names import RENAMED
 from gateway.triton.pbtxt import DeclaredTensor, EnsembleStep
 from ops.deployment.check_findings import Finding
+from ops.deployment.check_names import other_names
 from ops.deployment.check_repository import CONFIG, Model, Repository
 from triton_repo.parameters import BLS, CORE, POSTPROCESSING, PREPROCESSING
 
@@ -16,12 +18,6 @@ _MANDATORY: Mapping[str, tuple[str, ...]] = {
     POSTPROCESSING: ("tokenizer_dir",),
 }
 _BATCHING = ("inflight_fused_batching", "inflight_batching", "v1")
-# Tensors that later releases of the repository renamed, oldest name first.
-_RENAMED = (
-    ("min_length", "min_tokens"),
-    ("random_seed", "seed"),
-    ("return_kv_cache_reuse_stats", "return_perf_metrics"),
-)
 _LORA_INPUTS = ("lora_task_id", "lora_weights", "lora_config")
 _TEMPLATE_KEYS = {"gpt_model_path": "engine_dir", "gpt_model_type": "batching_strategy"}
 
@@ -202,11 +198,8 @@ def _wires(
 
 
 def _other_name(name: str, inputs: Mapping[str, DeclaredTensor]) -> str:
-    for names in _RENAMED:
-        other = next((one for one in names if name in names and one != name and one in inputs), "")
-        if other:
-            return f"; the model's name for it is {other}"
-    return ""
+    other = next((other for other in other_names(name) if other in inputs), None)
+    return "" if other is None else f"; the model's name for it is {other}"
 
 
 def _called_models(repository: Repository, bls: Model) -> Iterator[Finding]:
@@ -258,7 +251,7 @@ def _text_interface(model: Model, core: Model) -> Iterator[Finding]:
                 "requests with LoRA weights fail",
                 f"declare {second.data_type}",
             )
-    for names in _RENAMED:
+    for names in RENAMED:
         here = next((name for name in names if name in own), None)
         there = next((name for name in names if name in inner), None)
         if here and there and here != there:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 FIELDS: dict[str, str] = {
-    "release": "whose tensors and parameters: 0.17 (the default) or 0.19",
+    "release": "of TensorRT-LLM, or the tag of Triton's container, such as 25.08: whose tensors "
+    "and parameters are written; by default that of the engine",
     "engine_dir": "folder of config.json and rankN.engine, as Triton sees it",
     "local_engine_dir": "the same folder on this machine, where Triton sees another path",
     "tokenizer_dir": "the Hugging Face tokenizer's folder, as Triton sees it",

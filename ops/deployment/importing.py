@@ -27,6 +27,7 @@ from ops.deployment.intent import Intent, planned_engine
 from ops.deployment.llmapi_plan import LLMAPI, llmapi_parameters, llmapi_settings
 from ops.deployment.llmapi_repository import write_llmapi
 from ops.deployment.memory import kv_bytes_per_token, largest_request
+from ops.deployment.release import OLDEST_TEMPLATES, parse_release
 
 ENV_FILE = "gateway.env"
 REPOSITORY = "repository"
@@ -63,10 +64,12 @@ class Imported:
         return self.folder / REPOSITORY
 
 
-def import_for_gpu(plan: Plan, name: str, folder: Path) -> Imported:
+def import_for_gpu(plan: Plan, name: str, folder: Path, release: str) -> Imported:
     """Writes everything but the engine, which `plan` was made to build in `folder`.
 
-    An engine from an earlier import stays. Raises ImportingError, and then nothing is written.
+    An engine from an earlier import stays. `release`, or container, serves the repository.
+
+    Raises ImportingError, and then nothing is written.
     """
     imported = _checked(plan.checkpoint, name, folder)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
@@ -75,7 +78,7 @@ def import_for_gpu(plan: Plan, name: str, folder: Path) -> Imported:
         fields["xgrammar_tokenizer_info_path"] = plan.tokenizer_info
     engine = planned_engine(plan.checkpoint, plan.intent, plan.release)
     try:
-        description = _description(imported, fields, template_parameters(plan))
+        description = _description(imported, fields, template_parameters(plan), release)
         repository.template_parameters(description, engine)
         _begin(imported, plan.intent)
         repository.write(description, imported.repository, engine)
@@ -88,8 +91,10 @@ def import_for_gpu(plan: Plan, name: str, folder: Path) -> Imported:
     return imported
 
 
-def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
+def import_for_cpu(plan: Plan, name: str, folder: Path, release: str) -> Imported:
     """Writes everything, with an engine for the CPU executor in place of what `plan` builds.
+
+    The repository is that of `release`.
 
     Raises ImportingError; before the engine is made unless the weights cannot be read.
     """
@@ -104,7 +109,7 @@ def import_for_cpu(plan: Plan, name: str, folder: Path) -> Imported:
     if intent.guided_decoding:
         fields["guided_decoding_backend"] = "xgrammar"
     try:
-        description = _description(imported, fields, template_parameters(plan))
+        description = _description(imported, fields, template_parameters(plan), release)
         repository.template_parameters(
             description, planned_engine(checkpoint, intent, plan.release)
         )
@@ -211,9 +216,15 @@ def _begin(imported: Imported, intent: Intent, more: Mapping[str, str] | None = 
 
 
 def _description(
-    imported: Imported, fields: Mapping[str, Any], parameters: Mapping[str, Any]
+    imported: Imported, fields: Mapping[str, Any], parameters: Mapping[str, Any], release: str
 ) -> repository.Description:
-    return repository.from_fields({**parameters, **fields, "tokenizer_dir": imported.tokenizer_dir})
+    own = {"tokenizer_dir": imported.tokenizer_dir, "release": _rendered_release(release)}
+    return repository.from_fields({**parameters, **fields, **own})
+
+
+def _rendered_release(release: str) -> str:
+    """Engines of releases that are older than all templates are served with the oldest ones."""
+    return release if parse_release(release) >= OLDEST_TEMPLATES else str(OLDEST_TEMPLATES)
 
 
 def _cpu_kv_tokens(checkpoint: Checkpoint, intent: Intent) -> int:

@@ -1,12 +1,15 @@
-"""Releases of TensorRT-LLM, and what their engine tools are called.
+"""Releases of TensorRT-LLM: what their engine tools are called, and whose templates they serve.
 
-Sources: the release notes of TensorRT-LLM, and `trtllm-build --help` of the releases.
+Sources: the release notes of TensorRT-LLM, `trtllm-build --help` of the releases, and the table of
+containers in `docs/introduction/compatibility.md` of Triton's server.
 """
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from triton_repo.releases import V0_17, V0_19, V0_20
 
 
 class ReleaseError(ValueError):
@@ -33,6 +36,7 @@ OLDEST = Release(0, 9)
 REMOVED = Release(1, 3)
 NEWEST = Release(1, 2)
 
+OLDEST_TEMPLATES = Release(0, 17)  # of which this project has templates
 MAX_SEQ_LEN = Release(0, 11)  # --max_output_len before
 UNEVEN_STAGES = Release(0, 11)  # pipeline stages of unequal size
 KV_CACHE_TYPE = Release(0, 13)  # --paged_kv_cache before; accepted, but deprecated, since
@@ -40,18 +44,49 @@ GUIDED_DECODING = Release(0, 19)  # in the Triton repository
 MODEL_FOLDERS = Release(0, 20)  # examples/models/core/llama; examples/llama before
 
 
-def parse_release(text: str) -> Release:
-    """The release of a version such as ``0.17.0``, ``v0.17`` or ``1.2.0rc3``.
+# What the containers `tritonserver:YY.MM-trtllm-python-py3` have, by the first that has it.
+_CONTAINERS = {
+    (24, 12): Release(0, 16),
+    (25, 1): Release(0, 17),
+    (25, 3): Release(0, 18),
+    (25, 5): Release(0, 19),
+    (25, 6): Release(0, 20),
+    (25, 8): Release(0, 21),
+    (25, 9): Release(1, 0),
+    (25, 12): Release(1, 1),
+    (26, 3): Release(1, 2),
+}
+_FIRST_CONTAINER, _LAST_CONTAINER = (24, 12), (26, 7)
+_CONTAINER_OF_NEW_NAMES = (25, 5)
+_RELEASE_OF_TWO_SETS = Release(0, 19)
 
-    Raises ToolsRemoved for one without the engine tools, and ReleaseError.
+
+def parse_release(text: str, option: str = "--trtllm-version") -> Release:
+    """Return the release of a version or container, such as ``v0.17``, ``1.2.0rc3`` or ``25.08``.
+
+    Containers are also known by the whole tag, ``25.08-trtllm-python-py3``, and the image's name.
+
+    Args:
+        text: what the operator gave.
+        option: the option, or field, that errors name.
+
+    Raises:
+        ToolsRemoved: the release has no engine tools.
+        ReleaseError: the text names no release, or one that is not known here.
     """
-    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(\D|$)", text, re.ASCII)
-    if found is None:
-        raise ReleaseError(f"--trtllm-version: found {text!r}; allowed: a version such as 0.17.0")
-    release = Release(int(found[1]), int(found[2]))
+    numbers = _numbers(text, option)
+    if not _is_container(numbers):
+        release = Release(*numbers)
+    elif _FIRST_CONTAINER <= numbers <= _LAST_CONTAINER:
+        release = _CONTAINERS[max(first for first in _CONTAINERS if first <= numbers)]
+    else:
+        raise ReleaseError(
+            f"{option}: found {text}; containers known here: {_tag(_FIRST_CONTAINER)} to "
+            f"{_tag(_LAST_CONTAINER)}. Give the version of its TensorRT-LLM instead, such as 1.2.1"
+        )
     if release < OLDEST:
         raise ReleaseError(
-            f"--trtllm-version: found {text}; allowed: {OLDEST} and later, whose tools are "
+            f"{option}: found {text}; allowed: {OLDEST} and later, whose tools are "
             "convert_checkpoint.py and trtllm-build"
         )
     if release >= REMOVED:
@@ -63,3 +98,37 @@ def parse_release(text: str) -> Release:
             "gateway import --llmapi."
         )
     return release
+
+
+def read_sets(text: str, option: str = "--trtllm-version") -> tuple[str, ...]:
+    """Return the sets of templates that a release or a container may read, the likeliest first.
+
+    TensorRT-LLM 0.19 alone has two: container 25.05 reads other names than upstream's tag v0.19.0.
+
+    Raises ToolsRemoved and ReleaseError as `parse_release` does.
+    """
+    release, numbers = parse_release(text, option), _numbers(text, option)
+    if _is_container(numbers):
+        return (V0_20,) if numbers >= _CONTAINER_OF_NEW_NAMES else (V0_17,)
+    if release == _RELEASE_OF_TWO_SETS:
+        return (V0_19, V0_20)
+    return (V0_20,) if release > _RELEASE_OF_TWO_SETS else (V0_17,)
+
+
+def _numbers(text: str, option: str) -> tuple[int, int]:
+    tag = text.rpartition(":")[2]
+    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(\D|$)", tag, re.ASCII)
+    if found is None:
+        raise ReleaseError(
+            f"{option}: found {text!r}; allowed: a version such as 0.17.0, or a container's tag "
+            "such as 25.08"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _is_container(numbers: tuple[int, int]) -> bool:
+    return numbers >= (23, 0)
+
+
+def _tag(numbers: tuple[int, int]) -> str:
+    return f"{numbers[0]}.{numbers[1]:02}"

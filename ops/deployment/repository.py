@@ -21,7 +21,9 @@ from adapters.config_json import ConfigError
 from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from ops.deployment.check_engine import DATA_TYPES, engine_findings
+from ops.deployment.release import OLDEST_TEMPLATES, ReleaseError, parse_release, read_sets
 from triton_repo.parameters import MODELS, Value
+from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
 # Fields whose template parameter has another name.
@@ -53,7 +55,7 @@ class Description(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    release: Literal["0.17", "0.19"] = "0.17"
+    release: str | None = None
     engine_dir: Path
     local_engine_dir: Path | None = None
     tokenizer_dir: Path
@@ -95,9 +97,16 @@ class Description(BaseModel):
 
     @field_validator("release", mode="before")
     @classmethod
-    def _release(cls, found: object) -> str:
-        """YAML reads 0.19 as a number; upstream's tags begin with a v."""
-        return str(found).removeprefix("v")
+    def _release(cls, found: object) -> str | None:
+        """Return the set of templates. YAML reads 0.20 and 25.10 as numbers without their zero."""
+        if found is None:
+            return None
+        text = str(found)
+        if isinstance(found, float) and (found < 0.9 or found >= 23):
+            text = f"{found:.2f}"
+        if parse_release(text, "release") < OLDEST_TEMPLATES:
+            raise ValueError(f"allowed: {OLDEST_TEMPLATES} and later, and containers since 25.01")
+        return read_sets(text, "release")[0]
 
     @field_validator(*_PATHS)
     @classmethod
@@ -189,7 +198,8 @@ def _problem(problem: Mapping[str, Any], places: Mapping[str, str]) -> str:
             "other template parameters go under parameters"
         )
     return (
-        f"{where}{parts[0]}: found {problem['input']!r}; {problem['msg']}"
+        f"{where}{parts[0]}: found {problem['input']!r}; "
+        f"{problem['msg'].removeprefix('Value error, ')}"
         if parts
         else str(problem["msg"])
     )
@@ -216,14 +226,7 @@ def template_parameters(
     Raises DescriptionError with everything that the engine or the templates contradict.
     """
     engine_dir = description.local_engine_dir or description.engine_dir
-    if engine is None:
-        try:
-            engine = read_engine_config(engine_dir)
-        except ConfigError as error:
-            raise DescriptionError(
-                f"{description.place('engine_dir')}engine_dir: {error}; where Triton sees the "
-                "engine under another path, say with local_engine_dir where it is here"
-            ) from error
+    engine = engine or _read_engine(description)
     values = _given(description) | dict(description.parameters)
     if "triton_max_batch_size" not in values and engine.max_batch_size is None:
         raise DescriptionError(
@@ -241,7 +244,7 @@ def template_parameters(
             where = description.place(field) or description.place(f"parameters.{field}")
             problems.append(f"{where}{field}: {finding.problem}. Fix: {finding.fix}.")
     try:
-        filled_values(values, MODELS, description.release)
+        filled_values(values, MODELS, template_set(description.release, engine))
     except RenderError as error:
         for line in str(error).splitlines():
             name = line.partition(":")[0]
@@ -258,9 +261,30 @@ def write(
 
     Raises DescriptionError, and then nothing is written.
     """
+    engine = engine or _read_engine(description)
     values = template_parameters(description, engine)
-    render(destination, values, release=description.release)
+    render(destination, values, release=template_set(description.release, engine))
     return values
+
+
+def template_set(release: str | None, engine: EngineConfig) -> str:
+    """Return the set of templates: that of the release that was given, else that of the engine."""
+    if release is not None or engine.version is None:
+        return release or DEFAULT
+    try:
+        return read_sets(engine.version)[0]
+    except ReleaseError:
+        return DEFAULT
+
+
+def _read_engine(description: Description) -> EngineConfig:
+    try:
+        return read_engine_config(description.local_engine_dir or description.engine_dir)
+    except ConfigError as error:
+        raise DescriptionError(
+            f"{description.place('engine_dir')}engine_dir: {error}; where Triton sees the "
+            "engine under another path, say with local_engine_dir where it is here"
+        ) from error
 
 
 def _given(description: Description) -> dict[str, Value]:

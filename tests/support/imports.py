@@ -116,9 +116,9 @@ class Sources:
 
     def _resolved(self, module: str, name: str) -> str:
         # Triton loads a model's files by path, with its folder first in `sys.path`. That of the GPT
-        # repository is rendered beside the other core model's.
+        # repository is rendered beside the other core model's, and `booleans` beside all.
         if module.startswith("triton_repo.") and ".1." in module:
-            for folder in (module.rpartition(".")[0], "triton_repo.tensorrt_llm.1"):
+            for folder in (module.rpartition(".")[0], "triton_repo.tensorrt_llm.1", "triton_repo"):
                 if (beside := f"{folder}.{_top(name)}") in self.files:
                     return beside
         if _top(name) in PACKAGES:

@@ -43,6 +43,12 @@ class Place:
         assert old in text, old
         path.write_text(text.replace(old, new))
 
+    def rename(self, model: str, old: str, new: str) -> None:
+        """Calls an input by another release's name, in the configuration and in the module."""
+        self.edit(model, f'"{old}"', f'"{new}"')
+        for module in (self.repository / model / "1").glob("*.py"):
+            module.write_text(module.read_text().replace(f'"{old}":', f'"{new}":'))
+
     def set(self, model: str, key: str, value: str) -> None:
         """Writes a parameter that the config.pbtxt has."""
         head = f'parameters {{ key: "{key}" value {{ string_value: "'
@@ -57,11 +63,11 @@ class Place:
             file.write(f'\nparameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n')
 
     def build(self, section: str, **changes: Any) -> None:
-        """Changes a section of the engine's config.json, such as `build_config.plugin_config`."""
+        """Changes a section of the engine's config.json, such as `build_config`; "" is all."""
         path = self.engine / "config.json"
         config = json.loads(path.read_text())
         part = config
-        for name in section.split("."):
+        for name in filter(None, section.split(".")):
             part = part[name]
         part.update(changes)
         path.write_text(json.dumps(config))

@@ -74,7 +74,10 @@ class Server:
         """By model, of those that it could not load."""
         _, text = self._post("/v2/repository/index", {})
         found = json.loads(text)
-        return {each["name"]: each["reason"] for each in found if each["state"] == "UNAVAILABLE"}
+        # An ensemble of models that are not there has no state.
+        return {
+            each["name"]: each["reason"] for each in found if each.get("state") == "UNAVAILABLE"
+        }
 
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.http, timeout=ANSWER_WITHIN)

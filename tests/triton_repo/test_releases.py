@@ -1,7 +1,8 @@
-"""Both releases against what upstream's have: `tests/data/inflight_batcher_llm/`.
+"""Each set of templates against what upstream's has: `tests/data/inflight_batcher_llm/`.
 
-`tensors.csv` and `parameters.csv` are facts of tensorrtllm_backend v0.17.0 and v0.19.0, typed in; a
-column says which rows only one of them has. `${name}` is a value that the template leaves open.
+`tensors.csv` and `parameters.csv` are facts of tensorrtllm_backend, typed in: of its tags v0.17.0
+and v0.19.0; those of 0.20 are v0.19.0's with what the branch r25.05 renamed. A column says which
+sets have a row that not all have. `${name}` is a value that the template leaves open.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from gateway.triton.names import RENAMED
 from tests.support.triton_server import repository_parameters
 from triton_repo.cpu_executor.result import KvCacheMetrics
 from triton_repo.fill_template import fill, parse_substitutions
+from triton_repo.gpt_repository import render_gpt
 from triton_repo.parameters import BLS, CORE, ENSEMBLE, MODELS, POSTPROCESSING, PREPROCESSING
-from triton_repo.releases import RELEASES, V0_17, V0_19
-from triton_repo.render import TEMPLATES, RenderError, render
+from triton_repo.releases import RELEASES, V0_17, V0_19, V0_20
+from triton_repo.render import TEMPLATES, RenderError, core_inputs, render
 
 FACTS = Path(__file__).parents[1] / "data" / "inflight_batcher_llm"
 GIVEN = repository_parameters(Path("/models")) | {
@@ -36,6 +39,7 @@ GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
 EXTRA_TENSORS = {
     V0_17: {(model, "input", name) for model in (CORE, ENSEMBLE, BLS) for name in GUIDES},
     V0_19: set(),
+    V0_20: set(),
 }
 # Parameters that upstream's models have not.
 OURS = {
@@ -51,6 +55,7 @@ EXTRA_PARAMETERS = {
         (CORE, "xgrammar_tokenizer_info_path"),
     },
     V0_19: OURS,
+    V0_20: OURS,
 }
 # What the README of both releases gives to fill_template.py for each model.
 README = {
@@ -68,7 +73,8 @@ README = {
 def facts(name: str, release: str) -> Iterator[dict[str, str]]:
     with (FACTS / name).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row.pop("only") in ("", release):
+            only = row.pop("only").split()
+            if not only or release in only:
                 yield row
 
 
@@ -118,7 +124,7 @@ def test_parameters_are_those_of_the_release(tmp_path: Path, release: str) -> No
         wanted[row["model"], row["key"]] = (
             str(GIVEN.get(hole[1], "")) if hole is not None else row["value"]
         )
-    if release == V0_19:
+    if release != V0_17:
         # Documented as on by default from v0.19, and said, so that nobody has to know.
         wanted[CORE, "enable_kv_cache_reuse"] = "true"
     found = {
@@ -142,20 +148,23 @@ def test_the_arguments_of_upstreams_readme_fill_a_template(model: str) -> None:
     assert config.max_batch_size == 4
 
 
-def test_only_v0_19_batches_in_preprocessing(tmp_path: Path) -> None:
-    old, new = (
+def test_preprocessing_batches_since_v0_19(tmp_path: Path) -> None:
+    old, *later = (
         configs(tmp_path / release, release, max_queue_size="7")[PREPROCESSING]
         for release in RELEASES
     )
     assert not old.HasField("dynamic_batching")
-    assert new.dynamic_batching.default_queue_policy.max_queue_size == 7
+    assert [new.dynamic_batching.default_queue_policy.max_queue_size for new in later] == [7, 7]
 
 
 def test_a_parameter_of_the_other_release_is_refused(tmp_path: Path) -> None:
-    for release, name in ((V0_17, "multimodal_model_path"), (V0_19, "visual_model_path")):
+    for release, name in (
+        *((V0_17, "multimodal_model_path"), (V0_19, "visual_model_path")),
+        (V0_20, "visual_model_path"),
+    ):
         with pytest.raises(RenderError, match=f"^{name}: unknown parameter"):
             render(tmp_path / "new", GIVEN | {name: "/x"}, release=release)
-    with pytest.raises(RenderError, match=r"^release: found 0\.18; allowed: 0\.17, 0\.19$"):
+    with pytest.raises(RenderError, match=r"^release: found 0\.18; allowed: 0\.17, 0\.19, 0\.20$"):
         render(tmp_path / "new", GIVEN, release="0.18")
 
 
@@ -164,8 +173,49 @@ def test_no_mark_of_a_release_is_left(tmp_path: Path) -> None:
         render(tmp_path, GIVEN, release=release)
         for model in MODELS:
             text = (tmp_path / model / "config.pbtxt").read_text(encoding="utf-8")
-            assert not re.search(r"#0\.1\d", text)
-            assert f"inflight_batcher_llm v{release}" in text
+            assert not re.search(r"#0\.\d\d", text)
+            said = "since container 25.05" if release == V0_20 else f"v{release}"
+            assert f"inflight_batcher_llm {said}" in text
+            for module in (tmp_path / model / "1").glob("*.py"):
+                assert not re.search(r"# (since|until) 0\.", module.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_models_read_the_names_of_their_set_alone(tmp_path: Path, release: str) -> None:
+    render(tmp_path, GIVEN, release=release)
+    gpt = {name: GIVEN[name] for name in ("engine_dir", "tokenizer_dir")}
+    render_gpt(tmp_path / "gpt", gpt, release=release)
+    declared = {name for names in RENAMED for name in names if name in core_inputs(release)}
+    assert len(declared) == len(RENAMED)
+    for module in (
+        tmp_path / CORE / "1" / "executor_request.py",
+        tmp_path / BLS / "1" / "model.py",
+        tmp_path / "gpt" / CORE / "1" / "executor_request.py",
+    ):
+        text = module.read_text(encoding="utf-8")
+        assert {name for names in RENAMED for name in names if f'"{name}"' in text} == declared
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_gpt_repository_has_the_names_of_the_release(tmp_path: Path, release: str) -> None:
+    given = {name: GIVEN[name] for name in ("engine_dir", "tokenizer_dir")}
+    render_gpt(tmp_path, given, release=release)
+    ensemble, core = (
+        text_format.Parse(
+            (tmp_path / model / "config.pbtxt").read_text(encoding="utf-8"),
+            model_config_pb2.ModelConfig(),
+        )
+        for model in (ENSEMBLE, CORE)
+    )
+    named = {"seed", "min_tokens"} if release == V0_20 else {"random_seed", "min_length"}
+    renamed = {name for names in RENAMED for name in names}
+    for config in (ensemble, core):
+        assert {tensor.name for tensor in config.input} & renamed == named
+    step = next(one for one in ensemble.ensemble_scheduling.step if one.model_name == CORE)
+    assert {name for name in step.input_map if name in renamed} == named
+    assert all(step.input_map[name] == name for name in named)
+    with pytest.raises(RenderError, match=r"^release: found 0\.18; "):
+        render_gpt(tmp_path / "new", given, release="0.18")
 
 
 def test_no_more_of_the_executors_statistics_is_read_than_is_wanted() -> None:

@@ -25,6 +25,7 @@ from tests.support.triton_server import (
 )
 from triton_repo.cpu_executor import engine
 from triton_repo.parameters import Value
+from triton_repo.releases import RELEASES, V0_17, V0_19, V0_20
 from triton_repo.render import render
 
 pytestmark = pytest.mark.slow
@@ -32,11 +33,6 @@ pytestmark = pytest.mark.slow
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
 COUNT = [{"role": "user", "content": "Count from 1 to 30"}]
 DRAW = {"prompt": "I am", "temperature": 1, "seed": 11, "max_tokens": 20}
-MAIN = {
-    "min_length": "min_tokens",
-    "random_seed": "seed",
-    "return_kv_cache_reuse_stats": "return_perf_metrics",
-}
 GUIDES = ("guided_decoding_guide_type", "guided_decoding_guide")
 SINCE_V0_14 = ("exclude_input_in_output", "num_return_sequences", "return_kv_cache_reuse_stats")
 SINCE_V0_8 = (
@@ -53,17 +49,22 @@ UNSIGNED = ("request_output_len", "end_id", "pad_id")
 
 @dataclass(frozen=True)
 class Model:
-    """A model of ours as another release has it, or another deployment."""
+    """A model of ours as another release has it, or another deployment.
+
+    `release` is the set of templates that it is made of.
+    """
 
     source: str = "tensorrt_llm"
+    release: str = V0_17
     drop: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     unsigned: tuple[str, ...] = ()
     decoupled: bool = True
 
-    def write(self, repository: Path, name: str) -> None:
+    def write(self, rendered: Path, repository: Path, name: str) -> None:
+        """Write it; `rendered` has a repository of each set."""
         folder = repository / name
-        shutil.copytree(repository / self.source, folder)
+        shutil.copytree(rendered / self.release / self.source, folder)
         text = (folder / "config.pbtxt").read_text(encoding="utf-8")
         text = text.replace(f'name: "{self.source}"', f'name: "{name}"', 1)
         for dropped in self.drop:
@@ -86,8 +87,8 @@ CORES = {
     "v0_6": Model(drop=(*GUIDES, *SINCE_V0_14, *SINCE_V0_8), unsigned=UNSIGNED),
     "v0_9": Model(drop=(*GUIDES, *SINCE_V0_14)),
     "v0_17": Model(drop=GUIDES),
-    "v0_19": Model(rename={"return_kv_cache_reuse_stats": "return_perf_metrics"}),
-    "main": Model(rename=MAIN),
+    "v0_19": Model(release=V0_19),
+    "main": Model(release=V0_20),
 }
 UNARY = {
     "unary_v0_9": Model(drop=(*GUIDES, *SINCE_V0_14), decoupled=False),
@@ -97,8 +98,8 @@ TEXT = {
     "ensemble_v0_9": Model(
         "ensemble", drop=(*GUIDES, *SINCE_V0_14), rename={"tensorrt_llm": "v0_9"}
     ),
-    "ensemble_main": Model("ensemble", rename=MAIN | {"tensorrt_llm": "main"}),
-    "bls_main": Model("tensorrt_llm_bls", rename=MAIN | BLS_ON_MAIN),
+    "ensemble_main": Model("ensemble", V0_20, rename={"tensorrt_llm": "main"}),
+    "bls_main": Model("tensorrt_llm_bls", V0_20, rename=BLS_ON_MAIN),
     "ensemble_unary": Model("ensemble", rename={"tensorrt_llm": "unary"}),
     "ensemble_unary_v0_9": Model(
         "ensemble", drop=(*GUIDES, *SINCE_V0_14), rename={"tensorrt_llm": "unary_v0_9"}
@@ -140,9 +141,12 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     parameters: dict[str, Value] = {"max_beam_width": 2, "enable_kv_cache_reuse": True}
     parameters["max_tokens_in_paged_kv_cache"] = 2 * LONG_SEQ_LEN
     parameters["guided_decoding_backend"] = "xgrammar"
-    render(repository, repository_parameters(folder, **parameters))
+    for release in RELEASES:
+        values = repository_parameters(folder, **parameters)
+        render(folder / "rendered" / release, values, release=release)
+    shutil.copytree(folder / "rendered" / V0_17, repository)
     for name, model in (CORES | UNARY | TEXT).items():
-        model.write(repository, name)
+        model.write(folder / "rendered", repository, name)
     shutil.copytree(repository / "postprocessing", repository / "llmapi")
     (repository / "llmapi" / "config.pbtxt").write_text(LLMAPI % MODEL, encoding="utf-8")
     with serving(folder) as server:

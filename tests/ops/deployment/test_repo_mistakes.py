@@ -44,7 +44,7 @@ def _bfloat16_engine(place: Place) -> None:
 
 def _old_text_names(place: Place) -> None:
     """The core model of a newer release beside the BLS of an older one."""
-    place.edit(CORE, '"min_length"', '"min_tokens"')
+    place.rename(CORE, "min_length", "min_tokens")
     place.edit(ENSEMBLE, 'key: "min_length"', 'key: "min_tokens"')
 
 
@@ -368,11 +368,103 @@ MISTAKES: dict[str, Mistake] = {
     "an ensemble of an older release": Mistake(
         lambda place: (
             shutil.rmtree(place.repository / BLS),
-            place.edit(CORE, '"random_seed"', '"seed"'),
+            place.rename(CORE, "random_seed", "seed"),
         ),
         error(ENSEMBLE, "random_seed"),
         "different releases",
         "the model's name for it is seed",
+    ),
+    "names that the model in Python does not read": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            place.edit(CORE, '"min_length"', '"min_tokens"'),
+        ),
+        error(CORE, "min_tokens"),
+        "1/model.py reads min_length: requests that set min_tokens are answered as if they had not",
+        "declare min_length in place of min_tokens",
+    ),
+    "names that the engine's release does not read": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            _cxx_backend(place),
+            place.set(CORE, "guided_decoding_backend", ""),
+            place.edit(CORE, '"min_length"', '"min_tokens"'),
+            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
+            place.build("", version="1.2.0rc3"),
+        ),
+        error(CORE, "random_seed"),
+        "the engine is of TensorRT-LLM 1.2.0rc3, whose backend reads seed",
+        "gateway repo render --release",
+    ),
+    "a release that exists with two sets of names": Mistake(
+        lambda place: (
+            [shutil.rmtree(place.repository / name) for name in (ENSEMBLE, BLS)],
+            _cxx_backend(place),
+            place.set(CORE, "guided_decoding_backend", ""),
+            place.edit(CORE, '"return_kv_cache_reuse_stats"', '"return_perf_metrics"'),
+            place.build("", version="0.19.0"),
+        ),
+        note(CORE, "release"),
+        "container 25.05",
+        "--trtllm-version 25.05",
+    ),
+    "a word that the engine reads as false": Mistake(
+        lambda place: place.set(CORE, "enable_chunked_context", "yes"),
+        error(CORE, "enable_chunked_context"),
+        "found 'yes'; allowed: true or false: upstream's model reads it as false without a word",
+        "write true or false",
+    ),
+    "a boolean with a blank behind it": Mistake(
+        lambda place: place.set(CORE, "exclude_input_in_output", "true "),
+        error(CORE, "exclude_input_in_output"),
+        "found 'true '",
+        "without blanks",
+    ),
+    "a boolean with a blank before it": Mistake(
+        lambda place: place.set("postprocessing", "skip_special_tokens", " False"),
+        error("postprocessing", "skip_special_tokens"),
+        "found ' False'; allowed: true or false: upstream's model reads it as its default, true,",
+        "without blanks",
+    ),
+    "a boolean of BLS that is none": Mistake(
+        lambda place: place.set(BLS, "accumulate_tokens", "on"),
+        error(BLS, "accumulate_tokens"),
+        "found 'on'",
+        "write true or false",
+    ),
+    "a fraction with a comma": Mistake(
+        lambda place: place.set(CORE, "kv_cache_free_gpu_mem_fraction", "0,9"),
+        error(CORE, "kv_cache_free_gpu_mem_fraction"),
+        "found '0,9'; allowed: a number above 0 and up to 1",
+        "write a number above 0 and up to 1",
+    ),
+    "a fraction in percent": Mistake(
+        lambda place: place.set(CORE, "kv_cache_free_gpu_mem_fraction", "90"),
+        error(CORE, "kv_cache_free_gpu_mem_fraction"),
+        "found '90'",
+        "up to 1",
+    ),
+    "a number in words": Mistake(
+        lambda place: place.set(CORE, "max_tokens_in_paged_kv_cache", "4k"),
+        error(CORE, "max_tokens_in_paged_kv_cache"),
+        "found '4k'; allowed: an integer of at least 1",
+        "write an integer",
+    ),
+    "four engines in Python": Mistake(
+        lambda place: place.edit(CORE, "count: 1", "count: 4"),
+        error(CORE, "instance_group"),
+        "found 4: as many engines are loaded, and a stop request reaches one of them",
+        "write count: 1",
+    ),
+    "four engines on the same GPUs": Mistake(
+        lambda place: (
+            _cxx_backend(place),
+            place.set(CORE, "guided_decoding_backend", ""),
+            place.edit(CORE, "count: 1", "count: 4"),
+        ),
+        error(CORE, "instance_group"),
+        "onto the same GPUs, as gpu_device_ids is not set",
+        "as many lists in gpu_device_ids",
     ),
     "a BLS of an older release": Mistake(
         _old_text_names,

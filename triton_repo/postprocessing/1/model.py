@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from booleans import parse_boolean
 from transformers import AutoTokenizer
 
 
@@ -42,8 +43,11 @@ class TritonPythonModel:
 
 
 def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
-    value = parameters.get(name, {}).get("string_value", "").lower()
+    value = parameters.get(name, {}).get("string_value", "")
     # fill_template.py leaves what was not given as ${name}.
     if not value or value.startswith("${"):
         return default
-    return value in ("1", "true", "t", "yes", "y")
+    try:
+        return parse_boolean(value, of_text_model=True)
+    except ValueError as error:
+        raise pb_utils.TritonModelException(f"{name}: {error}") from None

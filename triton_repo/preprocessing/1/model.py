@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
+from booleans import parse_boolean
 from transformers import AutoTokenizer
 
 MULTIMODAL = ("IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES")
@@ -152,5 +153,8 @@ def _value(parameters: dict[str, Any], name: str) -> str:
 
 
 def _boolean(parameters: dict[str, Any], name: str, *, default: bool) -> bool:
-    value = _value(parameters, name).lower()
-    return value in ("1", "true", "t", "yes", "y") if value else default
+    value = _value(parameters, name)
+    try:
+        return parse_boolean(value, of_text_model=True) if value else default
+    except ValueError as error:
+        raise pb_utils.TritonModelException(f"{name}: {error}") from None

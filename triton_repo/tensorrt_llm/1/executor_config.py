@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import triton_python_backend_utils as pb_utils
+from booleans import parse_boolean
 from executor_api import LOOKAHEAD, given, tokenizer_info, trtllm
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Parameters:
         return self._read(name, float, "a number")
 
     def boolean(self, name: str) -> bool | None:
-        return self._read(name, lambda value: value.lower() in ("1", "true"), "true or false")
+        return self._read(name, parse_boolean, "true or false")
 
     def integers(self, name: str) -> list[int] | None:
         return self._read(

@@ -5,7 +5,8 @@ from typing import Any
 
 from executor_api import LOOKAHEAD, Row, given, trtllm
 
-# The executor's keyword by input tensor; later releases call some tensors by another name.
+# The executor's keyword by input tensor. A rendered module has the names of its release alone: the
+# executor of another release refuses them.
 SAMPLING = {
     "beam_width": "beam_width",
     "num_return_sequences": "num_return_sequences",
@@ -14,11 +15,11 @@ SAMPLING = {
     "runtime_top_p_min": "top_p_min",
     "runtime_top_p_reset_ids": "top_p_reset_ids",
     "runtime_top_p_decay": "top_p_decay",
-    "random_seed": "random_seed",
-    "seed": "random_seed",
+    "random_seed": "random_seed",  # until 0.19
+    "seed": "seed",  # since 0.20
     "temperature": "temperature",
-    "min_length": "min_length",
-    "min_tokens": "min_length",
+    "min_length": "min_length",  # until 0.19
+    "min_tokens": "min_tokens",  # since 0.20
     "repetition_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
@@ -26,7 +27,10 @@ SAMPLING = {
     "early_stopping": "early_stopping",
     "beam_search_diversity_rate": "beam_search_diversity_rate",
 }
-PERF_METRICS = ("return_kv_cache_reuse_stats", "return_perf_metrics")
+PERF_METRICS = (
+    "return_kv_cache_reuse_stats",  # until 0.17
+    "return_perf_metrics",  # since 0.19
+)
 # The executor's GuideType by the input's value.
 GUIDE_TYPES = {
     "json": "JSON",
@@ -61,7 +65,8 @@ def executor_request(row: Row, *, exclude_input: bool) -> Any:
     return trtllm.Request(
         **given(
             input_token_ids=ids,
-            max_new_tokens=row.required("request_output_len"),
+            max_new_tokens=row.required("request_output_len"),  # until 0.19
+            max_tokens=row.required("request_output_len"),  # since 0.20
             streaming=bool(row.scalar("streaming")),
             end_id=row.scalar("end_id"),
             pad_id=row.scalar("pad_id"),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
+from booleans import parse_boolean
 
 Arrays = dict[str, npt.NDArray[Any]]
 IdsSoFar = defaultdict[tuple[int, int], list[int]]
@@ -58,12 +59,14 @@ CORE_INPUTS = {
     name: name
     for name in (
         *("beam_width", "num_return_sequences", "temperature"),
-        # Later releases call these by their second names.
-        *("random_seed", "seed", "min_length", "min_tokens"),
+        # What is rendered for a release keeps its own names alone, as tensorrt_llm does.
+        *("random_seed", "min_length"),  # until 0.19
+        *("seed", "min_tokens"),  # since 0.20
+        "return_kv_cache_reuse_stats",  # until 0.17
+        "return_perf_metrics",  # since 0.19
         *("repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("return_log_probs", "return_context_logits", "return_generation_logits"),
-        *("return_kv_cache_reuse_stats", "return_perf_metrics", "exclude_input_in_output"),
-        *("prompt_embedding_table", "prompt_vocab_size"),
+        *("exclude_input_in_output", "prompt_embedding_table", "prompt_vocab_size"),
         *("lora_task_id", "lora_weights", "lora_config"),
         *("guided_decoding_guide_type", "guided_decoding_guide"),
     )
@@ -79,8 +82,11 @@ class TritonPythonModel:
         for name in REFUSED_PARAMETERS:
             if _text(parameters, name):
                 raise pb_utils.TritonModelException(f"{name}: not supported; leave it out")
-        accumulate = _text(parameters, "accumulate_tokens").lower()
-        self._accumulate = accumulate in ("1", "true", "t", "yes", "y")
+        accumulate = _text(parameters, "accumulate_tokens") or "false"
+        try:
+            self._accumulate = parse_boolean(accumulate, of_text_model=True)
+        except ValueError as error:
+            raise pb_utils.TritonModelException(f"accumulate_tokens: {error}") from None
         self._core = _text(parameters, "tensorrt_llm_model_name") or "tensorrt_llm"
         period = _text(parameters, "cancellation_check_period_ms") or DEFAULT_PERIOD_MS
         self._period_s = int(period) / 1000

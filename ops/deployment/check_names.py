@@ -1,0 +1,114 @@
+"""Rules on the inputs that releases renamed: what is declared, and what the backend reads.
+
+A backend reads the names of its own release alone. Another name that config.pbtxt declares is
+accepted by Triton, and ignored without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from adapters.config_json import ConfigError
+from adapters.engine_config import read_engine_config
+from gateway.triton.names import RENAMED
+from ops.deployment.check_findings import Finding
+from ops.deployment.check_repository import Model, Places, Repository
+from ops.deployment.release import ReleaseError, read_sets
+from triton_repo.render import core_inputs
+
+RELEASE_OPTION = "--trtllm-version"
+
+
+def other_names(name: str) -> tuple[str, ...]:
+    """Return what other releases call an input; nothing for one that was never renamed."""
+    found = next((names for names in RENAMED if name in names), (name,))
+    return tuple(other for other in found if other != name)
+
+
+def name_findings(repository: Repository, places: Places, release: str | None) -> Iterator[Finding]:
+    """Find declared inputs that their model does not read.
+
+    Args:
+        repository: what is judged.
+        places: where the engine is, whose config.json names the release that built it.
+        release: the TensorRT-LLM, or the container, that will serve; None where nobody said.
+
+    Raises ReleaseError for a `release` that is not known.
+    """
+    for model in [*repository.cores, *repository.scripted]:
+        assert model.file is not None
+        if model.file.backend == "python":
+            yield from _unread_by_module(model)
+        elif model.runs_engine:
+            yield from _unread_by_release(model, places, release)
+
+
+def _unread_by_release(model: Model, places: Places, release: str | None) -> Iterator[Finding]:
+    """Judge the backend in C++, which is that of the container."""
+    said = f"{RELEASE_OPTION} {release}"
+    if release is None:
+        release = _engine_release(model, places)
+        said = f"the engine is of TensorRT-LLM {release}"
+    if release is None:
+        return
+    try:
+        sets = read_sets(release)
+    except ReleaseError:
+        if said.startswith(RELEASE_OPTION):
+            raise
+        return
+    read = frozenset().union(*(core_inputs(one) for one in sets))
+    for name in _declared(model):
+        if name not in read:
+            (other,) = (other for other in other_names(name) if other in read)
+            yield _unread(model, name, f"{said}, whose backend reads {other}", other)
+    if len(sets) > 1:
+        yield Finding(
+            "note",
+            model.name,
+            "release",
+            f"{said}: upstream's tag v0.19.0 reads random_seed and min_length, its container 25.05 "
+            "seed and min_tokens",
+            f"say which one serves: {RELEASE_OPTION} 25.05, or render with --release 25.05 for it",
+        )
+
+
+def _unread_by_module(model: Model) -> Iterator[Finding]:
+    """Judge a model in Python, which is what lies in its version folder."""
+    if not model.versions:
+        return
+    source = "\n".join(
+        path.read_text(encoding="utf-8", errors="replace")
+        for path in sorted(model.versions[-1].glob("*.py"))
+    )
+    strings = set(re.findall(r"""["'](\w+)["']""", source))
+    for name in _declared(model):
+        other = next((other for other in other_names(name) if other in strings), None)
+        if name not in strings and other is not None:
+            problem = f"{model.versions[-1].name}/model.py reads {other}"
+            yield _unread(model, name, problem, other)
+
+
+def _unread(model: Model, name: str, problem: str, other: str) -> Finding:
+    return Finding(
+        "error",
+        model.name,
+        name,
+        f"{problem}: requests that set {name} are answered as if they had not",
+        f"declare {other} in place of {name} in every model of the repository, or take all files "
+        "from one release: gateway repo render --release",
+    )
+
+
+def _declared(model: Model) -> list[str]:
+    assert model.file is not None
+    return [name for names in RENAMED for name in names if name in model.file.inputs]
+
+
+def _engine_release(model: Model, places: Places) -> str | None:
+    folder = places.engine(model)
+    try:
+        return None if folder is None else read_engine_config(folder).version
+    except ConfigError:
+        return None
