@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from ops.local_stack.ports import PortClaims
 from ops.local_stack.servers import Ports
 from ops.local_stack.stack import Options, Stack, say
 from ops.local_stack.state import StateLock
+
+OWNER_ALONE = 0o077
+"""The umask for all that the stack writes."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def up(options: Options, wanted: WantedPorts) -> int:
 
     In either case nothing is left running. The ready line is all that goes to stdout.
     """
+    # The servers inherit it. Redis' data has prompts in it, and so may what Triton logs.
+    os.umask(OWNER_ALONE)
     stop_requested = _StopFlag()
     try:
         with (
