@@ -238,8 +238,8 @@ class Adapters:
                     base = self._settings.model_name
                     await self._add(name, base, converted, str(folder), template, SETTINGS)
             except (AdapterError, StoreError) as error:
-                log.error("adapter %r of the configuration was refused: %s", name, error)
-                self.refused[name] = str(error)
+                log.error("adapter %r of GATEWAY_ADAPTERS was refused: %s: %s", name, folder, error)
+                self.refused[name] = f"{folder}: {error}"
 
     async def add(
         self,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.ports import PortClaims
 from ops.local_stack.servers import Ports
-from ops.local_stack.stack import Options, Stack, say
+from ops.local_stack.stack import Options, Stack, pages, say
 from ops.local_stack.state import StateLock
 
 OWNER_ALONE = 0o077
@@ -72,6 +72,8 @@ def up(options: Options, wanted: WantedPorts) -> int:
             Stack(options, wanted.claim(claims), stop_requested) as stack,
         ):
             state = stack.start()
+            for page in pages(state.gateway, options.state_dir):
+                say(page)
             print(f"ready: {state.gateway}", flush=True)
             stack.watch()
     except StopRequested:
