@@ -18,6 +18,13 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --genera
 .PHONY: test-programs audit
 
 setup: $(INSTALLED)
+ifneq ($(filter setup,$(MAKECMDGOALS)),)
+	@echo "Installed in $(VENV). Next:"
+	@echo "  . $(BIN)/activate    # the command gateway"
+	@echo "  gateway up           # or make demo: Redis, Triton and the gateway, and what to open then:"
+	@echo "  http://127.0.0.1:9000/           the playground"
+	@echo "  http://127.0.0.1:9000/operators  the operators' page, with the key in .state/admin_key"
+endif
 
 demo: setup
 	$(BIN)/gateway up

@@ -13,7 +13,7 @@ from typing import Any
 from adapters.adapter import DTYPES, MODULE_IDS, Dtype
 from adapters.base_names import is_same_model
 from adapters.config_json import FILE, ConfigError, ConfigMissing, Section, read_config
-from adapters.engine_config import EngineConfig, engine_config
+from adapters.engine_config import EngineConfig, engine_config, is_trtllm_checkpoint
 from adapters.errors import MissingFile, UnsupportedEngine
 
 
@@ -65,15 +65,17 @@ def read_base_model(
     known = (*names, folder.resolve().name)
     try:
         top = read_config(folder)
-        if top.is_engine:
+        if top.is_engine or is_trtllm_checkpoint(top):
             model = engine_base_model(engine_config(top), known, str(top.path))
         else:
             model = _from_hugging_face(top, known)
     except ConfigMissing as error:
-        raise MissingFile(str(error.path), FILE, error.found, error.allowed) from error
+        raise MissingFile(
+            str(error.path), FILE, error.found, error.allowed, says=error.says
+        ) from error
     except ConfigError as error:
         raise UnsupportedEngine(
-            str(error.path), error.field or FILE, error.found, error.allowed
+            str(error.path), error.field or FILE, error.found, error.allowed, says=error.says
         ) from error
     changes: dict[str, Any] = {"names": tuple(dict.fromkeys(model.names))}
     if dtype is not None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from adapters import tokenizer_config
 from adapters.errors import CorruptFile, MissingFile, TooLarge
-from adapters.peft import checked_path
+from adapters.file_kinds import HEAD_BYTES
+from adapters.peft import checked_path, refuse_other_kind
 from adapters.tokenizer_config import default_template, token_text
 
 _CONFIG = tokenizer_config.FILE
@@ -68,7 +69,7 @@ def read(folder: Path, *, within: Path | None = None) -> FoundTemplate | None:
         raise CorruptFile(_CONFIG, "chat_template", source, "a text, or a list with a default")
     if len(source) > MAX_CHARACTERS:
         found = f"{len(source)} characters"
-        raise TooLarge(folder.name, "chat_template", found, f"{MAX_CHARACTERS} characters")
+        raise TooLarge(FILE, "chat_template", found, f"{MAX_CHARACTERS} characters")
     added = config.get("added_tokens_decoder") or {}
     try:
         tokens = tuple((int(number[:20]), token["content"]) for number, token in added.items())
@@ -88,7 +89,9 @@ def _text(folder: Path, name: str, within: Path | None, most: int) -> str:
         size = path.stat().st_size
         if size > most:
             raise TooLarge(name, "size", f"{size} bytes", f"{most} bytes")
-        return path.read_text(encoding="utf-8-sig")
+        raw = path.read_bytes()
+        refuse_other_kind(name, raw[:HEAD_BYTES])
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise CorruptFile(name, "content", error, "UTF-8") from error
     except OSError as error:

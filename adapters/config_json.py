@@ -8,16 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.file_kinds import GGUF, HEAD_BYTES, find_gguf, kind_of, kind_of_file
+
 FILE = "config.json"
 _SHOWN = 80
 
 
 class ConfigError(ValueError):
-    """The file or a field of it is not what it has to be; `field` is "" for the whole file."""
+    """The file or a field of it is not what it has to be; `field` is "" for the whole file.
 
-    def __init__(self, path: Path, found: str, allowed: str, field: str = "") -> None:
+    `says` takes the place of the message's end where a value and its range say nothing.
+    """
+
+    def __init__(
+        self, path: Path, found: str, allowed: str, field: str = "", *, says: str = ""
+    ) -> None:
         where = f"{path}: {field}" if field else str(path)
-        super().__init__(f"{where}: found {found}; allowed: {allowed}")
+        super().__init__(f"{where}: {says or f'found {found}; allowed: {allowed}'}")
+        self.says = says
         self.path = path
         self.field = field
         self.found = found
@@ -28,8 +36,7 @@ class ConfigMissing(ConfigError):
     """The file cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason, "a readable file")
-        self.args = (f"{path}: {reason}",)
+        super().__init__(path, reason, "a readable file", says=_why_missing(path, reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +109,31 @@ class Section:
         return value
 
 
+def _why_missing(path: Path, reason: str) -> str:
+    folder = path.parent
+    if not folder.exists():
+        return f"there is no folder {folder}"
+    if not folder.is_dir():
+        kind = kind_of_file(folder)
+        return f"{folder} is {kind.name}" if kind else f"{folder} is a file, and not a folder"
+    if path.exists():
+        return reason
+    if (name := find_gguf(folder)) is not None:
+        return f"is not there, and {name} {GGUF.words}"
+    return f"is not there, so {folder} is not the folder of a model or an engine"
+
+
 def read_config(folder: Path) -> Section:
     """``folder/config.json``. Raises ConfigError, ConfigMissing."""
     path = folder / FILE
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        raw = path.read_bytes()
     except OSError as error:
         raise ConfigMissing(path, str(error.strerror)) from error
+    if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
+        raise ConfigError(path, kind.name, "a JSON object", says=kind.words)
+    try:
+        data = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(path, f"no JSON ({error})", "a JSON object") from error
     if not isinstance(data, dict):

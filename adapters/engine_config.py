@@ -91,11 +91,26 @@ def engine_config(top: Section) -> EngineConfig:
     """What a whole file says. Raises ConfigError where it is not an engine's."""
     if top.is_engine:
         return _read_builder(top) if "builder_config" in top.values else _read_unified(top)
+    if is_trtllm_checkpoint(top):
+        found = "a TensorRT-LLM checkpoint, which is what an engine is built from"
+        fix = f"run trtllm-build --checkpoint_dir {top.path.parent} and name what it writes"
+        raise ConfigError(top.path, found, "an engine", says=f"is that of {found}; {fix}")
     found = f"the keys {', '.join(sorted(top.values)) or 'none'}"
     if "architectures" in top.values or "model_type" in top.values:
         found = "a Hugging Face model, not an engine"
+        says = f"is that of {found}; build one (`gateway import` says how) and name its folder"
+        raise ConfigError(top.path, found, "an engine", says=says)
     allowed = "what trtllm-build writes: pretrained_config and build_config"
     raise ConfigError(top.path, found, allowed)
+
+
+def is_trtllm_checkpoint(top: Section) -> bool:
+    """Return True for what convert_checkpoint.py writes: weights by rank, and no engine yet."""
+    return (
+        not top.is_engine
+        and isinstance(top.values.get("architecture"), str)
+        and not top.values.keys().isdisjoint(("mapping", "producer", "quantization"))
+    )
 
 
 def _read_unified(top: Section) -> EngineConfig:

@@ -1,7 +1,8 @@
 """Why an adapter was refused, or a converted one could not be had.
 
 Every `AdapterError` carries the same four facts: the file, the field in it, what was found and
-what would have been allowed. `code` is a stable word for programs; the message is for people.
+what would have been allowed. `code` is a stable word for programs; the message is for people, and
+in words of its own (`says`) where a value and its range say nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +30,22 @@ class AdapterError(Exception):
     code: ClassVar[str] = "adapter_refused"
 
     def __init__(
-        self, file: str, field: str, found: object, allowed: object, why: str = ""
+        self,
+        file: str,
+        field: str,
+        found: object,
+        allowed: object,
+        why: str = "",
+        *,
+        says: str = "",
     ) -> None:
         self.file = file
         self.field = _short(field)
         self.found = _short(found)
         self.allowed = _short(allowed)
         reason = f" ({why})" if why else ""
-        super().__init__(
-            f"{file}: {self.field}: found {self.found}; allowed: {self.allowed}{reason}"
-        )
+        text = says or f"{self.field}: found {self.found}; allowed: {self.allowed}{reason}"
+        super().__init__(f"{file}: {text}")
 
 
 class MissingFile(AdapterError):

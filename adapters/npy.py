@@ -31,6 +31,7 @@ from adapters.errors import (
     UnsupportedFeature,
     UnsupportedModule,
 )
+from adapters.file_kinds import HEAD_BYTES, kind_of
 from adapters.modules import module_sizes
 from adapters.npy_files import CONFIG, OLD_CONFIG, WEIGHTS
 from adapters.peft import MAX_ADAPTER_BYTES, checked_path
@@ -110,6 +111,8 @@ def _parse(raw: bytes, name: str) -> npt.NDArray[Any]:
     """The array of an .npy file (format 1.0 and 2.0), over `raw` itself; never a pickle."""
     # numpy copies and decodes as much as the header says it is long, before it looks at its own
     # limit: so it gets no more than that.
+    if (kind := kind_of(raw[:HEAD_BYTES])) is not None:
+        raise CorruptFile(name, "header", kind.name, ".npy", says=kind.words)
     file = io.BytesIO(raw[:_MAX_HEADER])
     try:
         read_header = _HEADERS[_NPY.read_magic(file)]

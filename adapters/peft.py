@@ -27,6 +27,8 @@ from adapters.errors import (
     UnsupportedFeature,
     UnsupportedModule,
 )
+from adapters.file_kinds import GGUF, HEAD_BYTES, find_gguf, kind_of, kind_of_file
+from adapters.file_kinds import PICKLE as PICKLED
 from adapters.patterns import ALLOWED, ModulePattern, NotAllowed
 from adapters.safetensors import read_header
 
@@ -83,10 +85,8 @@ def read(
     """
     config = _read_config(folder, within)
     settings = _settings(config)
-    if not (folder / WEIGHTS).exists() and (folder / PICKLE).exists():
-        raise PickleRefused(
-            PICKLE, "format", "pickle", WEIGHTS, "a pickle runs code; save with safetensors"
-        )
+    if not os.path.lexists(folder / WEIGHTS):
+        raise _without_weights(folder)
     path = checked_path(folder, WEIGHTS, within)
     try:
         with path.open("rb") as file:
@@ -101,6 +101,32 @@ def read(
     return Adapter(settings, path, file_identity(status), tensors)
 
 
+def _without_weights(folder: Path) -> AdapterError:
+    """The error for a folder that lacks the weights: what it has in their place."""
+    if (folder / PICKLE).exists():
+        kind = kind_of_file(folder / PICKLE) or PICKLED
+        says = f"{kind.words}; {WEIGHTS} is what is read"
+        return PickleRefused(PICKLE, "format", kind.name, WEIGHTS, says=says)
+    if (folder / f"{WEIGHTS}.index.json").exists():
+        says = f"the weights are in several files; save the adapter as one {WEIGHTS}"
+        return MissingFile(f"{WEIGHTS}.index.json", "format", "shards", WEIGHTS, says=says)
+    if (name := find_gguf(folder)) is not None:
+        return MissingFile(name, "format", "GGUF", WEIGHTS, says=GGUF.words)
+    return _missing(WEIGHTS)
+
+
+def _missing(name: str) -> MissingFile:
+    """The file that is not there. The folder is left out: it may be one of this process' own."""
+    says = f"the adapter has no such file; PEFT's save_pretrained writes {CONFIG} and {WEIGHTS}"
+    return MissingFile(name, "file", "not there", name, says=says)
+
+
+def refuse_other_kind(name: str, head: bytes) -> None:
+    """Raise `CorruptFile` where a text file's first bytes are those of a file of another kind."""
+    if (kind := kind_of(head)) is not None:
+        raise CorruptFile(name, "content", kind.name, name, says=kind.words)
+
+
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
     """What changes when a file is replaced or written to."""
     return (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -112,8 +138,10 @@ def checked_path(folder: Path, name: str, within: Path | None) -> Path:
     try:
         real = path.resolve(strict=True)
         regular = stat.S_ISREG(real.stat().st_mode)
+    except FileNotFoundError as error:
+        raise _missing(name) from error
     except OSError as error:
-        raise MissingFile(name, "file", error.strerror, f"{name} in {folder.name}") from error
+        raise MissingFile(name, "file", error.strerror, "a readable file") from error
     if within is not None and not real.is_relative_to(within.resolve()):
         raise PathEscape(name, "path", str(path), f"inside {within}")
     if not regular:
@@ -127,7 +155,9 @@ def _read_config(folder: Path, within: Path | None) -> dict[str, Any]:
     if size > _MAX_CONFIG_BYTES:
         raise TooLarge(CONFIG, "size", f"{size} bytes", f"{_MAX_CONFIG_BYTES} bytes")
     try:
-        config = json.loads(path.read_bytes())
+        raw = path.read_bytes()
+        refuse_other_kind(CONFIG, raw[:HEAD_BYTES])
+        config = json.loads(raw)
     except OSError as error:
         raise MissingFile(CONFIG, "file", error.strerror, "a readable file") from error
     except (ValueError, RecursionError) as error:

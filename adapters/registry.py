@@ -220,5 +220,10 @@ def _check_base(name: str, base: str, record: Record | None) -> None:
 def _before(record: Record) -> str:
     if not record.earlier:
         known = ", ".join(version.short_digest for version in record.versions)
-        raise UnknownVersion(record.name, "version", f"before {record.served[:12]}", known)
+        served = record.served[:12]
+        raise UnknownVersion(
+            *(record.name, "version", f"before {served}", known),
+            says=f"no version was served before {served}, which is served now; name one of its "
+            f"versions ({known}), or add another one first",
+        )
     return record.earlier[-1]

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, TypeGuard
 
 from adapters.adapter import TensorInfo
 from adapters.errors import CorruptFile, UnsupportedFeature
+from adapters.file_kinds import HEAD_BYTES, kind_of
 
 _MAX_HEADER = 16 * 1024 * 1024
 # Brackets, commas and quotes: 100,000 tensors have these. Without a limit, a header of 16 MiB
@@ -31,12 +32,11 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     `UnsupportedFeature` for a data type other than F32, F16 and BF16.
     """
     prefix = file.read(8)
-    if len(prefix) < 8:
-        raise CorruptFile(name, "header length", f"{len(prefix)} bytes", "8 bytes")
     length = int.from_bytes(prefix, "little")
     limit = min(size - 8, _MAX_HEADER)
-    if not 2 <= length <= limit:
-        raise CorruptFile(name, "header length", length, f"2 .. {limit}")
+    if len(prefix) < 8 or not 2 <= length <= limit:
+        head = prefix + file.read(HEAD_BYTES - len(prefix))
+        raise CorruptFile(name, "header length", length, f"2 .. {limit}", says=_told(head, size))
     raw = file.read(length)
     parts = sum(map(raw.count, (b"{", b"[", b",", b'"')))
     if parts > _MAX_PARTS:
@@ -51,6 +51,18 @@ def read_header(file: BinaryIO, name: str, size: int) -> dict[str, TensorInfo]:
     tensors = {tensor: _tensor(name, tensor, entry, 8 + length) for tensor, entry in header.items()}
     _check_coverage(name, tensors, 8 + length, size)
     return tensors
+
+
+def _told(head: bytes, size: int) -> str:
+    """What is wrong with a file that does not begin as safetensors does."""
+    if not head:
+        return "is empty; save or download it again"
+    if (kind := kind_of(head)) is not None:
+        return f"is {kind.name}, and no safetensors file; {kind.fix}"
+    return (
+        f"is no safetensors file, or was cut: it has {size} bytes, and its first 8 give no length "
+        "of a header in it; save or download it again"
+    )
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Writes the parts of README.md and docs/ that come from the code: ``python -m docs.generate``.
 
+It also writes the PrometheusRule of Kubernetes, from Prometheus' own file of alerts.
 `tests/docs/test_readme.py` fails when a file is not what this would write.
 """
 
@@ -9,6 +10,7 @@ import asyncio
 import json
 import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,17 @@ from ops.deployment.fields import FIELDS
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 FILES = (README, *sorted((ROOT / "docs").glob("*.md")))
+
+ALERTS = ROOT / "deploy/prometheus/alerts.yml"
+PROMETHEUS_RULE = ROOT / "deploy/kubernetes/components/monitoring/prometheus-rule.yaml"
+_RULE_HEAD = """\
+# Written from deploy/prometheus/alerts.yml by `python -m docs.generate`: change that file.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: gateway
+spec:
+"""
 
 # The settings of README.md; all of them are in docs/settings.md.
 _MAIN_SETTINGS = (
@@ -142,8 +155,13 @@ def _tensor_names() -> str:
     return _table(("older", "newer"), rows)
 
 
+def prometheus_rule() -> str:
+    """Return the manifest of the alerts for the Prometheus operator."""
+    return _RULE_HEAD + textwrap.indent(ALERTS.read_text(encoding="utf-8"), "  ")
+
+
 def _alerts() -> str:
-    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text("utf-8"))
+    rules = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
     rows = []
     for group in rules["groups"]:
         for rule in group["rules"]:
@@ -189,3 +207,4 @@ async def _collected() -> list[tuple[str, str, tuple[str, ...], str]]:
 if __name__ == "__main__":
     for path in FILES:
         path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    PROMETHEUS_RULE.write_text(prometheus_rule(), encoding="utf-8")

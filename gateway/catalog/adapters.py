@@ -252,8 +252,8 @@ class Adapters:
                     added = (name, base, converted, str(folder), template, SETTINGS)
                     await self._add(*added, notes=notes)
             except (AdapterError, StoreError) as error:
-                log.error("adapter %r of the configuration was refused: %s", name, error)
-                self.refused[name] = str(error)
+                log.error("adapter %r of GATEWAY_ADAPTERS was refused: %s: %s", name, folder, error)
+                self.refused[name] = f"{folder}: {error}"
 
     async def add(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from adapters.model_files import tokenizer_problems
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings, is_service_link
 
@@ -23,6 +24,13 @@ _SERVICE_LINK = re.compile(
     r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
     r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
+
+
+# Of settings without a default: what to set them to.
+_REQUIRED = {
+    "tokenizer_dir": "set it to the Hugging Face folder of the model that Triton serves, which has "
+    "tokenizer.json, such as GATEWAY_TOKENIZER_DIR=/models/llama",
+}
 
 
 def settings_from_environment() -> Settings:
@@ -70,6 +78,8 @@ def _no_json(error: SettingsError) -> str:
 
 def _problem(problem: Any) -> str:
     message: str = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        message = f"is not set; {_REQUIRED[str(problem['loc'][0])]}"
     # What is wrong with several settings together names them itself.
     name = "_".join(str(part) for part in problem["loc"]).upper()
     return f"GATEWAY_{name}: {message}" if name else message
@@ -79,6 +89,8 @@ def _missing(settings: Settings) -> Iterator[str]:
     """What this machine lacks: elsewhere settings may be those of another one."""
     if not settings.tokenizer_dir.is_dir():
         yield f"GATEWAY_TOKENIZER_DIR: {settings.tokenizer_dir} is not a folder"
+    for problem in tokenizer_problems(settings.tokenizer_dir):
+        yield f"GATEWAY_TOKENIZER_DIR: {problem}"
     for name in ("triton_tls_ca", "triton_tls_cert", "triton_tls_key"):
         path = getattr(settings, name)
         if path is not None and not path.is_file():

@@ -43,7 +43,8 @@ def folder_of(source: Source, below: Iterable[Path] | None) -> OnDisk:
     folder = Path(str(source))
     if below is None:
         if not os.path.isdir(folder):
-            raise MissingFile("source", "source", str(source), "a folder")
+            says = f"{source} is no folder on the gateway's machine; create it, or name another one"
+            raise MissingFile("source", "source", str(source), "a folder", says=says)
         return OnDisk(folder, Path(os.path.realpath(folder)))
     for root in below:
         if is_folder_below(root, folder):
@@ -77,7 +78,11 @@ def snapshot_of(source: Source, cache: Path, root: Path | None) -> OnDisk:
     if root is not None and source.revision is None and os.path.isdir(root / owner / name):
         return OnDisk(root.joinpath(owner, name, *inner), root)
     allowed = "what is in the Hugging Face cache of this machine (HF_HOME); nothing is downloaded"
-    raise MissingFile("source", "source", str(source), allowed)
+    says = (
+        f"{source} is not in the Hugging Face cache of the gateway's machine (HF_HOME), and "
+        f"nothing is downloaded; run `hf download {owner}/{name}` there"
+    )
+    raise MissingFile("source", "source", str(source), allowed, says=says)
 
 
 def _commit(model: Path, revision: str) -> str | None:

@@ -45,6 +45,7 @@ FILES = (peft.CONFIG, peft.WEIGHTS, tokenizer_config.FILE, chat_template.FILE)
 # Folders that processes have left behind which were killed: any fetch is over sooner.
 _LEFT_S = 86400.0
 _DISK_THREADS = 4
+_NEEDED = " and ".join(FILES[:2])
 _INCOMING = "the folder for adapters that are being fetched"
 
 Stamp = tuple[object, ...]
@@ -183,7 +184,8 @@ class Sources:
             found = {name: await place.look(name) for name in FILES}
             for name, file in found.items():
                 if file is None and name in FILES[:2]:
-                    raise MissingFile(name, "source", "not there", f"{name} in {source}")
+                    says = f"there is no such file at {source}; an adapter needs {_NEEDED}"
+                    raise MissingFile(name, "source", "not there", name, says=says)
                 if file is not None and (file.size or 0) > self._most(name):
                     raise _too_large(name, f"{file.size}", self._most(name))
             for name, file in found.items():

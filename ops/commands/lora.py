@@ -6,11 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from adapters import npy_files
+from adapters.file_kinds import GGUF, find_gguf
 from ops.commands import admin_api, lora_agent
 from ops.commands.admin_api import AdminApi
+
+if TYPE_CHECKING:
+    from adapters.adapter import Adapter
 
 _PEFT_FILES = (
     *("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"),
@@ -97,9 +101,14 @@ def _list(found: Any) -> None:
 
 
 def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str, ...]) -> Any:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise SystemExit(f"gateway lora: {folder} {what}; name the adapter's folder")
     found = [folder / file for file in names if (folder / file).is_file()]
     if not found:
-        raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}")
+        other = find_gguf(folder)
+        instead = "" if other is None else f"; {other} {GGUF.words}"
+        raise SystemExit(f"gateway lora: {folder} has none of {', '.join(names)}{instead}")
     files = [("file", (path.name, path.open("rb"))) for path in found]
     try:
         return call("POST", "", data={"name": name, "base": base}, files=files)
@@ -111,14 +120,14 @@ def _upload(call: AdminApi, name: str, base: str, folder: Path, names: tuple[str
 def _size(parsed: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from adapters import peft, sizes
+    from adapters import sizes
     from adapters.adapter import MODULE_IDS
     from adapters.base_model import read_base_model
     from adapters.convert import convert
     from adapters.errors import AdapterError
 
     try:
-        read = [peft.read(folder) for folder in parsed.adapters]
+        read = [_read(folder) for folder in parsed.adapters]
         # Sizes do not depend on names, so whatever the adapters call their base is right.
         named = {adapter.settings.base_model_name_or_path or "" for adapter in read}
         base = read_base_model(parsed.engine, tuple(named))
@@ -142,6 +151,17 @@ def _size(parsed: argparse.Namespace) -> int:
     print(f"  lora_cache_optimal_adapter_size:{best.optimal_adapter_size}")
     print(f"  lora_cache_max_adapter_size:{best.max_adapter_size}")
     return 0
+
+
+def _read(folder: Path) -> Adapter:
+    """Raises SystemExit, with the folder as it was named."""
+    from adapters import peft
+    from adapters.errors import AdapterError
+
+    try:
+        return peft.read(folder)
+    except AdapterError as error:
+        raise SystemExit(f"gateway lora size: {folder}: {error}") from error
 
 
 def _print(value: Any) -> None:

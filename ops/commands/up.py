@@ -172,6 +172,9 @@ def _adapter(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not equals or not name or not folder:
         raise argparse.ArgumentTypeError(f"found {text!r}, allowed NAME=DIR")
+    if not Path(folder).is_dir():
+        what = "is a file" if Path(folder).exists() else "does not exist"
+        raise argparse.ArgumentTypeError(f"{name}: {folder} {what}; name the adapter's folder")
     return name, Path(folder)
 
 

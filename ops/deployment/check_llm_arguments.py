@@ -7,6 +7,7 @@ from pathlib import Path
 
 from adapters.adapter import MODULE_IDS
 from adapters.errors import AdapterError
+from adapters.model_files import is_incomplete, tokenizer_problems, weight_problems
 from adapters.modules import FAMILIES
 from adapters.peft import read
 from ops.deployment.check_findings import Finding, Severity
@@ -85,7 +86,14 @@ class _Arguments:
                 f"{here} holds no config.json: the model does not load",
                 "correct it; if it is right where Triton runs, give --tokenizer-dir here",
             )
-        elif not has_chat_template(here):
+            return
+        problems = tokenizer_problems(here)
+        if is_incomplete(here):
+            problems += weight_problems(here)
+        for problem in problems:
+            found = f"{problem.found}: the model does not load"
+            yield self._finding("error", "model", found, problem.fix)
+        if not has_chat_template(here):
             yield self._finding(
                 "note",
                 "model",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from adapters.config_json import ConfigError
 from adapters.engine_config import EngineConfig, read_engine_config
+from adapters.file_kinds import kind_of_file
+from adapters.model_files import tokenizer_problems
 from ops.deployment.check_engine import engine_findings
 from ops.deployment.check_findings import Finding, Severity
 from ops.deployment.check_repository import Model, Places, Repository
@@ -190,7 +192,7 @@ def _engine(core: Model, places: Places) -> Iterator[Finding]:
             "error",
             core.name,
             "engine_dir",
-            f"{error}: the model does not load",
+            f"the model does not load: {error}",
             "correct engine_dir; if it is right where Triton runs, give --engine-dir here",
         )
         return
@@ -221,6 +223,10 @@ def _ranks(core: Model, engine: EngineConfig, folder: Path) -> Iterator[Finding]
     wanted = engine.world_size or 1
     # Before v0.8 the names begin with the model, its dtype and the parallelism.
     present = {path.stem.rpartition("rank")[2] for path in folder.glob("*rank*.engine")}
+    for path in sorted(folder.glob("*rank*.engine")):
+        if (kind := kind_of_file(path)) is not None:
+            problem = f"{path} is {kind.name}: the model does not load"
+            yield Finding("error", core.name, path.name, problem, kind.fix)
     missing = [f"rank{rank}.engine" for rank in range(wanted) if str(rank) not in present]
     if missing:
         yield Finding(
@@ -263,7 +269,11 @@ def _tokenizers(repository: Repository, places: Places) -> Iterator[Finding]:
                 f"{here} is not a folder: the model does not load",
                 "correct it; if it is right where Triton runs, give --tokenizer-dir here",
             )
-        elif not has_chat_template(here):
+            continue
+        for problem in tokenizer_problems(here):
+            found = f"{problem.found}: the model does not load"
+            yield Finding("error", model, "tokenizer_dir", found, problem.fix)
+        if not has_chat_template(here):
             yield Finding(
                 "note",
                 model,

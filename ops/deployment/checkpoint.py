@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.config_json import ConfigError, Section, read_config
+from adapters.engine_config import is_trtllm_checkpoint
 from ops.deployment.architectures import ARCHITECTURES, Architecture
 
 # ModelOpt writes this one beside config.json; the other tools write into config.json.
@@ -48,8 +49,10 @@ class Checkpoint:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read ``folder/config.json``. Raises ConfigError where no engine can be planned for it."""
     fields = read_config(folder)
-    if fields.is_engine:
-        raise ConfigError(fields.path, "an engine", "a Hugging Face model")
+    if fields.is_engine or is_trtllm_checkpoint(fields):
+        found = "an engine" if fields.is_engine else "a TensorRT-LLM checkpoint"
+        says = f"is that of {found}; name the Hugging Face folder that it was made from"
+        raise ConfigError(fields.path, found, "a Hugging Face model", says=says)
     architecture = _architecture(fields)
     kind = ARCHITECTURES[architecture]
     bias, tied = fields.flag("attention_bias"), fields.flag("tie_word_embeddings")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.model_files import is_incomplete, tokenizer_problems, weight_problems
 from gateway.config.settings import Settings
 from ops.deployment import repository
 from ops.deployment.checkpoint import Checkpoint
@@ -71,7 +72,7 @@ def import_for_gpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder)
+    imported = _checked(plan.checkpoint, name, folder, on_cpu=False)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
     if plan.tokenizer_info is not None:
         fields["guided_decoding_backend"] = "xgrammar"
@@ -102,7 +103,7 @@ def import_for_cpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
-    imported = _checked(checkpoint, name, folder)
+    imported = _checked(checkpoint, name, folder, on_cpu=True)
     _refuse_ranks(intent)
     fields: dict[str, Any] = {"engine_dir": imported.engine_dir, "triton_backend": "python"}
     fields["max_tokens_in_paged_kv_cache"] = _cpu_kv_tokens(checkpoint, intent)
@@ -139,7 +140,7 @@ def import_llmapi(plan: Plan, name: str, folder: Path, *, on_cpu: bool) -> Impor
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder)
+    imported = _checked(plan.checkpoint, name, folder, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
         # numpy is not needed before.
@@ -163,7 +164,7 @@ def read_imported(folder: Path) -> Imported:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ImportingError(
-            f"{path}: {error.strerror}; allowed: a folder that `gateway import` made"
+            f"{path}: {error.strerror}; name a folder that `gateway import` made"
         ) from error
     values = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     missing = [
@@ -183,13 +184,17 @@ def read_imported(folder: Path) -> Imported:
     return imported
 
 
-def _checked(checkpoint: Checkpoint, name: str, folder: Path) -> Imported:
+def _checked(checkpoint: Checkpoint, name: str, folder: Path, *, on_cpu: bool) -> Imported:
     imported = Imported(name, checkpoint.folder.absolute(), folder.absolute())
     problems = []
     if not _NAME.fullmatch(name):
         problems.append(f"--name: found {name!r}; allowed: letters, digits and ._/-")
     if not (checkpoint.folder / _TOKENIZER).exists():
         problems.append(f"{checkpoint.folder / _TOKENIZER} does not exist")
+    problems += map(str, tokenizer_problems(checkpoint.folder))
+    # Without any weights the engine can still be planned, before they are downloaded.
+    if on_cpu or is_incomplete(checkpoint.folder):
+        problems += map(str, weight_problems(checkpoint.folder))
     problems += [
         f"{path}: allowed: a path without spaces and quotes"
         for path in (imported.tokenizer_dir, imported.folder)

@@ -6,7 +6,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters.config_json import read_config
+from adapters.config_json import ConfigError, read_config
+from adapters.engine_config import engine_config, is_trtllm_checkpoint
+from adapters.file_kinds import GGUF, find_gguf
+from adapters.model_files import tokenizer_problems, weight_problems
 from ops.local_stack.errors import StackError
 
 REPOSITORY = "repository"
@@ -87,7 +90,20 @@ def require_files(model: Path) -> None:
     """Raises StackError naming a file that the model's folder lacks."""
     for needed in ("config.json", "tokenizer.json"):
         if not (model / needed).exists():
-            raise StackError(f"--model: {model}/{needed} does not exist")
+            name = find_gguf(model)
+            instead = "" if name is None else f", and {name} {GGUF.words}"
+            raise StackError(f"--model: {model}/{needed} does not exist{instead}")
+    problems = [str(problem) for problem in tokenizer_problems(model)]
+    try:
+        fields = read_config(model)
+        if is_trtllm_checkpoint(fields):
+            engine_config(fields)
+        elif not fields.is_engine:
+            problems += map(str, weight_problems(model))
+    except ConfigError as error:
+        problems.append(str(error))
+    if problems:
+        raise StackError("\n".join(f"--model: {problem}" for problem in problems))
 
 
 def clear(folder: Path) -> None:

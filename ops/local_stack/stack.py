@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from ops.local_stack.process import Child, adopt_orphans
 from ops.local_stack.repository import link, prepare
 from ops.local_stack.restart import Backoff
 from ops.local_stack.shared_memory import region_prefix, remove_regions
-from ops.local_stack.state import FILE_NAME, State
+from ops.local_stack.state import ADMIN_KEY_FILE, FILE_NAME, State
 
 START_TIMEOUT = 300.0  # seconds for one server; a large model takes minutes to load
 STOP_GRACE = 4.0  # seconds from SIGTERM to SIGKILL, one more than the servers' own limits
@@ -251,6 +252,16 @@ class Stack:
         time.sleep(POLL_PERIOD)
         if self._stop_requested():
             raise StopRequested
+
+
+def pages(gateway: str, state_dir: Path) -> list[str]:
+    """Return a line for each page that a browser can open at a gateway that runs."""
+    port = os.environ.get("GATEWAY_ADMIN_PORT")
+    operators = f"http://{LOCALHOST}:{port}/" if port else f"{gateway}/operators"
+    key = state_dir / ADMIN_KEY_FILE
+    found = {f"{gateway}/": "playground: {}", operators: f"operators' page: {{}}, key in {key}"}
+    # GATEWAY_CONSOLE=false turns both off.
+    return [text.format(url) for url, text in found.items() if servers.answers_ok(url)]
 
 
 def say(line: str) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from ops.local_stack.errors import StackError
 
 FILE_NAME = "state.json"
 ADMIN_KEY_FILE = "admin_key"
+PRIVATE_FOLDERS = ("redis", "adapters", "logs")
+"""Folders of the state folder that are kept from one run to the next, and have prompts in them."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,10 @@ class StateLock:
         """Makes the folder if need be. Raises StackError when another stack uses it."""
         try:
             state_dir.mkdir(parents=True, exist_ok=True)
+            for name in PRIVATE_FOLDERS:
+                # An earlier release made it with the user's own umask.
+                with suppress(FileNotFoundError):
+                    (state_dir / name).chmod(0o700)
             self._file = (state_dir / "lock").open("a")
         except OSError as error:
             raise StackError(f"--state-dir: {state_dir} cannot be used: {error}") from error

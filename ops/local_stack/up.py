@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from dataclasses import dataclass
 
 from ops.local_stack.errors import StackError, StopRequested
 from ops.local_stack.ports import PortClaims
 from ops.local_stack.servers import Ports
-from ops.local_stack.stack import Options, Stack, say
+from ops.local_stack.stack import Options, Stack, pages, say
 from ops.local_stack.state import StateLock
+
+OWNER_ALONE = 0o077
+"""The umask for all that the stack writes."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def up(options: Options, wanted: WantedPorts) -> int:
 
     In either case nothing is left running. The ready line is all that goes to stdout.
     """
+    # The servers inherit it. Redis' data has prompts in it, and so may what Triton logs.
+    os.umask(OWNER_ALONE)
     stop_requested = _StopFlag()
     try:
         with (
@@ -66,6 +72,8 @@ def up(options: Options, wanted: WantedPorts) -> int:
             Stack(options, wanted.claim(claims), stop_requested) as stack,
         ):
             state = stack.start()
+            for page in pages(state.gateway, options.state_dir):
+                say(page)
             print(f"ready: {state.gateway}", flush=True)
             stack.watch()
     except StopRequested:

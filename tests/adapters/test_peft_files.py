@@ -88,7 +88,7 @@ def test_safetensors_header_length_that_cannot_be(tmp_path: Path, length: int) -
     folder = write_peft(tmp_path, qv_tensors())
     raw = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + raw[8:])
-    with pytest.raises(errors.CorruptFile, match="header length"):
+    with pytest.raises(errors.CorruptFile, match="no length of a header"):
         peft.read(folder)
 
 

@@ -67,6 +67,22 @@ CUSTOM: dict[str, dict[str, Any]] = {
         },
         "additionalProperties": False,
     },
+    "PrometheusRule": {
+        "type": "object",
+        "required": ["groups"],
+        "properties": {
+            "groups": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["name", "rules"],
+                    "properties": {"name": {"type": "string"}, "rules": {"type": "array"}},
+                    "additionalProperties": False,
+                },
+            },
+        },
+        "additionalProperties": False,
+    },
     "ServiceMonitor": {
         "type": "object",
         "required": ["selector", "endpoints"],

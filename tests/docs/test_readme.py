@@ -20,6 +20,11 @@ def test_the_generated_sections_are_current(path: Path) -> None:
     assert generate.updated(text) == text, "run `python -m docs.generate`"
 
 
+def test_the_prometheus_rule_is_current() -> None:
+    written = generate.PROMETHEUS_RULE.read_text(encoding="utf-8")
+    assert written == generate.prometheus_rule(), "run `python -m docs.generate`"
+
+
 def test_every_generated_section_is_somewhere() -> None:
     assert generate.marked(TEXT) == set(generate.sections())
 

@@ -125,7 +125,7 @@ def test_up_refuses_an_llmapi_repository_that_cannot_be(
 def test_serve_names_the_variables_that_are_wrong(gateway: Gateway) -> None:
     answer = gateway("serve", GATEWAY_PORT="http")
     assert answer.returncode == 2
-    assert "GATEWAY_TOKENIZER_DIR: Field required" in answer.stderr
+    assert "GATEWAY_TOKENIZER_DIR: is not set" in answer.stderr
     assert "GATEWAY_PORT: Input should be a valid integer" in answer.stderr
 
 

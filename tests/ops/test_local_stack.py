@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -102,6 +103,31 @@ def test_state_json_says_where_everything_is(stack: Stack) -> None:
     assert _loaded(stack) > {"tensorrt_llm", "ensemble", "tensorrt_llm_bls"}
     assert "redis-server" in names["redis"]
     assert "tritonserver" in names["triton"]
+
+
+def test_only_the_owner_reads_what_it_writes(tmp_path: Path) -> None:
+    """Prompts are in Redis' data, in stored responses and in logs; an old folder is closed, too."""
+    (tmp_path / "state/redis").mkdir(mode=0o755, parents=True)
+    before = os.umask(0o022)
+    try:
+        up = Up(tmp_path, "--port", "0")
+    finally:
+        os.umask(before)
+    with up:
+        stack = up.wait_ready()
+        question = {"model": "demo", "input": "What is the capital of France?"}
+        answer = httpx.post(f"{stack.gateway}/v1/responses", json=question, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        found = {
+            str(path.relative_to(up.state_dir)): stat.S_IMODE(path.lstat().st_mode)
+            for path in up.state_dir.rglob("*")
+            if not path.is_symlink()
+        }
+        assert {"redis/appendonlydir", "repository", "adapters", "logs/gateway.log"} <= set(found)
+        assert any(name.startswith("redis/appendonlydir/") for name in found)
+        assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
+        up.send(signal.SIGTERM)
+        assert up.wait() == 0
 
 
 def test_a_second_one_on_the_same_port(stack: Stack, tmp_path: Path) -> None:

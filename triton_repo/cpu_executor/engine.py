@@ -129,7 +129,7 @@ def build(
     }
     target.mkdir(parents=True, exist_ok=True)
     single = source / "model.safetensors"
-    if single.exists():
+    if weights.files(source) == [single]:
         shutil.copyfile(single, target / "model.safetensors")
     else:
         weights.merge(source, target / "model.safetensors")

@@ -208,7 +208,7 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones() -> None:
         ({"num_attention_heads": True}, "num_attention_heads: found true"),
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: found "no"; allowed: true or false'),
         ({"torch_dtype": 16}, "torch_dtype: found 16; allowed: a string"),
-        ({"pretrained_config": {}}, "found an engine; allowed: a Hugging Face model"),
+        ({"pretrained_config": {}}, "is that of an engine; name the Hugging Face folder"),
     ],
 )
 def test_wrong_configurations(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -42,7 +42,7 @@ def test_four_models_for_an_engine(
         (["--decoupled", "true"], "decoupled: unknown parameter; allowed for preprocessing, "),
         (["-p", "cancellation_check_period_ms=0"], "cancellation_check_period_ms: found '0'"),
         (["-p", "tokenizer_type=auto"], "tokenizer_type: unknown parameter"),
-        (["--engine-dir", "/nonexistent"], "engine_dir: /nonexistent/config.json: No such file"),
+        (["--engine-dir", "/nonexistent"], "engine_dir: /nonexistent/config.json: there is no"),
         (["--description", "x.yaml"], "--description, --print: not with --repository gpt"),
     ],
 )

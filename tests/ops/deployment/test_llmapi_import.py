@@ -163,7 +163,8 @@ def test_refusals_leave_nothing(
 
 def test_an_architecture_that_the_cpu_executor_cannot_run(tmp_path: Path) -> None:
     model = write_config(tmp_path, "qwen2.5-0.5b")
-    shutil.copyfile(DEMO_MODEL / "tokenizer.json", model / "tokenizer.json")
+    for name in ("tokenizer.json", "model.safetensors"):
+        shutil.copyfile(DEMO_MODEL / name, model / name)
     answer = _import(model, "--name", "m", "--cpu", "--output", tmp_path / "out")
     assert answer.returncode == 1
     assert "found ['Qwen2ForCausalLM'], allowed one of" in answer.stderr

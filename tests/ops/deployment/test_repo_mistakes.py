@@ -223,7 +223,7 @@ MISTAKES: dict[str, Mistake] = {
             for model in (CORE, "preprocessing")
         ],
         error(CORE, "engine_dir"),
-        "/nowhere/engine/config.json: No such file",
+        "/nowhere/engine/config.json: there is no folder /nowhere/engine",
         "--engine-dir",
     ),
     "an engine with a LoRA module of a later release": Mistake(

@@ -147,7 +147,7 @@ def test_weights_that_end_too_early(tmp_path: Path) -> None:
 
 
 def test_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no model\*\.safetensors file"):
+    with pytest.raises(ValueError, match=r"has no model\*\.safetensors; download"):
         weights.load_float32(tmp_path)
 
 

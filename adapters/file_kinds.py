@@ -1,0 +1,85 @@
+"""What a file is by its first bytes, where it is not what its name says.
+
+Models and adapters come as downloads, and some of them are something else: the pointer that Git
+leaves where Git LFS is not installed, a pickle, a file of llama.cpp. Only the first bytes are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAD_BYTES = 64
+_MAX_ENTRIES = 10_000
+_LFS = b"version https://git-lfs.github.com/spec/v1"
+_PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """A kind of file: `name` with its article, and `fix`, which says what to do about it."""
+
+    name: str
+    fix: str
+
+    @property
+    def words(self) -> str:
+        """What is found and what to do, to be put after the file's name."""
+        return f"is {self.name}; {self.fix}"
+
+
+LFS_POINTER = FileKind(
+    "a Git LFS pointer, not the file that it stands for",
+    "install git-lfs and run `git lfs pull` in the folder that was cloned, or download the file",
+)
+PICKLE = FileKind(
+    "a pickle, which runs code when it is read",
+    "save it in safetensors form (safe_serialization=True)",
+)
+GGUF = FileKind(
+    "a GGUF file of llama.cpp, which TensorRT-LLM cannot read",
+    "take the Hugging Face form (safetensors) that it was made from",
+)
+WEB_PAGE = FileKind(
+    "a web page, as a download that needs a login leaves it",
+    "download the file again, with a token that may read it",
+)
+
+
+def kind_of(head: bytes) -> FileKind | None:
+    """Return the kind that a file's first `HEAD_BYTES` show, None for any other content."""
+    if head.startswith(_LFS):
+        return LFS_POINTER
+    if head.startswith(b"GGUF"):
+        return GGUF
+    if head.startswith(b"PK\x03\x04"):  # torch.save writes a zip archive with a pickle in it
+        return PICKLE
+    # Safetensors may begin with these two bytes as well: its header is at byte 8.
+    if head[:1] == b"\x80" and head[1:2] in _PICKLE_PROTOCOLS and head[8:9] != b"{":
+        return PICKLE
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return WEB_PAGE
+    return None
+
+
+def kind_of_file(path: Path) -> FileKind | None:
+    """Return the kind of a file; None for other content and for what cannot be read."""
+    if not path.is_file():  # opening a pipe would wait for its other end
+        return None
+    try:
+        with path.open("rb") as file:
+            return kind_of(file.read(HEAD_BYTES))
+    except OSError:
+        return None
+
+
+def find_gguf(folder: Path) -> str | None:
+    """Return the name of a GGUF file in a folder, None where there is none."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES)]
+    except OSError:
+        return None
+    return min((name for name in names if name.lower().endswith(".gguf")), default=None)

@@ -1,0 +1,105 @@
+"""Whether the files of a model's folder are all there, and what they say that they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.file_kinds import GGUF, PICKLE, FileKind, find_gguf, kind_of_file
+
+INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model*.safetensors"
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("chat_template.jinja", "generation_config.json"),
+)
+_MAX_INDEX_BYTES = 64 * 1024 * 1024
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """A file that cannot be used: what was `found`, which names it, and the `fix`."""
+
+    found: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.found}; {self.fix}"
+
+
+def tokenizer_problems(folder: Path) -> list[FileProblem]:
+    """Return a problem for each file of a tokenizer that is a file of another kind."""
+    return _foreign(folder, _TOKENIZER_FILES)
+
+
+def weight_problems(folder: Path) -> list[FileProblem]:
+    """Return a problem for each reason why the weights of a folder cannot be loaded."""
+    found = sorted(path.name for path in folder.glob(_WEIGHTS))
+    if (folder / INDEX).exists():
+        if problems := _foreign(folder, (INDEX, *found)):
+            return problems
+        try:
+            shards = _shards(folder / INDEX)
+        except ValueError as error:
+            return [FileProblem(f"{folder / INDEX} {error}", "download it again")]
+        if missing := [name for name in shards if not (folder / name).is_file()]:
+            return [_missing(folder, missing, len(shards))]
+        return []
+    if problems := _foreign(folder, found):
+        return problems
+    return [] if found else [_without_weights(folder)]
+
+
+def is_incomplete(folder: Path) -> bool:
+    """Return True where some of the weights are there, and some cannot be loaded.
+
+    A folder without any weights is one that has yet to be downloaded.
+    """
+    return any(folder.glob(_WEIGHTS)) and bool(weight_problems(folder))
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names. Raises ValueError."""
+    with index.open("rb") as file:
+        raw = file.read(_MAX_INDEX_BYTES + 1)
+    if len(raw) > _MAX_INDEX_BYTES:
+        raise ValueError(f"is larger than {_MAX_INDEX_BYTES} bytes")
+    try:
+        names = json.loads(raw)["weight_map"].values()
+        shards = sorted(set(names))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        raise ValueError("is no JSON object with a `weight_map` of tensors to files") from None
+    if not all(isinstance(name, str) and Path(name).name == name for name in shards):
+        raise ValueError("names a file outside of its folder in its `weight_map`")
+    return shards
+
+
+def _missing(folder: Path, missing: list[str], count: int) -> FileProblem:
+    shown = ", ".join(missing[:_SHOWN])
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return FileProblem(
+        f"{folder / missing[0]} is missing: {INDEX} names {count} files of weights, and "
+        f"{len(missing)} of them are not there ({shown}{more})",
+        "download them again",
+    )
+
+
+def _without_weights(folder: Path) -> FileProblem:
+    if (name := find_gguf(folder)) is not None:
+        return _problem(folder / name, GGUF)
+    pickled = next((path for path in sorted(folder.glob("pytorch_model*.bin"))), None)
+    if pickled is not None:
+        return _problem(pickled, kind_of_file(pickled) or PICKLE)
+    return FileProblem(f"{folder} has no {_WEIGHTS}", "download the model's weights into it")
+
+
+def _foreign(folder: Path, names: Iterable[str]) -> list[FileProblem]:
+    kinds = ((folder / name, kind_of_file(folder / name)) for name in names)
+    return [_problem(path, kind) for path, kind in kinds if kind is not None]
+
+
+def _problem(path: Path, kind: FileKind) -> FileProblem:
+    return FileProblem(f"{path} is {kind.name}", kind.fix)
