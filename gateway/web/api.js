@@ -28,7 +28,9 @@ export async function ask(path, { method = "GET", body, headers = {}, signal } =
     const response = await sent(path, { method, body, headers, signal });
     if (response.ok) return response;
     const error = await refusal(response);
-    if (response.status !== 401 || !askForKey) throw error;
+    if (response.status !== 401) throw error;
+    if (!used) error.message = "This server needs a key; whoever runs it gives you one.";
+    if (!askForKey) throw error;
     // Another request may have been given one meanwhile.
     if (key === used && !(await keyFor(error))) throw error;
   }
@@ -105,7 +107,7 @@ export function inWords(error) {
   const said = error.message;
   const told = /try again in/i.test(said); // refusals by a limit say it themselves
   const wait = error.retryAfter && !told ? ` Try again in ${error.retryAfter} s.` : "";
-  if (error.status === 401) return `${said} Give a key under Key.`;
+  if (error.status === 401) return `${said} Give a key under Key, at the top.`;
   if (error.status === 429) return `A limit of this key is reached. ${said}${wait}`;
   if (error.status === 503) return `The server cannot take this now. ${said}${wait}`;
   if (error.status === 504) return `This took too long. ${said}`;

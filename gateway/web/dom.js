@@ -68,6 +68,16 @@ export function iconButton(name, label, run, kind = "small") {
   return el("button", { ...settings, title: label, onclick: run }, icon(name));
 }
 
+// Enter in `area` sends its form; Shift+Enter begins a line.
+export function sendOnEnter(area) {
+  area.addEventListener("keydown", (event) => {
+    // While characters are composed (Chinese, Japanese), Enter chooses one.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    area.form.requestSubmit();
+  });
+}
+
 let status;
 
 // Says `text` once to who hears the page, at the next pause: for ends, not for every step.

@@ -25,7 +25,7 @@ function show(reason) {
   const form = el("form", { class: "body", novalidate: "" },
     el("p", { class: "notice warn", hidden: !reason }, reason),
     el("div", { class: "field" },
-      el("label", { for: "key-input" }, "API key"), input,
+      el("label", { for: "key-input" }, "Your key"), input,
       el("p", { id: "key-hint", class: "hint" },
         "Kept in this page's memory alone: a reload forgets it."), wrong),
     el("div", { class: "actions" },
@@ -42,7 +42,7 @@ function show(reason) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const key = input.value.trim();
-    wrong.textContent = FITS.test(key) ? "" : "A key has no spaces and no letters beyond ASCII.";
+    wrong.textContent = FITS.test(key) ? "" : "A key has no spaces, and no letters with accents or of other alphabets.";
     if (FITS.test(key)) dialog.close(key);
     else input.setAttribute("aria-invalid", "true");
   });

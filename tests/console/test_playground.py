@@ -374,12 +374,12 @@ def test_a_key_is_asked_for_and_kept_nowhere(
         looking_at(browser, gateway.url, refused=(401,)) as page,
     ):
         dialog = page.get_by_role("dialog", name="Key")
-        dialog.get_by_label("API key").fill("sk-wrong")
+        dialog.get_by_label("Your key").fill("sk-wrong")
         _button(dialog, "Use this key").click()
         expect(dialog.get_by_role("button", name="Forget it")).to_be_visible()
         assert barriers(page) == []
-        dialog.get_by_label("API key").fill("sk-acme")
-        dialog.get_by_label("API key").press("Enter")
+        dialog.get_by_label("Your key").fill("sk-acme")
+        dialog.get_by_label("Your key").press("Enter")
         expect(_models(page)).to_have_value("demo")
         _ask(page, "Hi", max_tokens="3")
         assert "sk-acme" not in json.dumps(
@@ -396,10 +396,10 @@ def test_a_key_is_asked_for_and_kept_nowhere(
         _button(dialog, "Cancel").click()
         expect(page.get_by_role("alert")).to_contain_text("Give a key")
         _button(page, "Key").click()
-        dialog.get_by_label("API key").fill("sk-ключ")
+        dialog.get_by_label("Your key").fill("sk-ключ")
         _button(dialog, "Use this key").click()
-        expect(dialog.locator("#key-wrong")).to_contain_text("ASCII")
-        dialog.get_by_label("API key").fill("sk-acme")
+        expect(dialog.locator("#key-wrong")).to_contain_text("other alphabets")
+        dialog.get_by_label("Your key").fill("sk-acme")
         _button(dialog, "Use this key").click()
         expect(_models(page)).to_have_value("demo")
         expect(page.get_by_role("alert")).to_be_hidden()

@@ -44,7 +44,7 @@ ASKED = {
 
 def _copied(browser: Browser, url: str, language: str, **fields: str) -> str:
     with looking_at(browser, url, refused=(401,)) as page:
-        page.get_by_role("dialog", name="Key").get_by_label("API key").fill(KEY)
+        page.get_by_role("dialog", name="Key").get_by_label("Your key").fill(KEY)
         page.keyboard.press("Enter")
         expect(page.get_by_role("combobox")).to_have_value("demo")
         page.get_by_role("button", name="Parameters", exact=True).click()

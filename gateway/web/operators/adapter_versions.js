@@ -49,7 +49,7 @@ export function openVersions(name) {
 }
 
 function build(digest, serves) {
-  const facts = HEADS.slice(1).map(() => el("td"));
+  const facts = HEADS.slice(1).map((head) => el("td", { "data-label": head }));
   const served = el("span", { class: "state", "data-state": "ready" }, "served");
   const serve = button("Serve this…", serves, { label: `Serve ${digest}…` });
   const head = el("th", { scope: "row" }, el("code", {}, digest));

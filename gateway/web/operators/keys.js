@@ -33,12 +33,12 @@ export class KeyTable {
 }
 
 function build(tenant, id) {
-  const parts = { note: el("td"), used: el("td"), expires: el("td") };
+  const [note, used, expires] = HEADS.slice(1).map((head) => el("td", { "data-label": head }));
   const revoke = button("Revoke…", () => askRevoke(tenant, id), { label: `Revoke ${id}…`, kind: "small danger" });
   const fixed = el("span", { class: "hint" }, "in the file");
   const head = el("th", { scope: "row" }, el("code", {}, id));
-  const node = el("tr", {}, head, parts.note, parts.used, parts.expires, el("td", {}, revoke, fixed));
-  return { ...parts, revoke, fixed, node };
+  const node = el("tr", {}, head, note, used, expires, el("td", {}, revoke, fixed));
+  return { note, used, expires, revoke, fixed, node };
 }
 
 function update(row, key) {

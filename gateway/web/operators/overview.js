@@ -75,7 +75,7 @@ export class OverviewView {
     });
     const { version, model, started, workers } = state.gateway ?? {};
     const runs = started ? `since ${moment(started)} (${duration(store.now - started)})` : "";
-    setText(this._facts, [model, `gateway ${version ?? ""}`, runs, workers && `workers: ${workers}`].filter(Boolean).join(" · "));
+    setText(this._facts, [model, `gateway ${version ?? ""}`, runs, workers && `workers: ${workers}`].filter(Boolean).join(", "));
     this._draw(state.history ?? {});
   }
 

@@ -122,5 +122,5 @@ export function whyRefused({ last_refusal: last, limits }) {
 
 function causesOf(tenant) {
   const causes = Object.entries(tenant.refused ?? {}).sort((a, b) => b[1] - a[1]);
-  return causes.map(([why, times]) => `${figure(times)} × ${refusalName(why)}`).join(" · ");
+  return causes.map(([why, times]) => `${figure(times)} × ${refusalName(why)}`).join(", ");
 }

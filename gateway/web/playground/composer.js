@@ -1,6 +1,6 @@
 // Where a prompt is written. Text alone: what else is dropped or pasted is refused, and said so.
 
-import { $ } from "../dom.js";
+import { $, sendOnEnter } from "../dom.js";
 
 const TEXT_ALONE = "This server takes text: pictures and files cannot be sent.";
 
@@ -14,12 +14,7 @@ export class Composer {
       event.preventDefault();
       if (this.canSend) send();
     });
-    this.input.addEventListener("keydown", (event) => {
-      // While characters are composed (Chinese, Japanese), Enter chooses one.
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      form.requestSubmit();
-    });
+    sendOnEnter(this.input);
     this.input.addEventListener("input", () => this.grow());
     $("#stop").addEventListener("click", stop);
     this.input.addEventListener("paste", (event) => this.refuseFiles(event, event.clipboardData));

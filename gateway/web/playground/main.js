@@ -161,6 +161,7 @@ class Playground {
     for (const view of stay) view.draw();
     const come = [...turns.entries()].slice(stay.length).map(([number, turn]) => new TurnView(turn, panes, {
       edited: (prompt) => this.edit(number, prompt),
+      isLast: () => number === this.conversation.turns.length - 1,
       forPane: (pane) => this.doable(number, pane),
     }));
     $("#turns").append(...come.map((view) => view.node));

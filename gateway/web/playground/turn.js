@@ -1,14 +1,16 @@
 // One turn: the prompt, and below it an answer from each pane.
 
-import { el, icon, iconButton } from "../dom.js";
+import { el, icon, iconButton, sendOnEnter } from "../dom.js";
 import { AnswerView } from "./answer.js";
+import { randomId } from "./conversation.js";
 
 export class TurnView {
-  // `does`: {edited(prompt), answerOf(pane), forPane(pane) -> what an answer's buttons do}
+  // `does`: {edited(prompt), isLast(), forPane(pane) -> what an answer's buttons do}
   constructor(turn, panes, does) {
     Object.assign(this, { turn, panes, does });
     this.views = new Map();
     this.answers = el("div", { class: "answers columns" });
+    this.dropped = el("span", {}, " The turns after this one are dropped.");
     this.node = el("section", { class: "turn", "aria-label": "Turn" });
     if (turn.prompt !== null) this.node.append(this.prompt());
     this.node.append(this.answers);
@@ -20,6 +22,7 @@ export class TurnView {
     this.views.clear();
     this.answers.replaceChildren(...this.panes.map((pane) => this.column(pane)));
     this.views.get(focused)?.focus();
+    this.dropped.hidden = this.does.isLast(); // turns may come while the prompt is being edited
   }
 
   column(pane) {
@@ -43,13 +46,16 @@ export class TurnView {
   }
 
   edit(card) {
-    const area = el("textarea", { class: "input", rows: 3, "aria-label": "Prompt", value: this.turn.prompt });
+    const hint = el("p", { class: "hint", id: `hint-${randomId()}` }, "Enter sends, Shift+Enter begins a line.", this.dropped);
+    const area = el("textarea", { class: "input", rows: 3, "aria-label": "Prompt", "aria-describedby": hint.id,
+      value: this.turn.prompt });
+    sendOnEnter(area);
     const back = () => {
       form.replaceWith(card);
       card.querySelector("button").focus();
     };
     const form = el("form", { class: "prompt-card editing" }, area,
-      el("p", { class: "hint" }, "The turns after this one are dropped."),
+      hint,
       el("div", { class: "actions-row" },
         el("button", { class: "button", type: "button", onclick: back }, "Cancel"),
         el("button", { class: "button primary", type: "submit" }, icon("send"), "Send")));
@@ -57,7 +63,7 @@ export class TurnView {
       event.preventDefault();
       if (area.value.trim()) this.does.edited(area.value);
     });
-    form.addEventListener("keydown", (event) => event.key === "Escape" && back());
+    form.addEventListener("keydown", (event) => event.key === "Escape" && !event.isComposing && back());
     card.replaceWith(form);
     area.focus();
   }
