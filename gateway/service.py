@@ -92,7 +92,7 @@ class Service:
         selections = self.replicas.selections
         of_models = [selection.warning for selection in selections]
         of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
-        return next((warning for warning in of_models + of_places if warning), None)
+        return "; ".join(dict.fromkeys([each for each in of_models + of_places if each])) or None
 
     @property
     def shortfalls(self) -> list[str]:

@@ -54,6 +54,7 @@ PARAMETERS = (
     Parameter("decoupled", _OWN, boolean(), default="true"),
     # Ours: clients see what upstream's model of that release shows them.
     Parameter("behaves_as", _OWN, one_of(*_LACKS), default=MAIN),
+    Parameter("polls_ended_requests", _OWN, boolean(), default="false"),
     Parameter("cancellation_check_period_ms", _OWN, integer(1), default="100"),
     Parameter("dtype", _OWN, one_of("auto", "float16", "bfloat16"), default="null"),
     Parameter("tensor_parallel_size", _OWN, integer(1), default="1"),

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 # Between two looks for a replica to which a stream could go from one that is drained.
 _LOOK_S = 1.0
+# Charged for what is left before it came whole, up to its limit: about what one request gets.
+_WHOLE_TOKENS_PER_S = 100
 
 
 class Choice:
@@ -51,6 +53,7 @@ class Choice:
         "_started",
         "_stays_until",
         "_text",
+        "_whole",
     )
 
     def __init__(
@@ -71,6 +74,7 @@ class Choice:
         # There was no other replica for it: it is not looked for with each token.
         self._stays_until = 0.0
         self._left: Replica | None = None
+        self._whole = False
 
     async def run(self) -> None:
         """Raises TimeoutError at the batch's deadline, and what the engine fails with."""
@@ -118,6 +122,7 @@ class Choice:
         if sent is None:
             sent = self._generation.for_kind(lease.replica.kind)
             self._text = text_stream(service, sent)
+            self._whole = sent.text is not None and sent.text.whole
         elif self._continuation.again:
             take = self._emit_new
         with lease.engine.generate(
@@ -125,7 +130,14 @@ class Choice:
             on_sent=self._given,
             on_left=self._left_early,
         ) as tokens:
-            first = await tokens.first()
+            try:
+                first = await tokens.first()
+            except (asyncio.CancelledError, TimeoutError):
+                if self._whole:
+                    # Nobody is told how many tokens it had come to.
+                    came = int(tokens.given_s * _WHOLE_TOKENS_PER_S)
+                    batch.meter.untold += min(came, sent.max_tokens)
+                raise
             answered(lease, batch, self._index)
             self._left = None
             take(first)
@@ -171,8 +183,9 @@ class Choice:
             return False  # it came together with the end of a stop string
         if not last.tokens and (tokens.ids or tokens.text):
             now = time.perf_counter()
-            self._of_model.time_to_first_token.observe(now - self._started)
-            self._service.admission.answered(self._batch.caller.tenant, now - self._started)
+            if not self._whole:  # of that nobody knows when its first token was made
+                self._of_model.time_to_first_token.observe(now - self._started)
+                self._service.admission.answered(self._batch.caller.tenant, now - self._started)
             meter = self._batch.meter
             meter.first_token = meter.first_token or now
         ids = tokens.ids

@@ -90,6 +90,9 @@ class Engine:
         self.silence = Silence()
         self._first_response_timeout = first_response_timeout
         self._proof = Proof()
+        self._warned: str | None = None
+        self.whole_answers = 0
+        """Requests under way whose first response is the last: silence is no sign with these."""
         self.heard = False
         """Whether a request has been answered anything since the last look began."""
         # So that no token has to ask for the time; it is late by a look at the most.
@@ -200,6 +203,8 @@ class Engine:
         if selection == self._selection:  # another look was as quick
             return
         await self._prove(selection.capabilities)
+        if selection == self._selection:  # or was while this one waited for a token
+            return
         self._proof.doubted = False
         self._selection = selection
         if selection != self.last_selection:
@@ -208,8 +213,9 @@ class Engine:
         self._seen_ready.set()
         mode, model = selection.capabilities.mode, selection.capabilities.model
         log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)
-        if selection.warning is not None:
-            log.warning("%s (docs/existing-deployment.md, text mode)", selection.warning)
+        if selection.warning is not None and selection.warning != self._warned:
+            log.warning("%s", selection.warning)
+        self._warned = selection.warning
         log.debug("capabilities: %s", selection.capabilities)
         known, engine = self._wanted.vocab_size, selection.capabilities.vocab_size
         if known > engine:
@@ -227,7 +233,8 @@ class Engine:
         if capabilities.llmapi is None:
             return
         # One that answers at the end may just be busy: with long answers, and full.
-        silence_tells = capabilities.streams_llmapi or not self.ready
+        streams = capabilities.streams_llmapi and not self.whole_answers
+        silence_tells = streams or not self.ready
         give_up = self._client.disconnect if silence_tells else None
         ask = partial(self._stream, capabilities)
         await self._proof.find(ask, give_up, in_use=self.ready)
@@ -268,8 +275,8 @@ class Engine:
         if (generation.text is None) is not (capabilities.text is None):
             raise EngineUnavailable("The inference server has just changed; try again.")
         begin_by = None
-        # Of a model that does not stream the first response is the last.
-        if self._first_response_timeout is not None and capabilities.streams_llmapi:
+        streams = capabilities.llmapi is not None and not capabilities.answers_once(generation.text)
+        if self._first_response_timeout is not None and streams:
             begin_by = asyncio.get_running_loop().time() + self._first_response_timeout
         return self._stream(
             *(capabilities, generation, deadline, metadata, aside, begin_by), on_sent, on_left

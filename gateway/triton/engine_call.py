@@ -83,6 +83,7 @@ class EngineCall:
         self._since = loop.time()
         self._unbegun = False
         self._begin_timer = loop.call_at(begin_by, self._give_up) if begin_by else None
+        self._answers_once = capabilities.answers_once(generation.text)
 
     @property
     def given(self) -> bool:
@@ -94,7 +95,13 @@ class EngineCall:
         """As of the `ResponseStream`."""
         return 0 if self._stream is None else self._stream.unread
 
+    @property
+    def given_s(self) -> float:
+        """For how many seconds the engine has had the request."""
+        return asyncio.get_running_loop().time() - self._given_at if self.given else 0.0
+
     def __enter__(self) -> Self:
+        self._engine.whole_answers += self._answers_once
         return self
 
     def __exit__(
@@ -103,6 +110,7 @@ class EngineCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._engine.whole_answers -= self._answers_once
         self._timer.cancel()
         self._begun()
         if self._sent and not self._finished and self._capabilities.stop is not None:
@@ -184,9 +192,13 @@ class EngineCall:
                 # It is sent no more, and may be long.
                 self._request = Request(self._request.id, ())
         except TimeoutError:
-            if self._met_silence:
-                raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
-            raise
+            if not self._met_silence:
+                raise
+            if self._answers_once and self._capabilities.llmapi is not None:
+                # Silent until it ends, whatever the engine does: a token will tell.
+                self._engine.doubt()
+                raise
+            raise EngineSilent(f"It told nobody anything for {SILENCE_S:g} s.") from None
         return self._checked(response)
 
     @property

@@ -19,6 +19,7 @@ from adapters.adapter import Dtype
 from adapters.config_json import ConfigError, ConfigMissing
 from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.errors import EngineUnavailable
+from gateway.generation import TextPrompt
 from gateway.triton.names import (
     CORE,
     TEXT,
@@ -61,8 +62,9 @@ class TextModel:
 
     `adds_special_tokens` says what its preprocessing does to a prompt, `skips_special_tokens` what
     its postprocessing does to an answer. With `accumulates` each response holds the whole text so
-    far, else each is decoded alone; `better_whole` says that an answer which nobody streams can
-    be asked for in one response instead, as streamed it would lose characters of several tokens.
+    far, else each is decoded alone; `better_whole` says that an answer which nobody streams is
+    asked for in one response instead: streamed, it loses characters of several tokens, or puts
+    Triton at risk (`LlmapiModel`).
     `token_by_token` says whether a streamed response is one token, `loses_lora` whether it passes
     adapters on in a wrong shape.
     """
@@ -80,10 +82,13 @@ class LlmapiModel:
     """Facts about the model of the llmapi repository, beside those of it as a text model.
 
     `streams` says whether a streamed answer comes token by token. Releases whose model takes no
-    adapters (TensorRT-LLM 1.2) send all of it at its end.
+    adapters (TensorRT-LLM 1.2) send all of it at its end. `polls_ended` says whether the model may
+    look for the cancellation of a streamed request whose final response it has sent, as upstream's
+    does: Triton 2.51 dies of that.
     """
 
     streams: bool = True
+    polls_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,12 @@ class ModelCapabilities:
     def streams_llmapi(self) -> bool:
         """Whether this is a model of llmapi whose first response has the first token."""
         return self.decoupled and self.llmapi is not None and self.llmapi.streams
+
+    def answers_once(self, text: TextPrompt | None) -> bool:
+        """Return True if the first response to a request for `text` is its last."""
+        if not self.decoupled or (text is not None and text.whole):
+            return True
+        return self.llmapi is not None and not self.llmapi.streams
 
     @property
     def stoppable(self) -> bool:

@@ -62,12 +62,20 @@ class ModelSelection:
     @property
     def warning(self) -> str | None:
         """What is amiss with the model that is driven, for operators; None where nothing is."""
-        if self.capabilities.stoppable:
-            return None
-        return (
-            f"{self.capabilities.model} cannot be stopped: a request whose client has left runs on "
-            "to its end"
-        )
+        if not self.capabilities.stoppable:
+            return (
+                f"{self.capabilities.model} cannot be stopped: a request whose client has left "
+                "runs on to its end (docs/existing-deployment.md, text mode)"
+            )
+        llmapi = self.capabilities.llmapi
+        if llmapi is not None and llmapi.polls_ended and self.capabilities.streams_llmapi:
+            return (
+                f"{self.capabilities.model} may be TensorRT-LLM's own model.py, whose streamed "
+                "answers can end Triton by signal 11. Triton 2.51 does that, and no release is "
+                "known to be sound with that file; this project's model.py is sound on all "
+                "(docs/llmapi.md, streaming with TensorRT-LLM's own model.py)"
+            )
+        return None
 
 
 async def select_model(server: Models, wanted: Wanted) -> ModelSelection:

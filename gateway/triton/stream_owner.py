@@ -22,6 +22,8 @@ class StreamOwner(Protocol):
     """Set by a stream that has received anything: the server is there, if slow to be asked."""
     heard_at: float
     """When that was last found set, and cleared, in the event loop's time."""
+    whole_answers: int
+    """How many requests are under way whose first response is the last."""
     draining: bool
     """Whether the gateway is ending, so that what is left early is left for that."""
 

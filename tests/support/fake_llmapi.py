@@ -41,10 +41,19 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     A stop request is answered by an error, as always, and ends nothing.
     """
 
-    def __init__(self, *steps: Step, streams: bool = True, decoupled: bool = True) -> None:
+    def __init__(
+        self,
+        *steps: Step,
+        streams: bool = True,
+        decoupled: bool = True,
+        polls_ended: str | None = None,
+    ) -> None:
         self.steps = list(steps)
         self.streams = streams
         self.decoupled = decoupled
+        self.polls_ended = polls_ended
+        """What its configuration says of that; None, as upstream's, for nothing."""
+        self.ready = True
         self.max_batch_size = 0
         self.drop = ""
         """An input that it does not declare."""
@@ -55,12 +64,14 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.cancelled: list[str] = []
 
     async def ModelReady(self, request: Any, context: Any) -> pb.ModelReadyResponse:
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=self.ready)
 
     async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
         config = model_config_pb2.ModelConfig(name=request.name, backend="python")
         config.max_batch_size = self.max_batch_size
         config.model_transaction_policy.decoupled = self.decoupled
+        if self.polls_ended is not None:
+            config.parameters["polls_ended_requests"].string_value = self.polls_ended
         for declared in (INPUTS, LORA) if self.streams else (INPUTS,):
             for datatype, names in declared.items():
                 for name in names:

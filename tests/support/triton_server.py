@@ -52,7 +52,8 @@ class Reply:
 class Server:
     """A running tritonserver."""
 
-    def __init__(self, ports: Ports) -> None:
+    def __init__(self, ports: Ports, child: Child) -> None:
+        self.child = child
         self.grpc = f"{LOCALHOST}:{ports.triton_grpc}"
         self.http = f"{LOCALHOST}:{ports.triton_http}"
         self._metrics = f"http://{LOCALHOST}:{ports.triton_metrics}/metrics"
@@ -310,7 +311,7 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         child.start()
         try:
             wait_ready(child, f"{LOCALHOST}:{ports.triton_http}", ports.triton_metrics)
-            yield Server(ports)
+            yield Server(ports, child)
         finally:
             child.terminate()
             child.reap(10.0)

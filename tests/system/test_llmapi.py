@@ -63,8 +63,8 @@ class Gateway:
         pieces = [each["delta"].get("content") or "" for each in choices]
         return {"text": "".join(pieces), "finish": finish, "usage": chunks[-1]["usage"]}
 
-    def endless(self, **headers: str) -> Any:
-        body = {"model": "m", "prompt": "x", "max_tokens": ENDLESS, "stream": True}
+    def endless(self, *, stream: bool, **headers: str) -> Any:
+        body = {"model": "m", "prompt": "x", "max_tokens": ENDLESS, "stream": stream}
         return self.client.stream("POST", "/v1/completions", json=body, headers=headers)
 
     def stops(self, reason: str) -> float:
@@ -120,13 +120,14 @@ async def serves_the_next(triton: Server, model: str) -> None:
     assert reply.outputs["text_output"][0] == b" one"
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("queued", [False, True], ids=["running", "queued"])
 @pytest.mark.parametrize("model", RELEASES)
 async def test_however_a_request_is_left_the_engine_is_free(
-    triton: Server, tmp_path: Path, model: str, queued: bool
+    triton: Server, tmp_path: Path, model: str, queued: bool, stream: bool
 ) -> None:
     """By a client that goes and by a deadline, before the first token and behind it."""
-    begins = not queued and model != "like_1_2"
+    begins = stream and not queued and model != "like_1_2"
     clock = EventClock()
     limits = {"max_seq_len": 2 * ENDLESS, "replica_in_flight": 2}
     async with gateway(triton, tmp_path, model, **limits) as found:
@@ -138,7 +139,7 @@ async def test_however_a_request_is_left_the_engine_is_free(
                     blocker.send(asked("x", **more), model, request_id="blocker")
                     if model != "like_1_2":
                         await asyncio.to_thread(blocker.next)
-                await left(found, clock, reason, headers, begins=begins)
+                await left(found, clock, reason, headers, begins=begins, stream=stream)
                 await until(lambda: found.in_flight == 0)
                 assert found.stops(reason) == 1
             await serves_the_next(triton, model)
@@ -149,13 +150,19 @@ async def test_however_a_request_is_left_the_engine_is_free(
 
 
 async def left(
-    found: Gateway, clock: EventClock, reason: str, headers: dict[str, str], *, begins: bool
+    found: Gateway,
+    clock: EventClock,
+    reason: str,
+    headers: dict[str, str],
+    *,
+    begins: bool,
+    stream: bool,
 ) -> None:
     began = asyncio.Event()
 
     async def ask() -> str:
         text = ""
-        async with found.endless(**headers) as response:
+        async with found.endless(stream=stream, **headers) as response:
             async for piece in response.aiter_text():
                 text += piece
                 if "data: " in text:  # and not a comment that keeps the connection alive

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import EngineUnavailable
-from gateway.triton.model_capabilities import LlmapiModel, ModelCapabilities, StopModel, TextModel
+from gateway.triton.model_capabilities import (
+    LlmapiModel,
+    ModelCapabilities,
+    StopModel,
+    TextModel,
+    flag,
+)
 from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_inputs
 
 # By these together; inflight_batcher_llm's models have none or the last alone.
@@ -21,6 +27,8 @@ _OTHERS = frozenset({"input_ids", "request_output_len"})
 _NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt", "stop")
 # Brought by the release that streams token by token.
 _SINCE_STREAMING = "lora_id"
+# A parameter of this project's model alone.
+_POLLS_ENDED = "polls_ended_requests"
 
 
 def is_llmapi(config: Any) -> bool:
@@ -68,8 +76,10 @@ def read_llmapi_capabilities(
         outputs=frozenset(tensor.name for tensor in config.output),
         names_outputs=names_outputs(config),
         # Its LLM encodes and decodes with what cannot be changed from outside.
-        text=TextModel(accumulates=True, token_by_token=False),
-        llmapi=LlmapiModel(streams=streams(config)),
+        text=TextModel(accumulates=True, better_whole=True, token_by_token=False),
+        llmapi=LlmapiModel(
+            streams=streams(config), polls_ended=flag(config, _POLLS_ENDED, default=True)
+        ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
         stop=StopModel(model, inputs),

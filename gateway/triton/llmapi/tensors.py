@@ -18,7 +18,9 @@ def generation_request(
     text: TextPrompt,
     adapter: str | None = None,
 ) -> Request:
-    """The request for one generation, streaming where the model is decoupled.
+    """The request for one generation, streaming where somebody has a use for it.
+
+    Upstream's model puts Triton at risk with each stream, so what comes whole does not stream.
 
     `adapter` is the folder of the generation's adapter, as Triton sees it. The engine knows it by
     its id alone: what is in the folder it reads when it does not hold that.
@@ -40,7 +42,7 @@ def generation_request(
     build.scalar("max_tokens", generation.max_tokens)
     build.scalar("exclude_prompt", True)
     if capabilities.decoupled:
-        build.scalar("streaming", True)
+        build.scalar("streaming", not capabilities.answers_once(text))
     if generation.params.lora is not None and adapter is not None:
         build.scalar("lora_id", generation.params.lora.task_id)
         build.texts("lora_name", [generation.params.lora.name])

@@ -33,6 +33,7 @@ def test_what_is_not_given_is_left_to_the_llm(tmp_path: Path) -> None:
         "decoupled": True,
         "cancellation_check_period_ms": 100,
         "behaves_as": "main",
+        "polls_ended_requests": False,
     }
     assert arguments.pop("kv_cache_config") == {
         "enable_block_reuse": True,
@@ -46,6 +47,13 @@ def test_what_is_not_given_is_left_to_the_llm(tmp_path: Path) -> None:
         "pipeline_parallel_size": 1,
         "max_num_tokens": 8192,
     }
+
+
+def test_both_files_say_whether_ended_requests_are_polled(tmp_path: Path) -> None:
+    for polls, said in ((False, "false"), (True, "true")):
+        config, arguments = rendered(tmp_path, polls_ended_requests=polls)
+        assert config.parameters["polls_ended_requests"].string_value == said
+        assert arguments["triton_config"]["polls_ended_requests"] is polls
 
 
 def test_both_files_say_whether_it_is_decoupled(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from gateway.config.tenants import key_hash
 from gateway.triton import bytes_tensor
+from tests.support.event_clock import EventClock
 from tests.support.fake_llmapi import FakeLlmapi, Step, inputs_of, told
 from tests.support.fake_triton import serving
 from tests.support.in_process import ids_of, running, save_tokenizer
@@ -66,6 +68,87 @@ async def test_a_request_is_scalars_without_a_batch_dimension(tokenizer_dir: Pat
     ):
         assert found.pop(name) == ("BOOL", [1], b"\1")
     assert not found  # no stop strings above all
+
+
+@pytest.mark.parametrize(
+    ("streams", "asked", "sent"),
+    [
+        (True, {}, False),
+        (True, {"stop": "#"}, True),  # which ends the engine's work, too
+        (True, {"stream": True}, True),
+        (False, {}, False),
+        (False, {"stop": "#"}, False),
+        (False, {"stream": True}, False),
+    ],
+)
+async def test_the_model_streams_only_what_somebody_reads_as_it_comes(
+    tokenizer_dir: Path, streams: bool, asked: dict[str, Any], sent: bool
+) -> None:
+    servicer = FakeLlmapi(told("hello", "stop"), streams=streams)
+    response = await complete(tokenizer_dir, servicer, **asked)
+    assert response.status_code == 200, response.text
+    [request] = servicer.requests
+    assert inputs_of(request)["streaming"] == ("BOOL", [1], bytes([sent]))
+
+
+@pytest.mark.parametrize(
+    ("facts", "warned"),
+    [
+        ({}, True),
+        ({"polls_ended": "true"}, True),
+        ({"polls_ended": "false"}, False),
+        ({"streams": False}, False),
+        ({"decoupled": False}, False),
+    ],
+)
+async def test_admins_are_told_once_of_a_model_that_may_end_triton(
+    tokenizer_dir: Path, caplog: pytest.LogCaptureFixture, facts: dict[str, Any], warned: bool
+) -> None:
+    servicer = FakeLlmapi(told("hello", "stop"), **facts)
+    tenant = {"name": "a", "keys": [key_hash("of-a")], "models": ["*"]}
+    (tokenizer_dir / "gateway.yaml").write_text(json.dumps({"tenants": [tenant]}))
+    fields = {"admin_key": "k" * 40, "config": tokenizer_dir / "gateway.yaml"}
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, **fields) as (client, service, _),
+    ):
+        [replica] = service.replicas
+        servicer.ready = False
+        async with asyncio.timeout(60):
+            while replica.ready:
+                await asyncio.sleep(0.01)
+            servicer.ready = True
+            while not replica.ready:
+                await asyncio.sleep(0.01)
+        admin = {"authorization": "Bearer " + "k" * 40}
+        found = (await client.get("/health/ready", headers=admin)).json()["engine"]
+        assert ("Triton 2.51" in found["warning"]) is warned
+        assert "GATEWAY_REPLICA_IN_FLIGHT" in found["warning"]  # none hides another
+        assert "engine" not in (await client.get("/health/ready")).json()
+    told_of = [each for each in caplog.messages if "signal 11" in each]
+    assert len(told_of) == warned
+
+
+async def test_what_is_left_before_it_came_whole_is_charged(tokenizer_dir: Path) -> None:
+    clock, usage = EventClock(), tokenizer_dir / "usage.jsonl"
+    servicer = FakeLlmapi(None)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint, usage_log=usage) as (client, _, _),
+    ):
+        for limit in (5, 50):
+            asked = len(servicer.requests)
+            body = {"model": "m", "prompt": "xyz", "max_tokens": limit}
+            request = asyncio.create_task(client.post("/v1/completions", json=body))
+            async with asyncio.timeout(60):
+                while len(servicer.requests) == asked:
+                    await asyncio.sleep(0.01)
+                clock.leap(20)
+                request.cancel()
+                while len(usage.read_text().splitlines() if usage.exists() else ()) <= bool(asked):
+                    await asyncio.sleep(0.01)
+    lines = [json.loads(line) for line in usage.read_text().splitlines()]
+    assert [line["completion_tokens"] for line in lines] == [5, 50]
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ async def test_a_request_that_is_not_begun_goes_to_another(tokenizer_dir: Path) 
     silent.of_prompt["Hello"] = OK  # what the gateway asks itself: the engine is well
     async with gateway(tokenizer_dir, silent, other, first_response_timeout=30) as (ask, service):
         while not silent.requests:
-            answer = await clock.leap_once(lambda: bool(silent.requests), ask(), 40)
-            assert answer.json()["choices"][0]["text"] == "hello"
+            answer = await clock.leap_once(lambda: bool(silent.requests), ask(stream=True), 40)
+            assert '"text":"hello"' in answer.text
         await until(lambda: silent.stopped)
         [lost] = [each.id for each in silent.requests if each.id in silent.stopped]
         await until(lambda: lost in silent.cancelled)  # where the stop does not end it, too
@@ -151,9 +151,30 @@ async def test_what_answers_once_has_no_time_for_a_first_response(tokenizer_dir:
     assert servicer.stopped == [servicer.requests[0].id]
 
 
+async def test_what_comes_whole_and_too_late_makes_the_engine_show_a_token(
+    tokenizer_dir: Path,
+) -> None:
+    """Deadlines are the clients': one that no engine meets must not take it from all."""
+    clock = EventClock()
+    servicer = FakeLlmapi(None)
+    servicer.of_prompt["Hello"] = OK
+    limits = {"first_response_timeout": 10, "request_timeout": 20}
+    async with gateway(tokenizer_dir, servicer, **limits) as (ask, service):
+        [replica] = service.replicas
+        for asked in range(1, 7):
+            answer = await clock.leap_once(
+                lambda asked=asked: len(servicer.requests) - proofs(servicer) >= asked, ask(), 20
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+            await until(lambda asked=asked: proofs(servicer) >= asked)
+            await until(lambda: not replica.engine.suspect)
+            assert replica.state == "ready"
+
+
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("streams", [True, False])
 async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
-    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: bool
+    tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch, streams: bool, stream: bool
 ) -> None:
     """One that answers at the end alone is silent when it is busy, too."""
     monkeypatch.setattr("gateway.triton.llmapi.proof._WITHIN_S", 0.3)
@@ -161,10 +182,10 @@ async def test_silence_tells_of_death_where_tokens_come_as_they_are_made(
     servicer.of_prompt["poison"] = (DEAD,)
     async with gateway(tokenizer_dir, servicer) as (ask, service):
         [replica] = service.replicas
-        waiting = asyncio.create_task(ask("long"))
+        waiting = asyncio.create_task(ask("long", stream=stream))
         await until(lambda: servicer.requests)
         assert (await ask("poison")).status_code == 500
-        if streams:
+        if streams and stream:
             assert (await waiting).status_code == 503
             assert "makes no tokens" in replica.engine.why_not_ready
         else:

@@ -1,5 +1,6 @@
 """The LLM API that this host has."""
 
+from collections.abc import Callable
 from typing import Any
 
 try:
@@ -17,7 +18,7 @@ except ModuleNotFoundError as missing:
     from triton_repo.cpu_executor.llmapi.ranks import global_mpi_rank, global_mpi_size
     from triton_repo.cpu_executor.llmapi.sampling_params import SamplingParams
 
-__all__ = ["LoRARequest", "SamplingParams", "start"]
+__all__ = ["LoRARequest", "SamplingParams", "start", "upstream_watch"]
 
 
 def start(arguments: dict[str, Any]) -> Any:
@@ -29,3 +30,18 @@ def start(arguments: dict[str, Any]) -> Any:
         )
     given = {name: value for name, value in arguments.items() if value is not None}
     return LLM(**update_llm_args_with_extra_dict({}, given))
+
+
+def upstream_watch(period_s: float, on_left: Callable[[Any], object]) -> Any:
+    """Return the watcher that behaves as upstream's, which no installed repository has a use for.
+
+    Raises RuntimeError without this project's package.
+    """
+    try:
+        from triton_repo.cpu_executor.llmapi.upstream_watch import UpstreamWatch  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise RuntimeError(
+            "model.yaml: triton_config.polls_ended_requests: found true; allowed: false, as "
+            f"{missing.name} is not installed here. It is for tests on the CPU: leave it out"
+        ) from missing
+    return UpstreamWatch(period_s, on_left)

@@ -5,13 +5,16 @@ Written against `tensorrt_llm.LLM`. Where TensorRT-LLM is not installed,
 upstream's model shows them, in the release that model.yaml's `triton_config.behaves_as` names.
 
 All work is done by one thread, in an event loop: it asks the engine, sends, and looks for requests
-that their clients have left. `execute` only hands requests over to it.
+that their clients have left. `execute` only hands requests over to it. So no sender is asked
+whether its client has left while its final response is on its way, or behind it: Triton 2.51 would
+die of that.
 """
 
 import asyncio
 import json
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import llm_api
@@ -68,6 +71,13 @@ class TritonPythonModel:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="answers")
         self._thread.start()
+        self._upstream_watch: Any = None
+        if settings.polls_ended:
+            self._upstream_watch = llm_api.upstream_watch(
+                self._period,
+                lambda answer: self._loop.call_soon_threadsafe(partial(self._cancel, answer)),
+            )
+            return
         self._watch = asyncio.run_coroutine_threadsafe(self._cancel_abandoned(), self._loop)
 
     def execute(self, requests: list[Any]) -> None:
@@ -76,7 +86,10 @@ class TritonPythonModel:
             self._loop.call_soon_threadsafe(self._begin, request, answer)
 
     def finalize(self) -> None:
-        self._watch.cancel()
+        if self._upstream_watch is None:
+            self._watch.cancel()
+        else:
+            self._upstream_watch.stop()
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -98,11 +111,16 @@ class TritonPythonModel:
 
     def _cancel(self, answer: Answer, *, ends: bool = True) -> None:
         """The engine frees what it holds with its next step; the client need not wait for it."""
-        self._running.discard(answer)
+        self._forget(answer)
         answer.generation.abort()
         if ends:
             answer.send(cancelled(), final=True)
         answer.ended = True
+
+    def _forget(self, answer: Answer) -> None:
+        self._running.discard(answer)
+        if self._upstream_watch is not None:
+            self._upstream_watch.remove(answer)
 
     async def _serve(self, request: Any, answer: Answer) -> None:
         """Whatever goes wrong with a request is its own client's answer."""
@@ -123,12 +141,16 @@ class TritonPythonModel:
                 streaming=streaming,
             )
             self._running.add(answer)
+            if self._upstream_watch is not None:
+                self._upstream_watch.add(answer, request)
             # One request by id, and the latest: the ids of upstream's clients are unique, too.
             if request_id:
                 self._by_id[request_id] = answer
             outputs = request.requested_output_names()
             empty_final = streaming and self._behaviour.empty_final
             async for output in answer.generation:
+                if output.finished and not streaming:
+                    self._forget(answer)
                 if streaming or output.finished:
                     reply = response(output, question.outputs, outputs)
                     answer.send(reply, final=output.finished and not empty_final)

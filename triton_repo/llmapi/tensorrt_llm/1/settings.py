@@ -42,6 +42,8 @@ class Settings:
     cancellation_check_period: float
     """Seconds."""
     behaviour: Behaviour
+    polls_ended: bool
+    """Whether requests are asked for their cancellation as upstream's model does it."""
 
 
 def read_settings() -> Settings:
@@ -61,8 +63,14 @@ def read_settings() -> Settings:
         if name not in own:
             raise pb_utils.TritonModelException(f"{path}: triton_config.{name}: found nothing")
     behaves_as = str(own.get("behaves_as", "main"))
-    allowed = {"max_batch_size": (0,), "multimodal": (False,), "behaves_as": tuple(BEHAVIOURS)}
-    found = {"multimodal": False, **own, "behaves_as": behaves_as}
+    allowed = {
+        "max_batch_size": (0,),
+        "multimodal": (False,),
+        "behaves_as": tuple(BEHAVIOURS),
+        "polls_ended_requests": (False, True),
+    }
+    defaults = {"multimodal": False, "polls_ended_requests": False}
+    found = {**defaults, **own, "behaves_as": behaves_as}
     for name, values_allowed in allowed.items():
         if found[name] not in values_allowed:
             raise pb_utils.TritonModelException(
@@ -76,4 +84,5 @@ def read_settings() -> Settings:
         max_batch_size=int(own["max_batch_size"]),
         cancellation_check_period=period / 1000,
         behaviour=BEHAVIOURS[behaves_as],
+        polls_ended=found["polls_ended_requests"],
     )

@@ -1,0 +1,61 @@
+"""Looks for clients that have left as the model.py of TensorRT-LLM does, so that tests can bear it.
+
+Its watcher is a thread, and a streamed answer is sent by another one. So requests are asked for
+their cancellation while their final response is on its way, and behind it. Triton 2.51 has freed by
+then what it looks at, and dies of signal 11. An answer that comes whole is taken from the watcher
+before it is sent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Answer(Protocol):
+    """A request that is being answered; `ended` once its final response was sent."""
+
+    @property
+    def ended(self) -> bool: ...
+
+
+class UpstreamWatch:
+    """Asks each request every `period_s` seconds, and streamed ones once more behind their end.
+
+    `on_left` is called in the watcher's thread for a request whose client has left.
+    """
+
+    def __init__(self, period_s: float, on_left: Callable[[Any], object]) -> None:
+        self._period_s = period_s
+        self._on_left = on_left
+        self._lock = threading.Lock()
+        self._requests: dict[Answer, Any] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="upstream-watch")
+        self._thread.start()
+
+    def add(self, answer: Answer, request: Any) -> None:
+        """Watch a request of Triton's."""
+        with self._lock:
+            self._requests[answer] = request
+
+    def remove(self, answer: Answer) -> None:
+        """Return once the request is not, and will not be, asked any more."""
+        with self._lock:
+            self._requests.pop(answer, None)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._period_s):
+            with self._lock:
+                for answer, request in list(self._requests.items()):
+                    ended = answer.ended
+                    left = request.is_cancelled()
+                    if ended:
+                        del self._requests[answer]
+                    elif left:
+                        self._on_left(answer)
