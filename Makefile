@@ -54,6 +54,7 @@ soak: setup
 
 chaos: setup
 	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m tests.chaos.moved
 
 disks: setup
 	$(BIN)/python -m tests.disks $(ARGS)

@@ -3,8 +3,8 @@
     python -m tests.chaos.moved [--kind "redis 7" ...] [--failover "one address" ...] [--out DIR]
 
 Two gateways of two workers, a real Triton, and for each case servers of their own, of which another
-becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from the
-promotion.
+becomes the primary. The exit code is 1 when a promise was broken. Times are in seconds from when
+clients are led to another server: by the address, or by most sentinels.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.support.moved_redis import (
     FAILOVERS,
     KINDS,
     MovedRedis,
+    WatchedRedis,
     binaries,
     clients_at,
     why_missing,
@@ -101,7 +102,7 @@ def run(folder: Path, kinds: Sequence[str], failovers: Sequence[str]) -> list[Ca
 
 
 def _gateways(
-    folder: Path, triton: Tritons, redis: MovedRedis
+    folder: Path, triton: Tritons, redis: MovedRedis | WatchedRedis
 ) -> AbstractContextManager[list[Gateway]]:
     tight = [
         tenant(name, f"sk-{name}-key", requests_per_minute=_REQUESTS, concurrent_requests=100)
@@ -116,7 +117,9 @@ def _gateways(
     return running_gateways("ab", folder, triton, **settings)
 
 
-async def _case(case: Case, gateways: list[Gateway], redis: MovedRedis, endpoint: str) -> None:
+async def _case(
+    case: Case, gateways: list[Gateway], redis: MovedRedis | WatchedRedis, endpoint: str
+) -> None:
     contents = {content.name: content for content in adapters.demo_contents()}
     async with Users(gateways, endpoint, contents) as users:
         assert await users.upload(0)

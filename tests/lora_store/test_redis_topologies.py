@@ -319,6 +319,26 @@ async def test_a_promotion_without_a_crash_loses_nothing(tmp_path: Path) -> None
         assert is_master(old)
 
 
+def test_without_sentinels_no_server_is_taken_for_the_primary() -> None:
+    """Not even one whose connection is open: another may have been promoted meanwhile."""
+    with running_sentinels() as fleet:
+        settings = RedisSettings(fleet.url, timeout_s=PATIENT_S)
+        with contextlib.closing(RedisTier(settings)) as tier:
+            assert tier.position() == (None, None)
+            for sentinel in fleet.sentinels:
+                sentinel.kill()
+            until(lambda: "no sentinel answers" in _failure(tier))
+            assert "no sentinel answers" in _failure(tier)
+
+
+def _failure(tier: RedisTier) -> str:
+    try:
+        tier.position()
+    except StoreUnavailable as error:
+        return str(error)
+    return ""
+
+
 async def test_a_server_that_hangs_is_not_listened_to_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from tests.support.redis_fleet import (
     COMMON,
     PASSWORD,
     Process,
+    Watched,
     answers,
-    is_master,
     redis_processes,
     running_sentinels,
     until,
@@ -114,30 +114,41 @@ class MovedRedis:
 
     url: str
     servers: list[Process]
-    forwarder: Forwarder | None = None
-    sentinels: list[Process] = field(default_factory=list)
+    forwarder: Forwarder
 
     def primary(self) -> Process:
-        """The one that takes writes; of several, the one that clients are led to."""
-        found = [server for server in self.servers if is_master(server)]
-        if self.forwarder is not None:
-            found = [each for each in found if each.port == self.forwarder.target] or found
-        return found[0]
+        """The one that clients are led to."""
+        return next(each for each in self.servers if each.port == self.forwarder.target)
 
     def move(self) -> Process:
-        """Return the server that was the primary, once another one is.
-
-        Sentinels demote the old one some 10 s later, and it takes writes until then.
-        """
+        """Return the server that was the primary, once another one is."""
         old = self.primary()
-        if self.forwarder is None:
-            self.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
-            until(lambda: any(is_master(each) for each in self.servers if each is not old))
-            return old
         new = next(server for server in self.servers if server is not old)
         new.client().execute_command("REPLICAOF", "NO", "ONE")
         self.forwarder.target = new.port
         old.client().execute_command("REPLICAOF", LOCALHOST, new.port)
+        return old
+
+
+@dataclass
+class WatchedRedis:
+    """The same behind sentinels."""
+
+    fleet: Watched
+
+    @property
+    def url(self) -> str:
+        return self.fleet.url
+
+    def move(self) -> Process:
+        """Return the server that was the primary, once most sentinels name another one.
+
+        They demote the old one some 10 s later, and it takes writes until then.
+        """
+        old = self.fleet.master()
+        assert old is not None
+        self.fleet.sentinels[0].client().execute_command("SENTINEL", "FAILOVER", "gate way")
+        until(lambda: self.fleet.master() not in (None, old))
         return old
 
 
@@ -175,10 +186,10 @@ def one_address(binary: Path) -> Iterator[MovedRedis]:
 
 
 @contextlib.contextmanager
-def behind_sentinels(binary: Path) -> Iterator[MovedRedis]:
+def behind_sentinels(binary: Path) -> Iterator[WatchedRedis]:
     """A primary, two replicas and three sentinels."""
     with running_sentinels(binary=binary) as fleet:
-        yield MovedRedis(fleet.url, fleet.servers, sentinels=fleet.sentinels)
+        yield WatchedRedis(fleet)
 
 
 FAILOVERS = {"one address": one_address, "sentinels": behind_sentinels}
