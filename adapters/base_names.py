@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+_UNSAFE = frozenset("\\'\"`$")
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
 # Longest first. Not among them: GGUF and MLX, which PEFT does not train, `4bit` alone, and QAT,
@@ -89,8 +90,11 @@ def alias_problem(alias: str) -> str | None:
     parts = alias.split("/")
     if len(parts) > 2 or not all(parts) or not alias.isprintable() or alias != alias.strip():
         return "must be NAME or OWNER/NAME, as the Hugging Face Hub has them"
-    if "\\" in alias or parts[0] in (".", "..", "~"):
+    if parts[0] in (".", "..", "~"):
         return "must be NAME or OWNER/NAME, not a path: a folder's name is enough"
+    # A refusal shows an alias to paste, and its adapter's author chose it.
+    if not _UNSAFE.isdisjoint(alias):
+        return f"must be without {' '.join(sorted(_UNSAFE))}"
     return None
 
 

@@ -86,6 +86,19 @@ def peft_files(converted: Converted, base: BaseModel) -> PeftFiles:
     return PeftFiles(json.dumps(config).encode(), header, tuple(tensors.values()), modules)
 
 
+def changes_nothing(converted: Converted, base: BaseModel) -> bool:
+    """Return True if A or B is zero in all rows, so that answers are the base model's.
+
+    Raises `ShapeMismatch` for tensors of another base model.
+    """
+    pairs = _rows(converted, base).values()
+    return not any(_has_values(a) and _has_values(b) for a, b in pairs)
+
+
+def _has_values(bits: Bits) -> bool:
+    return bool((bits & 0x7FFF).any())  # 0x8000 is a zero, too
+
+
 def _pairs(converted: Converted, base: BaseModel) -> tuple[dict[str, Pair], frozenset[str]]:
     """By the path of the linear layer, such as ``model.layers.0.self_attn.q_proj``; and which
     modules they feed."""

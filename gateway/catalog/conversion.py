@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,14 @@ class Conversion(NamedTuple):
 
     converted: Converted
     notes: tuple[str, ...] = ()
+
+
+class _Read(NamedTuple):
+    """A converted adapter, what it says that it was trained on, and whether it is all zeros."""
+
+    converted: Converted
+    trained_on: str | None
+    changes_nothing: bool
 
 
 class Converter:
@@ -91,19 +99,26 @@ class Converter:
         back = any(each.reads_adapters for each in self._capabilities())
         async with self._turn:
             try:
-                converted, named = await asyncio.to_thread(_read, folder, base, within, limit, back)
+                read = await asyncio.to_thread(_read, folder, base, within, limit, back)
             except BaseMismatch as error:
                 raise _with_advice(error) from None
         own = [name for name in base.names if name not in self._aliases]
-        note = quantization_note(named or "", own)
-        return Conversion(converted, (note,) if note else ())
+        return Conversion(read.converted, tuple(_notes(read, own)))
+
+
+def _notes(read: _Read, own_names: Sequence[str]) -> Iterator[str]:
+    """Yield what to tell of an adapter that is served all the same."""
+    if note := quantization_note(read.trained_on or "", own_names):
+        yield note
+    if read.changes_nothing:
+        yield "A or B of all its modules is zero: the adapter answers as the base model does"
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
     """The same refusal, with the setting that lifts it."""
     alias = suggested_alias(error.trained_on)
     if alias is None:
-        why = "write one of these there if it is the same model"
+        why = f"if it is the same model, write one of these into {error.field}"
     else:
         value = json.dumps([alias], ensure_ascii=False)
         why = (
@@ -113,13 +128,8 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
     return error.explained(why)
 
 
-def _read(
-    folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool
-) -> tuple[Converted, str | None]:
-    """The adapter, and what it says that it was trained on.
-
-    `back` says that it must have a PEFT form, too.
-    """
+def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> _Read:
+    """`back` says that it must have a PEFT form, too."""
     # numpy is needed for conversion alone; serving does without.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 
@@ -132,4 +142,4 @@ def _read(
         named = adapter.settings.base_model_name_or_path
     if back:
         peft_files.peft_files(converted, base)
-    return converted, named
+    return _Read(converted, named, peft_files.changes_nothing(converted, base))

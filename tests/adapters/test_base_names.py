@@ -71,6 +71,8 @@ def test_a_quantized_copy_is_noted_unless_it_is_what_is_served() -> None:
         ("x" * 129, None),
         ("/", None),
         ("a\nb", None),
+        ("x'; rm -rf ~; '", None),
+        ('org/x"$(true)', None),
     ],
 )
 def test_the_suggested_alias_is_one_and_fits(named: str, alias: str | None) -> None:
@@ -81,7 +83,8 @@ def test_the_suggested_alias_is_one_and_fits(named: str, alias: str | None) -> N
 
 
 @pytest.mark.parametrize(
-    "alias", ["", " x", "a/b/c", "/x", "x/", "./x", "a\\b", "a\tb", "\x1b[31m", "x" * 129]
+    "alias",
+    ["", " x", "a/b/c", "/x", "x/", "./x", "a\\b", "a'b", "$a", "a\tb", "\x1b[31m", "x" * 129],
 )
 def test_what_is_no_alias(alias: str) -> None:
     assert alias_problem(alias)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import yaml
 
@@ -118,6 +119,30 @@ async def test_a_quantized_copy_of_the_own_name_needs_no_alias(tmp_path: Path) -
         assert any("quantized as AWQ" in warning for warning in answer.json()["warnings"])
         plain = await _upload(client, _adapter(tmp_path, "someone/demo"))
         assert plain.json()["warnings"] == []
+
+
+async def test_nothing_of_an_author_is_shown_to_be_pasted_but_a_name(tmp_path: Path) -> None:
+    async with _gateway(tmp_path) as (client, _):
+        answer = await _upload(client, _adapter(tmp_path, "x'; rm -rf ~; '"))
+        message = answer.json()["error"]["message"]
+        assert "GATEWAY_BASE_MODEL_ALIASES" not in message
+        assert "if it is the same model, write one of these into base_model_name_or_path" in message
+
+
+async def test_an_adapter_of_zeros_is_served_with_a_note(tmp_path: Path) -> None:
+    tensors = {
+        name: value * np.float32(-0.0) if "lora_B" in name else value
+        for name, value in qv_tensors(seed=1).items()
+    }
+    folder = write_peft(tmp_path / "adapter", tensors)
+    async with _gateway(tmp_path) as (client, _):
+        answer = await _upload(client, folder)
+        assert answer.status_code == 201, answer.text
+        assert any("answers as the base model does" in each for each in answer.json()["warnings"])
+        # As an alpha that rounds all of B away.
+        write_peft(folder, qv_tensors(seed=1), lora_alpha=1e-12)
+        answer = await _upload(client, folder)
+        assert any("answers as the base model does" in each for each in answer.json()["warnings"])
 
 
 async def test_no_other_model_is_guessed(tmp_path: Path) -> None:
