@@ -48,6 +48,11 @@ class Lenient(Strict):
 
     model_config = ConfigDict(extra="ignore")
 
+    @property
+    def takes_any_field(self) -> bool:
+        """Return True if this server serves no field of the object, so none can be misspelled."""
+        return False
+
 
 FUNCTION_OR_CUSTOM = by_type(
     {"function": "[function]", "custom": "[custom]"}, "function", expected="function or custom"

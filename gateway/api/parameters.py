@@ -8,7 +8,7 @@ the answer as a hint is, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
@@ -29,6 +29,7 @@ from gateway.api.parameter_table import (
 from gateway.api.renamed_parameters import CONTAINERS, RENAMED, Fields
 from gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.api.strict_json import load_object
+from gateway.api.tool_fields import Path, find_unknown_fields
 from gateway.api.validation import (
     invalid_request,
     join_path,
@@ -183,8 +184,36 @@ def sort_fields(
     return SortedFields(given, hints, uncounted, unknown, renamed)
 
 
-def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[str]]:
+def validate(
+    model: type[M],
+    fields: Fields,
+    *,
+    refuse_unknown: bool,
+    write_path: Callable[[Iterable[int | str]], str] = join_path,
+) -> tuple[M, list[str]]:
     """Return the fields as `model`, and the paths of unknown names within them.
+
+    Args:
+        model: the request.
+        fields: its fields.
+        refuse_unknown: refuse unknown names.
+        write_path: writes a path as the protocol does.
+
+    Raises:
+        ValidationError: A field is malformed, or a name within one is unknown and refused.
+        InvalidRequest: The same for a name within a tool.
+    """
+    request, paths = _validate(model, fields, refuse_unknown=refuse_unknown)
+    if given := fields.get("tools"):
+        paths += find_unknown_fields(request.tools, given)  # type: ignore[attr-defined]
+    unknown = [_cut(write_path(path)) for path in paths]
+    if unknown and refuse_unknown:
+        raise _unrecognized(unknown, model)
+    return request, unknown
+
+
+def _validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M, list[Path]]:
+    """Return the fields as `model`, and the paths of unknown names within objects that are closed.
 
     Raises ValidationError, for unknown names too where these are refused.
     """
@@ -195,7 +224,7 @@ def validate(model: type[M], fields: Fields, *, refuse_unknown: bool) -> tuple[M
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         if refuse_unknown or not unknown:
             raise
-    paths = [_cut(join_path(location(problem))) for problem in unknown]
+    paths = [tuple(location(problem)) for problem in unknown]
     return model.model_validate(fields, extra="ignore"), paths
 
 

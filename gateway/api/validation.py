@@ -64,7 +64,7 @@ def invalid_request(
     path = _without_tags(problem.path, tagged)
     if problem.type in _TAGS:
         path.append("type")
-    where = ".".join(map(str, path)) if tagged else join_path(path)
+    where = join_dotted(path) if tagged else join_path(path)
     if problem.type == "missing" and len(path) == 1:
         message = f"You must provide the parameter {where}."
     else:
@@ -134,6 +134,11 @@ def join_path(path: Iterable[int | str]) -> str:
     """Return a path as OpenAI writes it: `tools[0].function`."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
     return "".join(parts).removeprefix(".")
+
+
+def join_dotted(path: Iterable[int | str]) -> str:
+    """Return a path as Anthropic writes it: `tools.0.name`."""
+    return ".".join(map(str, path))
 
 
 def show_value(value: Any) -> str:

@@ -30,6 +30,7 @@ from gateway.triton.events import ColdSend
 # Clients choose these names: a bound for each keeps memory and the number of series bounded.
 _MAX_UNKNOWN_NAMES = 64
 _MAX_NAMES_OF_REQUEST = 16
+_PLACE_IN_LIST = re.compile(r"\[\d+\]|\.\d+(?=\.)")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}")
 _STOP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -289,7 +290,8 @@ class Metrics:
     def count_unknown_parameters(self, names: Sequence[str]) -> None:
         """Count names that clients wrote, each under itself while there are few and it is plain."""
         known = self._unknown_names
-        for name in names[:_MAX_NAMES_OF_REQUEST]:
+        for path in names[:_MAX_NAMES_OF_REQUEST]:
+            name = _PLACE_IN_LIST.sub("", path)  # One series for a field of all tools.
             if len(known) < _MAX_UNKNOWN_NAMES and _PLAIN_NAME.fullmatch(name):
                 known.add(name)
             self.unknown_parameters.labels(name if name in known else "other").inc()

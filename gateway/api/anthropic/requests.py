@@ -26,7 +26,7 @@ from gateway.api.parameters import Parsed, check_hints, sort_fields, validate
 from gateway.api.schemas import OF_TOOL, ChatCompletionRequest
 from gateway.api.strict_json import load_object
 from gateway.api.successors import OF_MESSAGES
-from gateway.api.validation import invalid_request, renamed
+from gateway.api.validation import invalid_request, join_dotted, renamed
 from gateway.errors import InvalidRequest
 from gateway.generation import Guide
 
@@ -219,7 +219,9 @@ def parse(
         without_effect=() if model is MessagesRequest else MessagesRequest.model_fields.keys(),
     )
     try:
-        wanted, nested = validate(model, given.served, refuse_unknown=refuse_unknown)
+        wanted, nested = validate(
+            model, given.served, refuse_unknown=refuse_unknown, write_path=join_dotted
+        )
     except ValidationError as error:
         raise invalid_request(error, tagged=_TAGGED, unserved=UNSERVED) from None
     unknown = (*given.unknown, *nested)

@@ -29,6 +29,10 @@ class Tool(Lenient):
     function: Any = None
     """What OpenAI's form of a tool has, which is refused."""
 
+    @property
+    def takes_any_field(self) -> bool:
+        return not _is_own(self)
+
 
 class ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]

@@ -9,3 +9,7 @@ class OtherObject(Lenient):
     """An object of a type that this server has no use for. Each list says what it does with one."""
 
     type: str
+
+    @property
+    def takes_any_field(self) -> bool:
+        return True

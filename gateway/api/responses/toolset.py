@@ -268,6 +268,9 @@ class Toolset:
                 param=f"{where}.namespace",
             )
         if complete:
+            space = named.namespace
+            if space is not None and space not in self._namespaces:
+                raise _unknown(f"{where}.namespace", space, "namespace", self._namespaces)
             known = [name for space, name in self._names if space == named.namespace]
             raise _unknown(f"{where}.name", named.name, "tool", known)
         return key

@@ -161,7 +161,11 @@ def test_a_namespace_can_be_allowed_as_a_whole() -> None:
         ({"type": "function", "name": "query"}, "tool_choice.namespace"),
         (allowed({"type": "function", "name": "query"}), "tool_choice.tools[0].namespace"),
         ({"type": "function", "name": "x"}, "tool_choice.name"),
-        ({"type": "function", "name": "query", "namespace": "x"}, "tool_choice.name"),
+        ({"type": "function", "name": "query", "namespace": "x"}, "tool_choice.namespace"),
+        (
+            {"type": "function", "name": "nobody", "namespace": "mcp__pg"},
+            "tool_choice.name",
+        ),
         (allowed({"type": "namespace", "name": "x"}), "tool_choice.tools[0].name"),
     ],
 )
@@ -377,6 +381,17 @@ def test_an_allowed_hosted_tool_is_no_function_of_its_name() -> None:
     assert names(wanted) == ["f"]
     with pytest.raises(UnsupportedParameter, match="web_search"):
         chat(tools=tools, tool_choice=allowed({"type": "web_search"}))
+
+
+def test_a_wrong_namespace_is_refused_with_the_known_ones() -> None:
+    spaces = [POSTGRES | {"name": f"s{n}"} for n in range(9)]
+    choice = {"type": "function", "name": "query", "namespace": "pg\n" * 99}
+    with pytest.raises(InvalidRequest) as refused:
+        chat(tools=spaces, tool_choice=choice)
+    assert refused.value.param == "tool_choice.namespace"
+    message = refused.value.message
+    assert "not the name of a namespace; allowed: s0, s1, s2, s3, s4, s5, s6, s7, ..." in message
+    assert len(message) < 300
 
 
 def test_an_allowed_namespace_may_come_twice_and_hold_hosted_tools_alone() -> None:

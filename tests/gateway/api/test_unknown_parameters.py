@@ -70,6 +70,82 @@ async def test_a_setting_refuses_it(
         assert "next_months" in answer.json()["error"]["message"]
 
 
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "made_up": 1}}
+OWN = {"name": "f", "input_schema": {"type": "object", "made_up": 1}}
+HERMES: dict[str, Any] = {"tool_form": "hermes", "max_seq_len": 4096}
+HOSTED = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+TOOLS: list[tuple[str, list[dict[str, Any]], str]] = [
+    (
+        "/v1/chat/completions",
+        [
+            {"type": "function", "cache_control": {}, "function": FUNCTION},
+            {"type": "function", "function": FUNCTION | {"descripton": "d", "name": "g"}},
+            {"type": "function", "function": FUNCTION | {"descripton": "d", "name": "h"}},
+            {"type": "custom", "custom": {"name": "c", "format": {"type": "text"}, "x": 1}, "y": 1},
+        ],
+        "tools[1].function.descripton, tools[3].custom.x, tools[3].y",
+    ),
+    (
+        "/tokenize",
+        [{"type": "function", "function": FUNCTION, "strct": True}],
+        "tools[0].strct",
+    ),
+    (
+        "/v1/responses",
+        [
+            {"type": "function", "defer_loading": True, "paramters": {}} | FUNCTION,
+            {
+                "type": "namespace",
+                "name": "n",
+                "tools": [{"type": "function", "name": "m", "x": 1}],
+            },
+            {"type": "web_search", "search_context_size": "low"},
+        ],
+        "tools[2].type=web_search, tools[0].paramters, tools[1].tools[0].x",
+    ),
+    (
+        "/v1/messages",
+        [OWN, OWN | {"name": "g", "input_exmples": []}, HOSTED, OWN | {"cache_control": {}}],
+        "tools.2.type=web_search_20250305, tools.1.input_exmples",
+    ),
+    ("/v1/messages/count_tokens", [OWN | {"input_exmples": []}], "tools.0.input_exmples"),
+]
+
+
+@pytest.mark.parametrize(("path", "tools", "named"), TOOLS, ids=[case[0] for case in TOOLS])
+async def test_an_unknown_field_of_a_tool_is_told_and_counted(
+    tmp_path: Path, endpoint: str, path: str, tools: list[dict[str, Any]], named: str
+) -> None:
+    messages = {"messages": USER, "prompt": None} if path == "/tokenize" else {}
+    async with running(tmp_path, endpoint, **HERMES) as (client, service, _):
+        answer = await _ask(client, path, tools=tools, **messages)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-ignored-parameters"] == named
+        fields = {
+            "tools.function.descripton",
+            "tools.strct",
+            "tools.tools.x",
+            "tools.input_exmples",
+        }
+        counts = [metric_of(service, COUNTED, parameter=field) for field in fields]
+        assert [count for count in counts if count] == [1]
+    async with running(tmp_path, endpoint, **HERMES, unknown_parameters="refuse") as (client, _, _):
+        answer = await _ask(client, path, tools=tools, **messages)
+        assert answer.status_code == 400, answer.text
+        assert "Unrecognized request argument" in answer.json()["error"]["message"]
+        first = next(name for name in named.split(", ") if "=" not in name)
+        assert first in answer.json()["error"]["message"]
+
+
+async def test_hostile_fields_of_tools_are_few_names(tmp_path: Path, endpoint: str) -> None:
+    tool = {"type": "function", "function": {"name": "f"} | {f"n{n}": 1 for n in range(4000)}}
+    async with running(tmp_path, endpoint, **HERMES) as (client, _, _):
+        answer = await _ask(client, "/v1/chat/completions", tools=[tool])
+        assert answer.status_code == 200, answer.text
+        assert len(answer.headers["x-ignored-parameters"]) <= 2048
+        assert answer.headers["x-ignored-parameters"].count("tools[0].function.n") <= 64
+
+
 async def test_a_conversations_changes_name_what_they_ignore(tmp_path: Path, endpoint: str) -> None:
     items = [{"type": "message", "role": "user", "content": "hi"}]
     async with running(tmp_path, endpoint) as (client, _, _):
