@@ -45,6 +45,8 @@ class OverrideCopies:
         self._client: Any = None
         self._refusals = Refusals()
         self._stamp: tuple[int, int] | None = None
+        self.unreadable = ""
+        """What is wrong with the copy on disk; empty where nothing is."""
         self._from_disk()
 
     @property
@@ -130,11 +132,12 @@ class OverrideCopies:
                 return
             found = json.loads(self._file.read_bytes())
             self.current = {name: read_override(facts) for name, facts in found.items()}
-            self._stamp = stamp
+            self._stamp, self.unreadable = stamp, ""
         except FileNotFoundError:
-            return
+            self.unreadable = ""
         except (OSError, ValueError, AttributeError) as error:
             log.error("overrides of replicas in %s cannot be read: %s", self._file, error)
+            self.unreadable = f"overrides of replicas in {self._file} cannot be read: {error}"
 
     def _redis(self) -> Any:
         if self._client is None:
