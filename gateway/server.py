@@ -10,6 +10,7 @@ from gateway.api.failures import answer
 from gateway.app import compose, create_api
 from gateway.config.file import ConfigurationError
 from gateway.config.settings import Settings
+from gateway.http.connections import Connections
 from gateway.http.server import Server, bind
 from gateway.http.tls import check_tls
 from gateway.http.workers import Worker, Workers, refuse
@@ -39,6 +40,9 @@ class Gateway:
 
     def listening(self, admin_port: int) -> None:
         self.api.state.admin_port = admin_port
+
+    def watch(self, connections: Connections) -> None:
+        self.api.state.connections = connections
 
     @property
     def failed(self) -> bool:

@@ -30,8 +30,10 @@ from gateway.scheduling.replicas import Replicas
 from gateway.tenancy.access import Access
 from gateway.tenancy.accounting import Accounting
 from gateway.tenancy.keys.issued import IssuedKeys
+from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import TurnThread
+from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -70,6 +72,9 @@ class Service:
     """Whose turn it is to have many numbers of an answer here; a place is a byte."""
     declared: Declared
     router: Router
+    troubles: Troubles
+    """What is wrong and still holds; `conditions` keeps most of it."""
+    unknown_models: UnknownModels
     metrics: Metrics
     monitor: Monitor
     configuration: ConfigurationFile
@@ -118,13 +123,12 @@ class Service:
         """Keeps the engine's state true and registers the configured adapters; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._look_after_replicas())
-            tasks.create_task(self.configuration.watch())
-            tasks.create_task(self._warn_of_hidden())
-            tasks.create_task(self.monitor.follow())
-            tasks.create_task(self.overrides.follow())
+            tasks.create_task(self.configuration.watch(self.troubles))
+            tasks.create_task(self.monitor.follow(self.troubles))
+            tasks.create_task(self.overrides.follow(self.troubles))
             tasks.create_task(self.accounting.keep_books())
             tasks.create_task(self.conversations.follow())
-            tasks.create_task(self.adapters.follow_disks(self.disks))
+            tasks.create_task(self.adapters.follow_disks(self.disks, self.troubles))
             if self.keys is not None:
                 tasks.create_task(self.keys.follow())
             await self.replicas.wait_ready()
@@ -133,30 +137,19 @@ class Service:
                 try:
                     await self.adapters.register_configured()
                 except GatewayError as error:  # Triton went away in between
-                    log.warning("adapters are not registered yet: %s", error.message)
+                    text = f"adapters are not registered yet: {error.message}"
+                    self.troubles.hold("registration", logging.WARNING, text)
                     await asyncio.sleep(_TICK_S)
                 else:
+                    self.troubles.clear("registration")
                     self.started.set()
-            await self.declared.follow()
+            await self.declared.follow(self.troubles)
 
     def _warn_of_guess(self) -> None:
         with suppress(EngineUnavailable):  # it went away in between; /health/ready tells it too
             for capabilities in self.replicas.capabilities:
                 if (warning := guessed(self.settings, capabilities)) is not None:
                     log.warning("%s", warning)
-
-    async def _warn_of_hidden(self) -> None:
-        """Tells of adapters whose names the configuration file gives to other models.
-
-        Another gateway may have registered them, or this one before the file said so.
-        """
-        told: set[str] = set()
-        while True:
-            hidden = {model.name for model in self.mapped.all if self.adapters.has(model.name)}
-            for name in sorted(hidden - told):
-                log.warning("adapter %r is hidden: the configuration has a model of its name", name)
-            told = hidden
-            await asyncio.sleep(_TICK_S)
 
     def ended(self, work: asyncio.Task[None]) -> None:
         """To be told of the end of `run`."""
@@ -171,7 +164,10 @@ class Service:
                 targets = targets_of(self.settings, self.configuration.current)
                 if targets != self.replicas.configured:
                     await self.replicas.configure(targets)
-            except Exception:  # whatever is wrong with one of them, this must go on looking
-                log.exception("the replicas could not be changed")
+            except Exception as error:  # whatever is wrong with one, this must go on looking
+                text = f"the replicas could not be changed: {error!r}"
+                self.troubles.hold("replicas", logging.ERROR, text, exc_info=True)
+            else:
+                self.troubles.clear("replicas")
             self.admission.fill()
             await asyncio.sleep(_TICK_S)

@@ -39,9 +39,11 @@ from gateway.tenancy.keys.shared import SharedKeys
 from gateway.tenancy.limits.budgets import Standings
 from gateway.tenancy.limits.limits import Limits
 from gateway.tenancy.limits.redis import SharedLimits
+from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.usage_log import Usage, UsageLog
 from gateway.tokenization.prompts import Prompts
 from gateway.tokenization.turns import TurnThread
+from gateway.troubles import Troubles
 
 if TYPE_CHECKING:
     from gateway.observability.tracing import Tracer
@@ -92,7 +94,9 @@ async def running_service(
     configuration = configuration_file(settings, workers, mapped.check)
     configuration.subscribe(mapped.update)
     configuration.on_reload = metrics.count_reload
-    access = Access(settings)
+    troubles = Troubles()
+    unknown_models = UnknownModels(troubles)
+    access = Access(settings, unknown_models)
     configuration.subscribe(access.update)
     warn_if_open(settings, configuration.current)
     created = int(os.stat(settings.tokenizer_dir).st_mtime)
@@ -150,6 +154,8 @@ async def running_service(
                 vectors=_bytes(_VECTOR_BYTES, settings, configuration),
                 declared=declared,
                 router=router,
+                troubles=troubles,
+                unknown_models=unknown_models,
                 metrics=metrics,
                 monitor=Monitor(
                     lambda: sum([each.engine.residency.loads for each in replicas]),
@@ -252,6 +258,8 @@ async def _accounting(
         limits = Limits(shared, metrics.count_refusal, standings, metrics.limits_alone.inc)
         configuration.subscribe(limits.update)
         accounting = Accounting(limits, record, settings.model_name, logged=log is not None)
+        if log is not None:
+            accounting.log_problem = lambda: log.problem
         yield accounting
         await accounting.close(_ENDING_S)
 

@@ -45,12 +45,15 @@ ALLOWED: dict[str, str] = {
     "gateway.__main__": "gateway.server gateway.http gateway.config",
     "gateway.server": "gateway.app gateway.api gateway.service_setup gateway.service gateway.http"
     " gateway.config gateway.observability gateway.memory lora_store",
-    "gateway.app": "gateway.api gateway.service_setup gateway.http gateway.config",
+    "gateway.app": "gateway.api gateway.service_setup gateway.conditions gateway.http"
+    " gateway.config",
+    # What of a service's state is wrong.
+    "gateway.conditions": "gateway.service gateway.replica_setup gateway.tenancy",
     # Makes it and ends it, so that whoever only uses it does not know of what it is made.
     "gateway.service_setup": "gateway.service gateway.replica_setup gateway.metrics"
     " gateway.monitor gateway.overrides gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.guiding gateway.config gateway.scheduling gateway.observability"
-    " gateway.tokenization",
+    " gateway.tokenization gateway.troubles",
     "gateway.api": "gateway.console gateway.monitor gateway.pipeline gateway.service"
     " gateway.scheduling gateway.tenancy gateway.catalog gateway.conversations gateway.http"
     " gateway.config"
@@ -67,26 +70,28 @@ ALLOWED: dict[str, str] = {
     " gateway.errors",
     "gateway.service": "gateway.replica_setup gateway.metrics gateway.monitor gateway.overrides"
     " gateway.tenancy gateway.catalog gateway.conversations gateway.guiding"
-    " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors",
+    " gateway.config gateway.scheduling gateway.observability gateway.tokenization gateway.errors"
+    " gateway.troubles",
     "gateway.replica_setup": "gateway.metrics gateway.config gateway.scheduling"
     " gateway.tokenization gateway.triton",
     "gateway.metrics": "gateway.tenancy gateway.catalog gateway.conversations"
     " gateway.config gateway.scheduling gateway.stops gateway.triton",
     # What runs and ran, for whoever looks.
-    "gateway.monitor": "gateway.observability gateway.generation gateway.stops adapters",
+    "gateway.monitor": "gateway.observability gateway.generation gateway.stops gateway.troubles"
+    " adapters",
     # What admins say of replicas while gateways run.
-    "gateway.overrides": "gateway.scheduling gateway.errors lora_store",
+    "gateway.overrides": "gateway.scheduling gateway.errors gateway.troubles lora_store",
     "gateway.tenancy": "gateway.catalog gateway.config gateway.observability gateway.generation"
-    " gateway.errors lora_store adapters",
+    " gateway.errors gateway.troubles lora_store adapters",
     "gateway.catalog": "gateway.config gateway.sources gateway.tokenization gateway.triton"
-    " gateway.generation gateway.errors lora_store adapters",
+    " gateway.generation gateway.errors gateway.troubles lora_store adapters",
     # What tenants say and are answered, where an API has to remember it.
     "gateway.conversations": "gateway.errors lora_store",
     # Whether a guide is one, before an engine is given it.
     "gateway.guiding": "gateway.tokenization gateway.generation gateway.errors guides",
     "gateway.http": "gateway.config gateway.errors",
-    "gateway.config": "gateway.scheduling gateway.sources gateway.parsers lora_store adapters"
-    " guides",
+    "gateway.config": "gateway.scheduling gateway.sources gateway.parsers gateway.troubles"
+    " lora_store adapters guides",
     # Where adapters come from; the one room that asks other machines for files.
     "gateway.sources": "adapters",
     "gateway.scheduling": "gateway.observability gateway.triton gateway.generation gateway.errors",
@@ -102,6 +107,8 @@ ALLOWED: dict[str, str] = {
     "gateway.parsers": "gateway.errors",
     "gateway.errors": "",
     "gateway.memory": "",
+    # What is wrong and still holds.
+    "gateway.troubles": "",
     "gateway.__init__": "",
     "lora_store": "adapters",
     # Model repository. Triton loads the five models, each from its own folder; only the core model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Literal
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -50,10 +51,20 @@ class PoolMember(Described):
     in_flight: int
 
 
+class Trouble(Described):
+    """What is wrong and still holds, as the log has it, since when, and how often it was met."""
+
+    level: Literal["warning", "error", "critical"]
+    text: str
+    since: float
+    times: int | None = None
+    last: str | None = None
+
+
 class Readiness(Health):
     """`triton` and `adapters` say what is waited for; `replicas` in what state each of them is,
-    `pool` what each of several serves, `redis_failure` why Redis cannot be used, and `disks` which
-    adapter versions replicas lack on theirs.
+    `pool` what each of several serves, and `disks` which adapter versions replicas lack on theirs.
+    `troubles` has what is wrong and still holds, the worst first.
 
     All but `status` is for whoever may read the metrics: it has addresses and adapters' names.
     """
@@ -64,9 +75,9 @@ class Readiness(Health):
     replicas: dict[str, str] | None = None
     pool: dict[str, PoolMember] | None = None
     redis: str | None = None
-    redis_failure: str | None = None
     disks: list[str] | None = None
     adapters_refused: list[str] | None = None
+    troubles: list[Trouble] | None = None
 
 
 @router.get("/health/live", summary="Whether the process answers.", responses=refusals())
@@ -96,7 +107,11 @@ async def ready(request: Request, response: Response) -> Readiness:
     """
     readiness = _readiness(service_of(request.scope))
     response.status_code = 200 if readiness.status == "ready" else 503
-    return readiness if may_read_details(request) else Readiness(status=readiness.status)
+    if not may_read_details(request):
+        return Readiness(status=readiness.status)
+    held = service_of(request.scope).troubles.facts().values()
+    readiness.troubles = [Trouble.model_validate(facts) for facts in held] or None
+    return readiness
 
 
 def _pool(service: Service) -> dict[str, PoolMember]:
@@ -134,9 +149,7 @@ def _readiness(service: Service) -> Readiness:
         found.pool = _pool(service)
     if service.settings.redis_url is not None:
         # Known adapters are served from disk without it, so this gateway stays in rotation.
-        store = service.adapters.store
-        found.redis = "up" if store.stats.redis_up else "down"
-        found.redis_failure = store.redis_failure or None
+        found.redis = "up" if service.adapters.store.stats.redis_up else "down"
     found.disks = service.shortfalls or None
     if service.adapters.refused:
         found.adapters_refused = sorted(service.adapters.refused)

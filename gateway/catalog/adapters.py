@@ -39,6 +39,7 @@ from gateway.sources.fetch import Sources, stamp_of
 from gateway.sources.source import parse_prefix
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.model_capabilities import ModelCapabilities
+from gateway.troubles import Troubles
 from lora_store.disk import Disk
 from lora_store.peft_notices import PeftNotices
 from lora_store.redis import RedisSettings, RedisTier
@@ -112,6 +113,7 @@ class Adapters:
         elif shared is not None:
             notices = PeftNotices(shared)
             self._disks = AgentDisks(notices, self.placement, self._converter.base_model)
+        self.lacking = Shortfalls()
         self.refused: dict[str, str] = {}
         """Adapters of the configuration that could not be registered, with the reason."""
 
@@ -130,24 +132,25 @@ class Adapters:
         self.sources.close()
         await self.store.__aexit__(None, None, None)
 
-    async def follow_disks(self, disks: Callable[[], Mapping[str, bool]]) -> None:
+    async def follow_disks(
+        self, disks: Callable[[], Mapping[str, bool]], troubles: Troubles
+    ) -> None:
         """Keeps `placement` true while some replica needs it; until cancelled.
 
         `disks` says of each replica's endpoint whether it reads adapters from its disk now.
         """
-        told, lacking = "", Shortfalls()
         while True:
             try:
                 if self._disks is not None and any(disks().values()):
                     await self._disks.look()
-                    told = ""
-                    lacking.note(shortfalls(self.placement, disks()))
+                    self.lacking.note(shortfalls(self.placement, disks()))
+                troubles.clear("placement")
             except (StoreError, OSError, AdapterError, GatewayError) as error:
-                if told != str(error):
-                    log.warning("what replicas have on their disks is as it was: %s", error)
-                told = str(error)
-            except Exception:  # whatever agents told, the gateway must go on looking
-                log.exception("looking at what replicas have on their disks failed")
+                text = f"what replicas have on their disks is as it was: {error}"
+                troubles.hold("placement", logging.WARNING, text)
+            except Exception as error:  # whatever agents told, the gateway must go on looking
+                text = f"looking at what replicas have on their disks failed: {error!r}"
+                troubles.hold("placement", logging.ERROR, text, exc_info=True)
             self.placement.wake()
             await asyncio.sleep(_SOON_S if self.placement.waiting else _LOOK_S)
 

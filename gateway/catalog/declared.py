@@ -25,6 +25,7 @@ from gateway.config.file import Configuration
 from gateway.errors import GatewayError
 from gateway.sources.fetch import Stamp
 from gateway.sources.source import Source, parse
+from gateway.troubles import Troubles
 from lora_store.folder_lock import FolderLock
 
 log = logging.getLogger(__name__)
@@ -88,26 +89,28 @@ class Declared:
         self._pruned: object = None
         self._lock = FolderLock(folder / ".lock")
         self._written = ""
-        self._problem = ""
 
     def update(self, configuration: Configuration) -> None:
         """To be told of every configuration that comes into force."""
         self._configuration = configuration
         self._reloads += 1
 
-    async def follow(self) -> None:
+    async def follow(self, troubles: Troubles) -> None:
         """Until cancelled."""
         try:
             while True:
                 try:
                     await self._look()
-                    self._problem = ""
+                    troubles.clear("declaration")
                 except (AdapterError, StoreError, GatewayError, OSError) as error:
-                    if self._problem != str(error):
-                        log.error("declared adapters stay as they are: %s", error)
-                    self._problem = str(error)
-                except Exception:  # whatever is wrong with one of them, this must go on looking
-                    log.exception("looking after declared adapters failed")
+                    text = f"declared adapters stay as they are: {error}"
+                    troubles.hold("declaration", logging.ERROR, text)
+                except Exception as error:  # whatever is wrong with one, this must go on looking
+                    text = f"looking after declared adapters failed: {error!r}"
+                    troubles.hold("declaration", logging.ERROR, text, exc_info=True)
+                # Each process tells of all, whichever of them does the work and logs it.
+                failed = await asyncio.to_thread(self._failed)
+                troubles.hold_each("declared_adapters", logging.ERROR, failed, logs=False)
                 await asyncio.sleep(_LOOK_S)
         finally:
             for task in self._work:
@@ -128,6 +131,13 @@ class Declared:
             return [Told(*entry) for entry in json.loads(self._file.read_bytes())]
         except (OSError, ValueError, TypeError):
             return []
+
+    def _failed(self) -> dict[str, str]:
+        return {
+            one.name: f"declared adapter {one.name!r}: {one.source}: {one.error}"
+            for one in self.told()
+            if one.state == "failed"
+        }
 
     @property
     def _declares(self) -> bool:

@@ -37,6 +37,11 @@ class Shortfalls:
         self._since: dict[str, float] = {}
         self._told: set[str] = set()
 
+    @property
+    def lasting(self) -> list[str]:
+        """Those that were logged and are still so."""
+        return sorted(self._told)
+
     def note(self, found: list[str]) -> None:
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in found}

@@ -29,6 +29,7 @@ from gateway.config.mapped import EmbeddingModels, RerankModels
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import KeyHash, Tenant
 from gateway.scheduling.discovery import DEFAULT_WEIGHT, checked
+from gateway.troubles import Troubles
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +258,7 @@ class ConfigurationFile:
         """Makes `watch` read the file, changed or not."""
         self._wake.set()
 
-    async def watch(self) -> None:
+    async def watch(self, troubles: Troubles) -> None:
         """Reloads when the file has changed and been left alone for a while; until cancelled.
 
         A file that is still being written may be right and say less than it will: a tenant whose
@@ -274,21 +275,24 @@ class ConfigurationFile:
                 if self._glimpsed == self._stamp or self._glimpsed != before:
                     continue
             self._wake.clear()
-            await self._reload(self._path)
+            await self._reload(self._path, troubles)
 
-    async def _reload(self, path: Path) -> None:
+    async def _reload(self, path: Path, troubles: Troubles) -> None:
         # Looked at before it is read: a change meanwhile is found by the next look.
         self._stamp = await asyncio.to_thread(self._seen)
         try:
             configuration, _ = await asyncio.to_thread(load, path, self._check)
         except Exception as error:  # whatever is wrong with a file, the old one goes on
             log.error("the configuration was refused, the old one stays in force:\n%s", error)
+            text = f"the configuration was refused, the old one stays in force: {error}"
+            troubles.hold("configuration", logging.ERROR, text, logs=False)
             self.on_reload(False)
             return
         self.current = configuration
         for subscriber in self._subscribers:
             subscriber(configuration)
         log.info("the configuration of %s is in force", path)
+        troubles.clear("configuration", logs=False)
         self.on_reload(True)
 
     def _seen(self) -> tuple[int, int, int] | None:

@@ -17,6 +17,7 @@ from gateway.monitor.latencies import joined, percentile_ms
 
 _ENDED = 100
 _BY_STATE = {state: place for place, state in enumerate(replicas.WORST_FIRST)}
+_LEVELS = ("warning", "error", "critical")
 _CELLS = {"held": 0, "loading": 1, "lacking": 2, "cold": 3}
 
 Facts = dict[str, Any]
@@ -32,11 +33,12 @@ def merged(parts: Sequence[Part], now: float) -> Facts:
         _join(first["replicas"], other["replicas"], _join_replica)
         _join(first["adapters"], other["adapters"], _join_adapter)
         _join(first["tenants"], other["tenants"], _join_tenant)
+        _add_troubles(first["troubles"], other["troubles"])
         first["requests"] |= other["requests"]
         first["ended"] |= other["ended"]
         if "left_out" in other:
             first["left_out"] = _added(first.get("left_out", {}), other["left_out"])
-    for name in ("replicas", "adapters", "tenants", "requests"):
+    for name in ("troubles", "replicas", "adapters", "tenants", "requests"):
         state[name] = first[name]
     last = sorted(first["ended"].items(), key=lambda item: item[1]["ended"])[-_ENDED:]
     state["ended"] = dict(last)
@@ -50,6 +52,19 @@ def _join(into: Facts, more: Facts, join: Any) -> None:
     for name, facts in more.items():
         if name in into:
             join(into[name], facts)
+
+
+def _add_troubles(into: Facts, more: Facts) -> None:
+    """What any worker has; of the same one at several, the worst level and the first time."""
+    for name, facts in more.items():
+        own: Facts | None = into.get(name)
+        if own is None:
+            into[name] = facts
+            continue
+        own["level"] = max(own["level"], facts["level"], key=_LEVELS.index)
+        own["since"] = min(own["since"], facts["since"])
+        if "times" in facts:
+            own["times"] = own.get("times", 0) + facts["times"]
 
 
 def _join_replica(own: Facts, other: Facts) -> None:

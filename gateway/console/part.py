@@ -43,6 +43,7 @@ class Parts:
             "places": service.admission.places,
             "adapters": await self._adapters.of(service, rates, whole=whole),
             "tenants": await self._tenants.of(service, whole=whole),
+            "troubles": service.troubles.facts(),
             "history": {str(point.at): point.facts() for point in monitor.history.points},
         }
         self._add_requests(part)

@@ -37,6 +37,7 @@ class DiskThread:
         self._disk: ConversationDisk | None = None
         self._left_alone = False
         self._fails = False
+        self._why = ""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
 
     async def open(self) -> None:
@@ -73,7 +74,13 @@ class DiskThread:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    @property
+    def problem(self) -> str:
+        """Why nothing is kept now; empty where it is."""
+        return f"conversations are not kept in {self._folder} now: {self._why}" * self._fails
+
     def _failed(self, error: BaseException) -> None:
+        self._why = str(error)
         self._stats.disk_failures += 1
         if not self._fails:
             self._fails = True

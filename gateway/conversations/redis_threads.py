@@ -32,6 +32,7 @@ class RedisThreads:
         self._shared = shared
         self._stats = stats
         self._fails = False
+        self._why = ""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations-redis")
 
     async def close(self) -> None:
@@ -50,6 +51,11 @@ class RedisThreads:
             return work(shared)
 
         return await self._run(unless_away)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing is shared now; empty where it is."""
+        return f"conversations are not shared now: Redis fails: {self._why}" * self._fails
 
     @property
     def epoch(self) -> int:
@@ -75,7 +81,8 @@ class RedisThreads:
                 self.up = False
             if not self._fails:
                 self._fails = True
-                log.warning("conversations are not shared now: Redis fails: %s", describe(error))
+                self._why = describe(error)
+                log.warning("conversations are not shared now: Redis fails: %s", self._why)
             raise RedisAway from error
         if self._fails:
             self._fails = False

@@ -103,6 +103,11 @@ class Conversations:
             await self._upkeep.follow()
 
     @property
+    def problems(self) -> tuple[str, str]:
+        """What keeps the disk, and then Redis, from keeping them; empty where nothing does."""
+        return self._disk.problem, "" if self._redis is None else self._redis.problem
+
+    @property
     def time(self) -> int:
         """That of Redis, in ms since 1970, a moment ago: the order of what begins now and will
         change or grow. 0 before it was seen."""

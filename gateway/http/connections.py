@@ -60,7 +60,8 @@ class Connections:
         self._under_way: set[Connection] = set()
         # Those that were found to lag, by when; some may lag no more.
         self._lagging: OrderedDict[Connection, None] = OrderedDict()
-        self._told = -math.inf
+        self._told = self._full_at = -math.inf
+        self._full = ""
 
     def add(self, connection: Connection) -> bool:
         """A client has connected. False when there is no room even to hear what it wants."""
@@ -133,11 +134,17 @@ class Connections:
             if not self._addresses[network]:
                 del self._addresses[network]
 
+    @property
+    def problem(self) -> str:
+        """What becomes of connections while there are too many, and a minute later; else empty."""
+        return self._full if time.monotonic() - self._full_at < _TELL_AGAIN_S else ""
+
     def _tell(self, what: str) -> None:
-        now = time.monotonic()
+        now = self._full_at = time.monotonic()
+        self._full = f"AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS: {what}"
         if now - self._told > _TELL_AGAIN_S:
             self._told = now
-            log.warning("AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS: %s", what)
+            log.warning("%s", self._full)
 
 
 def _network(address: str | None) -> str | None:

@@ -56,6 +56,9 @@ class Application(Protocol):
     def failed(self) -> bool:
         """Whether it cannot go on; asked ten times a second."""
 
+    def watch(self, connections: Connections) -> None:
+        """Take note of all connections of this process."""
+
     def drain(self) -> bool:
         """The server will end: no new requests should be sent here. False if it never began."""
 
@@ -75,6 +78,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(_config(application, settings, self._connections))
         self.application = application
+        application.watch(self._connections)
         self._admin_port = settings.admin_port
         self._drain_s = settings.drain_seconds
         self._worker = worker

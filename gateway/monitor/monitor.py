@@ -17,6 +17,7 @@ from gateway.monitor.requests import Requests
 from gateway.monitor.watched import Ended
 from gateway.observability.request_context import RequestContext, current
 from gateway.stops import LOUD, Stops
+from gateway.troubles import Troubles
 
 log = logging.getLogger("gateway.stops")
 
@@ -79,14 +80,17 @@ class Monitor:
         }
         return Stops(partial(_let_go, whose))
 
-    async def follow(self) -> None:
+    async def follow(self, troubles: Troubles) -> None:
         """Keeps the history; until cancelled."""
         while True:
             await asyncio.sleep(until_step_ends(time.time()))
             try:
                 self._step()
-            except Exception:  # nobody's request depends on it
-                log.exception("the last hour is not kept")
+            except Exception as error:  # nobody's request depends on it
+                text = f"the last hour is not kept: {error!r}"
+                troubles.hold("history", logging.ERROR, text, exc_info=True)
+            else:
+                troubles.clear("history")
 
     def _step(self) -> None:
         tokens = sum([watched.batch.meter.tokens_now for watched in self.requests])

@@ -43,6 +43,8 @@ class OverrideCopies:
         self._primary = None if url is None else Primary(redis_url.parse(url), _TIMEOUT_S)
         self._refusals = Refusals()
         self._stamp: tuple[int, int] | None = None
+        self.unreadable = ""
+        """What is wrong with the copy on disk; empty where nothing is."""
         self._from_disk()
 
     @property
@@ -126,11 +128,12 @@ class OverrideCopies:
                 return
             found = json.loads(self._file.read_bytes())
             self.current = {name: read_override(facts) for name, facts in found.items()}
-            self._stamp = stamp
+            self._stamp, self.unreadable = stamp, ""
         except FileNotFoundError:
-            return
+            self.unreadable = ""
         except (OSError, ValueError, AttributeError) as error:
             log.error("overrides of replicas in %s cannot be read: %s", self._file, error)
+            self.unreadable = f"overrides of replicas in {self._file} cannot be read: {error}"
 
 
 def _changed(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:

@@ -11,6 +11,7 @@ from functools import partial
 from gateway.errors import OverridesUnavailable
 from gateway.overrides.copies import OverrideCopies
 from gateway.scheduling.override import Override, Overrides
+from gateway.troubles import Troubles
 from lora_store.primary import describe
 
 log = logging.getLogger(__name__)
@@ -39,15 +40,24 @@ class FollowedOverrides:
         await asyncio.to_thread(self._thread.shutdown)
         self._copies.close()
 
-    async def follow(self) -> None:
+    async def follow(self, troubles: Troubles) -> None:
         """Takes over what others say within a second; until cancelled, or at once where there are
         none: without a Redis a gateway has one process."""
         while self._copies.shared:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self._look()
-            except Exception:  # whatever is there, this must go on looking
-                log.exception("overrides of replicas are not kept current")
+            except Exception as error:  # whatever is there, this must go on looking
+                text = f"overrides of replicas are not kept current: {error!r}"
+                troubles.hold("overrides_look", logging.ERROR, text, exc_info=True)
+            else:
+                troubles.clear("overrides_look")
+
+    @property
+    def problem(self) -> str:
+        """What keeps them from being current; empty where nothing does."""
+        away = "overrides of replicas stay as they are: Redis does not answer"
+        return "; ".join(filter(None, (away if self._away else "", self._copies.unreadable)))
 
     async def put(self, endpoint: str, override: Override | None) -> None:
         """From now on it holds here, and elsewhere within a second. None takes it back.

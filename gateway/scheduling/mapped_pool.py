@@ -66,6 +66,15 @@ class MappedPool:
         self._admissions: dict[str, Admission] = {}
         self._places: dict[tuple[Replica, Mapping], _Place] = {}
 
+    @property
+    def misfits(self) -> dict[str, str]:
+        """By model and replica, what of a mapping does not fit the model there."""
+        return {
+            f"{mapping.model} {place.endpoint}": f"{place.endpoint}: {place.misfit}"
+            for (_, mapping), place in self._places.items()
+            if place.misfit
+        }
+
     def admission(self, model: str) -> Admission:
         """Whose turn it is to call a model, by its name in Triton; a place is a call."""
         if model not in self._admissions:
@@ -156,6 +165,7 @@ class MappedPool:
                 return place, place.model
             try:
                 place.model = await place.replica.engine.mapped_model(mapping)
+                place.misfit = ""
             except (EngineUnavailable, EngineError) as error:
                 place.lacks_until = asyncio.get_running_loop().time() + _LACKS_S
                 place.misfit = error.message if isinstance(error, EngineError) else ""

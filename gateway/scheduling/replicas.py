@@ -56,6 +56,7 @@ class Replicas:
         """What `configure` was last told."""
         self._overrides: Overrides = {}
         self._targets: dict[str, Target] = {}
+        self.lookup_problem = ""
         """What is configured, by the endpoint of a replica."""
         self._known_kinds = Kinds()
         self._kinds: tuple[Kind, ...] = ()
@@ -304,6 +305,8 @@ class Replicas:
     async def _set(self, targets: Mapping[str, Target], away: bool) -> None:
         """`away` says that there may be others, so that none leaves."""
         self._targets = {**(self._targets if away else {}), **targets}
+        kept = "names of replicas cannot be looked up now: the addresses that were known stay"
+        self.lookup_problem = kept if away else ""
         targets = {
             endpoint: self._effective(target, endpoint) for endpoint, target in targets.items()
         }

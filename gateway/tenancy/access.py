@@ -23,6 +23,7 @@ from gateway.errors import (
     TooManyWrongKeys,
 )
 from gateway.tenancy.keys.record import KeyRecord, Records, Uses
+from gateway.tenancy.unknown_models import UnknownModels
 from gateway.tenancy.wrong_keys import WrongKeys
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ class _Keys(NamedTuple):
 class Access:
     """The keys in force; `update` and `issue` replace all of their kind at once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, unknown_models: UnknownModels) -> None:
+        self._unknown_models = unknown_models
         self._base = settings.model_name
         self._own_admin = frozenset[str]()
         if settings.admin_key is not None:
@@ -199,6 +201,12 @@ class Access:
         must not know of: another's namespace. Raises ModelNotAllowed for a model of the common
         catalogue that it may not use.
         """
+        if tenant is None:
+            try:
+                return router.resolve(model)
+            except ModelNotFound:
+                self._unknown_models.count(model)
+                raise
         name = selected_name(model)
         if self.sees(tenant, name):
             return router.resolve(model)
@@ -323,14 +331,21 @@ def configuration_file(
     return file
 
 
+_OPEN = (
+    "NO KEYS ARE CONFIGURED: {} may use every model without limits; GATEWAY_CONFIG names a file "
+    "with tenants"
+)
+
+
 def warn_if_open(settings: Settings, configuration: Configuration) -> None:
-    if configuration.tenants is not None:
-        return
-    who = "other processes of this machine"
-    if not _is_loopback(settings.host):
-        who = "whoever reaches this address"
-    log.warning(
-        "NO KEYS ARE CONFIGURED: %s may use every model without limits; GATEWAY_CONFIG names a "
-        "file with tenants",
-        who,
-    )
+    if configuration.tenants is None:
+        local = _is_loopback(settings.host)
+        who = "other processes of this machine" if local else "whoever reaches this address"
+        log.warning("%s", _OPEN.format(who))
+
+
+def open_to_others(settings: Settings, configuration: Configuration) -> str:
+    """Return in words that other machines need no key; empty where they do, or reach nothing."""
+    if configuration.tenants is not None or _is_loopback(settings.host):
+        return ""
+    return _OPEN.format("whoever reaches this address")

@@ -163,6 +163,18 @@ class Accounting:
         self.model = model
         self._running: set[Open] = set()
         self._ended = asyncio.Event()
+        self.log_problem: Callable[[], str] = lambda: ""
+        """What keeps the usage log from being written."""
+
+    @property
+    def counts_alone(self) -> bool:
+        """See `Limits.counts_alone`."""
+        return self._limits.counts_alone
+
+    @property
+    def nearly_used(self) -> dict[str, str]:
+        """See `Standings.nearly_used`."""
+        return self._limits.nearly_used
 
     def used(self, tenant: str) -> dict[LimitName, Quota]:
         """See `Limits.told`."""

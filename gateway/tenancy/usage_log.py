@@ -77,7 +77,14 @@ class UsageLog:
         self._look_at = time.monotonic() + _LOOK_S
         self._cut = False
         """Whether the last line was cut and is still there."""
+        self._unopened = self._lost = ""
         self._file = _opened(path)
+
+    @property
+    def problem(self) -> str:
+        """What keeps lines from the file now; empty where nothing does."""
+        found = "; ".join(filter(None, (self._unopened, self._lost)))
+        return found and f"the usage log {self._path} {found}"
 
     def write(self, usage: Usage) -> None:
         if time.monotonic() >= self._look_at:
@@ -96,17 +103,19 @@ class UsageLog:
         held = os.fstat(self._file)
         with suppress(OSError):  # what is wrong, opening it tells
             if os.path.samestat(held, os.stat(self._path)):
+                self._unopened = ""
                 return
         deleted = held.st_nlink == 0
         try:
             file = _opened(self._path)
         except OSError as error:
+            self._unopened = f"cannot be opened again: {error.strerror}"
             log.error("the usage log cannot be opened again: %s: %s", self._path, error.strerror)
             for _ in lines if deleted else ():
                 self._failed("its file was deleted")
             return
         os.close(self._file)
-        self._file, self._cut = file, False
+        self._file, self._cut, self._unopened = file, False, ""
         for line in lines if deleted else ():
             self._append(line)
 
@@ -128,7 +137,7 @@ class UsageLog:
             self._cut = not self._blanked(written)
             self._failed("it was cut")
             return
-        self._cut = False
+        self._cut, self._lost = False, ""
         self._recent.append(line)
 
     def _blanked(self, size: int) -> bool:
@@ -150,6 +159,7 @@ class UsageLog:
 
     def _failed(self, reason: str | None) -> None:
         self._on_failure()
+        self._lost = f"loses records: {reason}"
         log.error("a usage record is lost: %s: %s", self._path, reason)
 
 

@@ -147,6 +147,8 @@ class ModelCapabilities:
     vocab_size: int
     llmapi: LlmapiModel | None = None
     lora_tp_size: int | None = None
+    engine_problem: str = field(default="", compare=False)
+    """Why the engine's own file does not tell its limits."""
     parts: dict[Hashable, Part] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of requests to it, serialized: kept by `tensors`, which says what a key is."""
 
@@ -259,7 +261,7 @@ def _read(
     known = core is not None
     core = core if core is not None else model_config_pb2.ModelConfig()
     engine_dir = Path(engine_folder(core))
-    engine = _engine_config(engine_dir)
+    engine, problem = _engine_config(engine_dir)
     digest = hashlib.sha256(config.SerializeToString(deterministic=True))
     digest.update(json.dumps(engine.whole, sort_keys=True).encode())
     limit = max_seq_len if engine.max_seq_len is None else engine.max_seq_len
@@ -296,6 +298,7 @@ def _read(
         tokens_per_block=engine.tokens_per_block or _DEFAULT_BLOCK,
         fingerprint=f"fp_{digest.hexdigest()[:12]}",
         vocab_size=engine.vocab_size or vocab_size,
+        engine_problem=problem,
         lora_host_bytes=int(host_bytes) if host_bytes.isdecimal() else _DEFAULT_LORA_HOST_BYTES,
     )
 
@@ -398,14 +401,18 @@ def _passes_cancellation(config: Any) -> bool:
     return config.platform != "ensemble" and bool(parameter(config, _CANCELLATION_PERIOD))
 
 
-def _engine_config(engine_dir: Path) -> EngineConfig:
-    """What the engine says of itself; nothing when its folder is on another host."""
+def _engine_config(engine_dir: Path) -> tuple[EngineConfig, str]:
+    """What the engine says of itself, and why its file cannot be read.
+
+    It says nothing when its folder is on another host.
+    """
     if engine_dir == Path():
-        return EngineConfig()
+        return EngineConfig(), ""
     try:
-        return read_engine_config(engine_dir)
+        return read_engine_config(engine_dir), ""
     except ConfigMissing:
-        return EngineConfig()
+        return EngineConfig(), ""
     except ConfigError as error:
-        log.warning("the engine's limits are not known from its file: %s", error)
-        return EngineConfig()
+        problem = f"the engine's limits are not known from its file: {error}"
+        log.warning("%s", problem)
+        return EngineConfig(), problem

@@ -144,9 +144,20 @@ class History(_Facts):
     points: dict[str, Point]
 
 
+class TroubleState(_Facts):
+    level: Literal["warning", "error", "critical"]
+    text: str
+    since: float
+    times: Count = 0
+    last: str = ""
+
+
 class State(_Facts):
     time: float
     gateway: Gateway
+    troubles: Annotated[
+        dict[str, TroubleState], Field(description="What is wrong and still holds.")
+    ]
     replicas: dict[str, ReplicaState]
     waiting: Count
     in_flight: Count

@@ -37,6 +37,10 @@ class KeyCopies:
         self.records: Records = {}
         self.trusted = False
 
+    @property
+    def disk_problem(self) -> str:
+        return self._disk.problem
+
     def close(self) -> None:
         if self._shared is not None:
             self._shared.close()

@@ -31,6 +31,7 @@ class KeyDisk:
         self._records = folder / "keys.json"
         self._uses = folder / "used.json"
         self._lock = folder / "lock"
+        self._broken = ""
 
     def locked(self) -> AbstractContextManager[None]:
         """Excludes other processes and threads."""
@@ -52,8 +53,16 @@ class KeyDisk:
         except ValueError as error:
             aside = self._records.with_suffix(".broken")
             log.error("the keys in %s cannot be read, see %s: %s", self._records, aside, error)
+            self._broken = f"the keys in {self._records} could not be read, see {aside}: {error}"
             self._records.replace(aside)
             return {}
+
+    @property
+    def problem(self) -> str:
+        """What was wrong with the records, as long as the file that was moved away is there."""
+        if self._broken and not self._records.with_suffix(".broken").exists():
+            self._broken = ""
+        return self._broken
 
     def put(self, records: Records) -> None:
         write_durably(self._records, [dump_all(records)])

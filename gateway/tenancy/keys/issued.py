@@ -56,6 +56,19 @@ class IssuedKeys:
                 await self._put_uses()
 
     @property
+    def problem(self) -> str:
+        """What keeps them from being current; empty where nothing does."""
+        if self._failure is None:
+            return ""
+        taken = "kept current" if self._copies.trusted else "taken yet"
+        return f"keys made over the API are not {taken}: {self._failure}"
+
+    @property
+    def disk_problem(self) -> str:
+        """See `KeyDisk.problem`."""
+        return self._copies.disk_problem
+
+    @property
     def records(self) -> list[KeyRecord]:
         """Those that are not revoked, oldest first.
 

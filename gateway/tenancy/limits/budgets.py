@@ -34,16 +34,29 @@ class Standings:
     def __init__(self) -> None:
         self._known: dict[tuple[str, LimitName], tuple[int, float]] = {}
         """What is used, and when that ends, in the time of `time.monotonic`."""
+        self._nearly_used: dict[str, tuple[str, float]] = {}
 
     def told(self, report: BudgetReport) -> None:
         """Warns when this call brought a budget to 80 %: of all gateways' calls, one does."""
         tenant, name, limit, used, counted, reset_ms = report
-        self._known[tenant, name] = used, time.monotonic() + reset_ms / 1000
+        ends = time.monotonic() + reset_ms / 1000
+        self._known[tenant, name] = used, ends
+        if used >= _WARN_AT * limit:
+            words = f"{tenant} has used {used} of {limit} {name.replace('_', ' ')}"
+            self._nearly_used[f"{tenant} {name}"] = words, ends
+        else:
+            self._nearly_used.pop(f"{tenant} {name}", None)
         if used - counted < _WARN_AT * limit <= used:
             log.warning(
                 "%s has used %d of %d %s (%.0f %%)",
                 *(tenant, used, limit, name.replace("_", " "), 100 * used / limit),
             )
+
+    @property
+    def nearly_used(self) -> dict[str, str]:
+        """In words, the budgets of which 80 % are used."""
+        now, known = time.monotonic(), self._nearly_used.copy()
+        return {budget: words for budget, (words, ends) in known.items() if ends > now}
 
     def used(self, tenant: str, name: LimitName) -> int | None:
         """In the day or month that is now; None where nothing was told of it."""

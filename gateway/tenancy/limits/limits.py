@@ -58,6 +58,16 @@ class Limits:
                 known[name] = quota._replace(used=used)
         return known
 
+    @property
+    def counts_alone(self) -> bool:
+        """Whether Redis should count and does not."""
+        return self._shared is not None and not self._shared.up
+
+    @property
+    def nearly_used(self) -> dict[str, str]:
+        """See `Standings.nearly_used`."""
+        return self._standings.nearly_used
+
     def update(self, configuration: Configuration) -> None:
         self._away = configuration.limits.when_redis_is_away
 

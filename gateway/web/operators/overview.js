@@ -99,6 +99,7 @@ function buildTrouble() {
 function updateTrouble(row, { what, state, view, name }) {
   setText(row.what, what);
   setAttribute(row.what, "data-state", state);
+  setHidden(row.link, view === undefined);
   setAttribute(row.link, "href", name === undefined ? `#${view}` : `#${view}/${encodeURIComponent(name)}`);
   setText(row.link, name ? `Look at ${name}` : "Look");
 }

@@ -4,21 +4,42 @@ import { isRefusedNow, whyRefused } from "./tenants.js";
 import { count, REPLICA_STATES, replicasOf, sorted } from "./words.js";
 
 const MOST_TENANTS = 5; // when an engine is away all may be refused, and the rest is to be seen
+const LEVELS = { __proto__: null, critical: [0, "away"], error: [1, "failing"], warning: [2, "draining"] };
+// Where a trouble of the gateway's own is seen, by the first part of its name.
+const VIEWS = {
+  __proto__: null,
+  adapter_caches: "adapters",
+  budgets: "tenants",
+  configured_adapters: "adapters",
+  declared_adapters: "adapters",
+  disks: "adapters",
+  engine_files: "replicas",
+  engines: "replicas",
+  hidden_adapters: "adapters",
+  keys: "tenants",
+  limits: "tenants",
+  unknown_models: "adapters",
+};
 const RANKS = { __proto__: null, away: 0, failing: 0, draining: 2, leaving: 2 };
 
-/** Each: {key, what, state, view, name, of}; `name` is what the view is to show, `of` how many this stands for. */
+/**
+ * Each: {key, what, state, view, name, of}; `view` is where more is seen, if anywhere, `name` what that is to show,
+ * `of` how many this stands for.
+ */
 export function troublesOf(state) {
   const found = [...ofGateway(state), ...ofReplicas(state), ...ofTenants(state)];
   return found.sort((a, b) => a.rank - b.rank);
 }
 
-function* ofGateway({ gateway: { ready, redis, workers, answering } = {} }) {
+function* ofGateway({ gateway: { ready, workers, answering } = {}, troubles = {} }) {
   if (ready === false) {
     yield { rank: 0, key: "ready", what: "This gateway is not ready.", state: "away", view: "replicas" };
   }
-  if (redis === "down") {
-    const what = "Redis is away: limits and changes are this gateway's alone.";
-    yield { rank: 1, key: "redis", what, state: "failing", view: "tenants" };
+  for (const [name, { level, text, times, last }] of Object.entries(troubles)) {
+    const [rank, state] = LEVELS[level];
+    const often = times ? ` (${count(times, "time")}, the last: ${last})` : "";
+    const what = `${level[0].toUpperCase()}${level.slice(1)}: ${text}${often}.`;
+    yield { rank, key: `trouble ${name}`, what, state, view: VIEWS[name.split(" ", 1)[0]] };
   }
   if (answering < workers) {
     const what = `${answering} of ${workers} workers answer: the figures are theirs alone.`;

@@ -18,6 +18,7 @@ from gateway.config.file import Configuration, ConfigurationError, Configuration
 from gateway.config.limits import LIMITS, LimitName, WhenRedisIsAway
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from gateway.config.tenants import Tenant
+from gateway.troubles import Troubles
 
 HASH = "sha256:" + "0" * 64
 GOOD = f"""\
@@ -222,7 +223,7 @@ async def test_reloads_take_all_or_nothing(
 
     file.on_reload = reloaded
     file.subscribe(seen.append)
-    watch = asyncio.create_task(file.watch())
+    watch = asyncio.create_task(file.watch(Troubles()))
 
     async def change(text: str, *, signal: bool = False) -> None:
         told.clear()
@@ -256,7 +257,7 @@ async def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     file.subscribe(lambda now: limits.append(now.tenants[0].requests_per_minute))  # type: ignore[index]
     half = GOOD[: GOOD.index("    requests_per_minute")]
     assert load(_file(tmp_path, half))[0].tenants is not None
-    watch = asyncio.create_task(file.watch())
+    watch = asyncio.create_task(file.watch(Troubles()))
     for number in range(12):  # 3 s, and never as long as from one look to the next
         await asyncio.sleep(0.25)
         path.write_text(half + "#" * number)

@@ -22,7 +22,8 @@ def _part(refusal: dict[str, Any]) -> Part:
         "refused": {refusal["why"]: 1},
         "last_refusal": refusal,
     }
-    nothing: dict[str, Any] = {key: {} for key in ("replicas", "adapters", "requests", "ended")}
+    empty = ("troubles", "replicas", "adapters", "requests", "ended")
+    nothing: dict[str, Any] = {key: {} for key in empty}
     counts = dict.fromkeys(("waiting", "in_flight", "places"), 0)
     part: Part = {"gateway": {}, "tenants": {"acme": tenant}, "history": {}, **nothing, **counts}
     return part
@@ -39,3 +40,19 @@ def test_one_long_after_it_is_told() -> None:
     late = _mistake(LATELY_S + 1)
     state = merged([_part(LIMIT), _part(late)], late["time"])
     assert state["tenants"]["acme"]["last_refusal"] == late
+
+
+def test_a_trouble_of_several_workers_is_one_and_none_is_lost() -> None:
+    first, second, third = (_part(LIMIT) for _ in range(3))
+    first["troubles"] = {"redis": {"level": "warning", "text": "away", "since": 20.0}}
+    second["troubles"] = {
+        "redis": {"level": "error", "text": "away", "since": 10.0},
+        "models": {"level": "warning", "text": "unknown", "since": 5.0, "times": 2, "last": "x"},
+    }
+    third["troubles"] = {
+        "models": {"level": "warning", "text": "unknown", "since": 7.0, "times": 3, "last": "y"},
+    }
+    assert merged([first, second, third], 30.0)["troubles"] == {
+        "redis": {"level": "error", "text": "away", "since": 10.0},
+        "models": {"level": "warning", "text": "unknown", "since": 5.0, "times": 5, "last": "x"},
+    }

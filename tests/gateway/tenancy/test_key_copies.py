@@ -22,6 +22,8 @@ from gateway.tenancy.keys.disk import KeyDisk
 from gateway.tenancy.keys.issued import IssuedKeys
 from gateway.tenancy.keys.record import KeyRecord, draw_key, dump, joined, read
 from gateway.tenancy.keys.shared import KEYS, USED, SharedKeys
+from gateway.tenancy.unknown_models import UnknownModels
+from gateway.troubles import Troubles
 from tests.support.full_disk import full_disk
 from tests.support.redis_server import RedisServer
 
@@ -242,7 +244,7 @@ def test_the_last_use_is_the_latest_that_anybody_saw(
 async def test_uses_that_redis_does_not_take_are_told_the_next_time(
     copies: Callable[..., KeyCopies], at_shared_redis: redis.Redis, tmp_path: Path
 ) -> None:
-    access, key = Access(Settings(tokenizer_dir=tmp_path)), _record()
+    access, key = Access(Settings(tokenizer_dir=tmp_path), UnknownModels(Troubles())), _record()
     at_shared_redis.set(USED, "not a hash")
     access.uses[key.id] = 120
     for _ in range(2):

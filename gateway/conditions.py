@@ -1,0 +1,127 @@
+"""Looks twice a second at what a service knows of itself, and holds what is wrong as troubles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from logging import ERROR, WARNING
+from typing import NamedTuple
+
+from gateway.replica_setup import guessed
+from gateway.service import Service
+from gateway.tenancy.access import open_to_others
+
+_LOOK_S = 0.5
+_SELDOM = 10  # looks after which what takes longer is looked at
+
+
+class _Condition(NamedTuple):
+    """`texts` are by item; without any it does not hold. `logs` is False where another logs it."""
+
+    kind: str
+    level: int
+    texts: Mapping[str, str]
+    logs: bool = False
+
+
+@asynccontextmanager
+async def following_conditions(
+    service: Service, connections: Callable[[], str]
+) -> AsyncIterator[None]:
+    """Keep the service's troubles current while the context is open.
+
+    `connections` says what becomes of connections while there are too many.
+    """
+    work = asyncio.create_task(_follow(service, connections))
+    try:
+        yield
+    finally:
+        work.cancel()
+        await asyncio.wait([work])
+
+
+async def _follow(service: Service, connections: Callable[[], str]) -> None:
+    troubles = service.troubles
+    for number in count():
+        try:
+            look(service, connections(), thoroughly=number % _SELDOM == 0)
+        except Exception as error:  # whatever is wrong with one of them, this must go on looking
+            text = f"some troubles cannot be found: {error!r}"
+            troubles.hold("conditions", ERROR, text, exc_info=True)
+        else:
+            troubles.clear("conditions")
+        await asyncio.sleep(_LOOK_S)
+
+
+def look(service: Service, connections: str, *, thoroughly: bool = True) -> None:
+    """Hold what is wrong now, and clear what is over.
+
+    Args:
+        service: What is looked at.
+        connections: What becomes of connections while there are too many; else empty.
+        thoroughly: Also look at what takes longer with many adapters.
+    """
+    found = [*_of_stores(service, connections), *_of_models(service)]
+    if thoroughly:
+        told = {each: each for each in service.adapters.warnings()}
+        found.append(_Condition("adapter_caches", WARNING, told))
+    for kind, level, texts, logs in found:
+        service.troubles.hold_each(kind, level, texts, logs=logs)
+    service.unknown_models.step()
+
+
+def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
+    redis = service.adapters.store.redis_failure
+    away = f"Redis cannot be used, {redis}: changes are this gateway's alone, adapters its disk's"
+    yield _Condition("redis", WARNING, _one(away if redis else ""))
+    alone = "limits are not shared now: each gateway counts as when_redis_is_away says"
+    yield _Condition("limits", WARNING, _one(alone if service.accounting.counts_alone else ""))
+    yield _Condition("budgets", WARNING, service.accounting.nearly_used)
+    yield _Condition("usage_log", ERROR, _one(service.accounting.log_problem()))
+    disk, shared = service.conversations.problems
+    yield _Condition("conversations_disk", ERROR, _one(disk))
+    yield _Condition("conversations_redis", WARNING, _one(shared))
+    yield _Condition("overrides", WARNING, _one(service.overrides.problem))
+    keys = service.keys
+    yield _Condition("keys", WARNING, _one("" if keys is None else keys.problem))
+    yield _Condition("keys_on_disk", ERROR, _one("" if keys is None else keys.disk_problem))
+    yield _Condition("connections", WARNING, _one(connections))
+    current = service.configuration.current
+    yield _Condition("no_keys", WARNING, _one(open_to_others(service.settings, current)))
+
+
+def _of_models(service: Service) -> Iterator[_Condition]:
+    adapters, warnings, files = service.adapters, {}, {}
+    for replica in service.replicas:
+        selection = replica.engine.last_selection
+        if selection is None or not replica.ready:
+            continue
+        served = selection.capabilities
+        guess = guessed(service.settings, served)
+        if told := "; ".join(filter(None, (selection.warning, guess))):
+            warnings[replica.endpoint] = f"{replica.endpoint}: {told}"
+        if served.engine_problem:
+            files[replica.endpoint] = f"{replica.endpoint}: {served.engine_problem}"
+    yield _Condition("engines", WARNING, warnings)
+    yield _Condition("engine_files", WARNING, files)
+    yield _Condition("replica_names", WARNING, _one(service.replicas.lookup_problem))
+    yield _Condition("other_models", ERROR, service.mapped_pool.misfits)
+    yield _Condition("disks", WARNING, {each: each for each in adapters.lacking.lasting})
+    refused = {
+        name: f"adapter {name!r} of the configuration was refused: {why}"
+        for name, why in adapters.refused.items()
+    }
+    yield _Condition("configured_adapters", ERROR, refused)
+    # Another gateway may have registered them, or this one before the file said so.
+    hidden = {
+        model.name: f"adapter {model.name!r} is hidden: the configuration has a model of its name"
+        for model in service.mapped.all
+        if adapters.has(model.name)
+    }
+    yield _Condition("hidden_adapters", WARNING, hidden, logs=True)
+
+
+def _one(text: str) -> dict[str, str]:
+    return {"": text} if text else {}

@@ -1,0 +1,145 @@
+"""What is wrong at this process and still holds, for `/health/ready` and the operators' page.
+
+A condition has a kind, which is a word of this code, so there are few. A kind may hold for many
+items, such as adapters: some are listed, and one entry tells how many others there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+log = logging.getLogger(__name__)
+
+MOST_OF_KIND = 20
+"""Items of one kind that are listed."""
+MAX_CHARS = 1000
+MAX_ITEM_CHARS = 200
+_OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A condition that holds.
+
+    Attributes:
+        level: One of `logging`, WARNING or above.
+        since: When it began, in seconds since 1970.
+        times: How often it was met; 0 where nobody counts.
+        last: What it was met with last.
+    """
+
+    level: int
+    text: str
+    since: float
+    times: int = 0
+    last: str = ""
+
+    def facts(self) -> dict[str, object]:
+        facts: dict[str, object] = {
+            "level": logging.getLevelName(self.level).lower(),
+            "text": self.text,
+            "since": round(self.since, 2),
+        }
+        if self.times:
+            facts["times"] = self.times
+        if self.last:
+            facts["last"] = self.last
+        return facts
+
+
+class Troubles:
+    """The conditions of one process. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._held: dict[str, dict[str, Trouble]] = {}
+        self._given: dict[str, tuple[int, Mapping[str, str]]] = {}
+
+    def hold(
+        self,
+        kind: str,
+        level: int,
+        text: str,
+        *,
+        times: int = 0,
+        last: str = "",
+        logs: bool = True,
+        exc_info: bool = False,
+    ) -> None:
+        """Say that a condition holds: logged when it begins, and when its text has changed.
+
+        Args:
+            kind: A constant of the code, never a word from outside.
+            level: The level of the log line.
+            text: What is wrong, and what to do.
+            times: How often it was met so far; its changes are not logged.
+            last: What it was met with last; its changes are not logged.
+            logs: False where the caller logs it.
+            exc_info: Log the traceback of the exception at hand.
+        """
+        known = self._held.get(kind, {}).get("")
+        trouble = Trouble(level, _clean(text), self._clock(), times, _clean(last, MAX_ITEM_CHARS))
+        if known is not None:
+            trouble = replace(trouble, since=known.since)
+        if logs and (known is None or (known.text, known.level) != (trouble.text, level)):
+            more = f"; the last: {trouble.last}" if trouble.last else ""
+            log.log(level, "%s%s", trouble.text, more, exc_info=exc_info)
+        self._held[kind] = {"": trouble}
+
+    def hold_each(
+        self, kind: str, level: int, texts: Mapping[str, str], *, logs: bool = True
+    ) -> None:
+        """Say for which items a condition holds now, each with its text. No other one holds."""
+        if self._given.get(kind) == (level, texts):
+            return
+        before, now = self._held.pop(kind, {}), self._clock()
+        if not texts:
+            self._given.pop(kind, None)
+        else:
+            self._given[kind] = level, dict(texts)
+            shown = {_clean(item, MAX_ITEM_CHARS): texts[item] for item in _first(texts, before)}
+            if left := len(texts) - len(shown):
+                shown[_OTHERS] = f"{left} more of the same kind ({kind.replace('_', ' ')})"
+            held = {}
+            for item, text in shown.items():
+                old = before.get(item)
+                held[item] = Trouble(level, _clean(text), now if old is None else old.since)
+                if logs and (old is None or old.text != held[item].text):
+                    log.log(level, "%s", held[item].text)
+            self._held[kind] = held
+        if logs:
+            for item in before.keys() - self._held.get(kind, {}).keys():
+                log.info("over: %s", before[item].text)
+
+    def clear(self, kind: str, *, logs: bool = True) -> None:
+        """Say that a condition does not hold, for no item either. The end is logged."""
+        self._given.pop(kind, None)
+        for trouble in self._held.pop(kind, {}).values():
+            if logs:
+                log.info("over: %s", trouble.text)
+
+    def facts(self) -> dict[str, dict[str, object]]:
+        """What holds, by name, the worst first."""
+        found = [
+            (f"{kind} {item}".rstrip(), trouble)
+            for kind, items in self._held.items()
+            for item, trouble in items.items()
+        ]
+        found.sort(key=lambda each: (-each[1].level, each[1].since, each[0]))
+        return {name: trouble.facts() for name, trouble in found}
+
+
+def _first(texts: Mapping[str, str], before: Mapping[str, Trouble]) -> list[str]:
+    """Those that are listed: whoever is listed stays, so that a flood pushes none out."""
+    return sorted(texts, key=lambda item: (item not in before, item))[:MOST_OF_KIND]
+
+
+def _clean(text: str, most: int = MAX_CHARS) -> str:
+    """One line without what a terminal or a page would obey, such as control characters."""
+    if len(text) > most:
+        text = f"{text[: most - 1]}…"
+    text = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return "".join(each if each.isprintable() else "�" for each in text)
