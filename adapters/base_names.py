@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 _UNSAFE = frozenset("\\'\"`$")
+MAX_NAME_CHARACTERS = 4096
+"""Longest path of Linux; each name is compared with each alias."""
 MAX_ALIASES = 32
 MAX_ALIAS_CHARACTERS = 128
 # Longest first. Not among them: GGUF and MLX, which PEFT does not train, `4bit` alone, and QAT,
@@ -55,6 +57,8 @@ def split_quantization(name: str) -> tuple[str, str]:
 
 def is_same_model(one: str, other: str) -> bool:
     """Return True if both names, or paths, are of one base model."""
+    if max(len(one), len(other)) > MAX_NAME_CHARACTERS:
+        return False
     (owner, name), (other_owner, other_name) = model_id(one), model_id(other)
     if owner is not None and other_owner is not None and owner != other_owner:
         return False

@@ -118,7 +118,7 @@ class Adapters:
         """Adapters of the configuration that could not be registered, with the reason."""
 
     def update(self, configuration: Configuration) -> None:
-        """To be told of every configuration that comes into force."""
+        """Take the aliases of a configuration that comes into force."""
         self._converter.aliases = configuration.base_model_aliases
 
     async def __aenter__(self) -> Adapters:

@@ -42,7 +42,7 @@ class Converter:
         self._settings = settings
         self._capabilities = capabilities
         self.aliases: Sequence[str] = ()
-        """Those of the configuration file; GATEWAY_BASE_MODEL_ALIASES has more."""
+        """Aliases of the configuration file; GATEWAY_BASE_MODEL_ALIASES has more."""
         self._turn = asyncio.Lock()
 
     def _base_of(self) -> ModelCapabilities:
@@ -64,7 +64,7 @@ class Converter:
 
     @property
     def base_names(self) -> str:
-        """The names that a request may give the base model, for people."""
+        """Return the names that a request may give the base model, for people."""
         return ", ".join((self._settings.model_name, *self._aliases))
 
     def base_model(self) -> BaseModel:
@@ -115,7 +115,7 @@ def _notes(read: _Read, own_names: Sequence[str]) -> Iterator[str]:
 
 
 def _with_advice(error: BaseMismatch) -> BaseMismatch:
-    """The same refusal, with the setting that lifts it."""
+    """Return the same refusal with the setting that lifts it."""
     alias = suggested_alias(error.trained_on)
     if alias is None:
         why = f"if it is the same model, write one of these into {error.field}"
@@ -129,7 +129,7 @@ def _with_advice(error: BaseMismatch) -> BaseMismatch:
 
 
 def _read(folder: Path, base: BaseModel, within: Path | None, limit: int, back: bool) -> _Read:
-    """`back` says that it must have a PEFT form, too."""
+    """Read and convert an adapter. `back` says that it must have a PEFT form, too."""
     # numpy is needed for conversion alone; serving does without.
     from adapters import convert, npy, peft_files  # noqa: PLC0415
 

@@ -53,6 +53,10 @@ def test_same_models(one: str, other: str, same: bool) -> None:
     assert is_same_model(other, one) is same
 
 
+def test_a_name_without_end_is_no_models() -> None:
+    assert not is_same_model("x" * 5000, "x" * 5000)
+
+
 def test_a_quantized_copy_is_noted_unless_it_is_what_is_served() -> None:
     note = quantization_note("unsloth/X-8B-unsloth-bnb-4bit", ["X-8B"])
     assert note is not None

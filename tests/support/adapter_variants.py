@@ -56,7 +56,7 @@ class Variant:
         return [(layer, inside) for layer in layers for inside in self.modules]
 
     def write(self, folder: Path, model: Float64Llama) -> dict[str, Floats]:
-        """Writes the adapter; what it adds to the weights, by the linear layers' paths."""
+        """Write the adapter. Return what it adds to the weights, by the linear layers' paths."""
         tensors: dict[str, Array] = {}
         deltas: dict[str, Floats] = {}
         for layer, inside in self.places(model):
@@ -82,7 +82,7 @@ class Variant:
         return deltas
 
     def _stored(self, values: Floats) -> tuple[Array, Floats]:
-        """As it is written, and what it then is worth."""
+        """Return the values as they are written, and what these are worth."""
         if self.dtype == "BF16":
             bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             worth = (bits.astype(np.uint32) << 16).view(np.float32)

@@ -34,12 +34,12 @@ class Float64Llama:
         self._tied: bool = config["tie_word_embeddings"]
 
     def size(self, module: str) -> tuple[int, int]:
-        """(in, out) of a linear layer, by its path."""
+        """Return (in, out) of a linear layer, by its path."""
         outputs, inputs = self._weights[f"{module}.weight"].shape
         return inputs, outputs
 
     def logprobs(self, ids: list[int], deltas: Mapping[str, Floats]) -> Floats:
-        """Of each token of `ids` but the first, given those before it.
+        """Return that of each token of `ids` but the first, given those before it.
 
         `deltas` [out, in] are added to the weights of the linear layers by their paths.
         """

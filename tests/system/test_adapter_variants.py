@@ -44,7 +44,7 @@ def admin(stack: Stack, up: Up) -> Iterator[httpx.Client]:
 
 
 def _logprobs(client: httpx.Client, name: str, ids: list[int]) -> Floats:
-    """Of the prompt's tokens but the first."""
+    """Return those of the prompt's tokens but the first."""
     body = {"model": name, "prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
