@@ -322,7 +322,10 @@ def _check_neutral(model: type[Strict], name: str, value: Any) -> None:
         raise UnsupportedParameter(
             f"{name} is not a parameter of this endpoint; send {successor} instead.", param=name
         )
-    instead = "".join(f" or send {orjson.dumps(each).decode()}" for each in neutral)
+    # An empty value says no more than its absence.
+    said = [each for each in neutral if each not in ("", [], {})]
+    values = " or ".join([orjson.dumps(each).decode() for each in said])
+    instead = f" or send {values}" if values else ""
     raise _unsupported(name, instead)
 
 

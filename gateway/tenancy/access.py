@@ -228,9 +228,11 @@ def _presented(credentials: Sequence[str], wanted: str = "API key") -> list[str]
         if scheme.lower() == "bearer" and (key := key.strip()):
             keys.append(key)
     if not keys:
+        found = f"You didn't provide an {wanted}"
+        if any(credential.strip() for credential in credentials):
+            found = "The header `Authorization` does not have the form `Bearer KEY`"
         raise InvalidKey(
-            f"You didn't provide an {wanted}; send it in the header `Authorization: Bearer KEY` "
-            "or `x-api-key: KEY`."
+            f"{found}; send the key in the header `Authorization: Bearer KEY` or `x-api-key: KEY`."
         )
     hashes = [key_hash(key) for key in keys if len(key) <= _MAX_KEY]
     if not hashes:

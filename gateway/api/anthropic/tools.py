@@ -111,7 +111,9 @@ def to_function(tool: Tool, number: int) -> dict[str, Any]:
     for field in ("name", "input_schema"):
         if getattr(tool, field) is None:
             where = f"tools.{number}.{field}"
-            raise InvalidRequest(f"{where}: Field required.", param=where)
+            given = [name for name, value in tool if value is not None]
+            found = f"; found {', '.join(given)}" if given else ""
+            raise InvalidRequest(f"{where}: Field required{found}.", param=where)
     function = {
         "name": tool.name,
         "description": tool.description,

@@ -79,7 +79,12 @@ class ResponsePrompt(Strict):
         Raises UnsupportedParameter and InvalidRequest.
         """
         if not items:
-            raise InvalidRequest("input: must say something.", param="input")
+            found = (
+                "You must provide the parameter input."
+                if self.input is None
+                else "input: found []."
+            )
+            raise InvalidRequest(f"{found} Send a text, or an array of items.", param="input")
         before = len(items) - len(self.items)
         brought = [*brought_tools(items, before)]
         toolset = Toolset.of(self.tools or (), brought) if self.tools or brought else NO_TOOLS

@@ -343,6 +343,13 @@ async def test_who_asks_is_told_by_either_header(folder: Path) -> None:
                 assert told.status_code == status, told.text
                 if status == 401:
                     assert told.json()["error"]["type"] == "authentication_error"
+        for scheme in ("", "Basic ", "Bearer"):
+            headers = {"authorization": scheme + key}
+            told = await client.post("/v1/messages", json=BODY, headers=headers)
+            assert told.status_code == 401
+            message = told.json()["error"]["message"]
+            assert message.startswith("The header `Authorization` does not have the form `Bearer")
+            assert key not in message
         listed = await client.get("/v1/models", headers={"x-api-key": key})
         assert listed.status_code == 200
 

@@ -90,6 +90,11 @@ def refusal(model: type[Any], fields: dict[str, Any]) -> str:
             {"modalities": ["audio"]},
             'modalities is not supported by this server; leave it out or send ["text"].',
         ),
+        ({"stop_regex": ["a"]}, "stop_regex is not supported by this server; leave it out."),
+        (
+            {"top_n_sigma": 2},
+            "top_n_sigma is not supported by this server; leave it out or send -1 or 0.",
+        ),
         (
             {"functions": [{"name": "f"}]},
             "functions is not a parameter of this endpoint; send tools instead.",
@@ -120,6 +125,10 @@ def test_an_unknown_tool_is_refused_with_the_names_of_known_ones() -> None:
         ({"mcp_servers": [{}]}, "mcp_servers: not supported by this server; leave it out."),
         ({"container": "c"}, "container: not supported by this server; leave it out."),
         ({"tool_choice": "auto"}, "tool_choice: Input should be an object; found 'auto'."),
+        (
+            {"tools": [{"name": "f", "description": "d"}]},
+            "tools.0.input_schema: Field required; found name, description.",
+        ),
         ({"system": 5}, "system: Input should be a string or an array; found 5."),
         (
             {"messages": [{"role": "user", "content": [{"type": "tekst", "text": "a"}]}]},
@@ -152,6 +161,11 @@ def test_a_refusal_of_messages_says_it_too(fields: dict[str, Any], message: str)
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].name: Field"),
         ({"max_output_tokens": 2**64}, "max_output_tokens: Input should be an integer from -"),
         ({"max_tool_calls": 1e308}, "max_tool_calls: Input should be an integer from -"),
+        (
+            {"input": None},
+            "You must provide the parameter input. Send a text, or an array of items.",
+        ),
+        ({"input": []}, "input: found []. Send a text, or an array of items."),
         ({"truncation": "x"}, "truncation: Input should be 'auto' or 'disabled'; found 'x'."),
     ],
 )
