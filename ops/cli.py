@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=text, allow_abbrev=False)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args(list(with_dashes(sys.argv[1:] if arguments is None else arguments)))
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -70,3 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def with_dashes(arguments: Sequence[str]) -> Iterator[str]:
+    """Write names of options with dashes: scripts of upstream have underscores, by their age."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            yield argument
+            break
+        name, equals, value = argument.partition("=")
+        yield name.replace("_", "-") + equals + value if name.startswith("--") else argument
+    yield from rest

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from triton_repo.parameters import CORE, MODELS, Parameter, Value, parameters_of
+from triton_repo.parameters import BLS, CORE, MODELS, Parameter, Value, parameters_of
 from triton_repo.releases import DEFAULT, RELEASES, module_of, template_of
 
 TEMPLATES = Path(__file__).parent
 BOOLEANS = TEMPLATES / "booleans.py"
 """Rendered beside each model in Python, which imports it."""
+# The core model's own name, and its name as a step of the ensemble.
+_CORE_NAMED = re.compile(rf'(?m)^( *(?:model_)?name: "){CORE}(")$')
 _LORA_TYPE = re.compile(r'(name: "lora_weights" data_type: )\w+')
 
 
@@ -24,6 +26,7 @@ def render(
     models: Sequence[str] = MODELS,
     *,
     release: str = DEFAULT,
+    core_name: str = CORE,
 ) -> None:
     """Write `models` into `destination`, each with its config.pbtxt and version folder.
 
@@ -35,6 +38,7 @@ def render(
             that belong to `models` and `release`. Strings are read as the parameter's own type.
         models: the models to render.
         release: one of `triton_repo.releases.RELEASES`.
+        core_name: what Triton calls `tensorrt_llm`, whose folder and callers have the name, too.
 
     Raises:
         RenderError: a release, a model or a parameter is unknown, a mandatory parameter is
@@ -46,15 +50,19 @@ def render(
     unknown = [model for model in models if model not in MODELS]
     if unknown:
         raise RenderError(f"models: found {', '.join(unknown)}; allowed: {', '.join(MODELS)}")
+    if core_name != CORE and BLS in models:
+        parameters = {"tensorrt_llm_model_name": core_name, **parameters}
     written = filled_values(parameters, models, release)
     for model in models:
         template = (TEMPLATES / model / "config.pbtxt").read_text(encoding="utf-8")
-        version = destination / model / "1"
+        folder = destination / (core_name if model == CORE else model)
+        version = folder / "1"
         version.mkdir(parents=True, exist_ok=True)
         config = Template(template_of(release, template)).substitute(written)
         if "lora_weights_data_type" in written:
             config = _LORA_TYPE.sub(rf"\g<1>{written['lora_weights_data_type']}", config)
-        (destination / model / "config.pbtxt").write_text(config, encoding="utf-8")
+        config = _CORE_NAMED.sub(rf"\g<1>{core_name}\g<2>", config)
+        (folder / "config.pbtxt").write_text(config, encoding="utf-8")
         modules = list((TEMPLATES / model / "1").glob("*.py"))
         for module in [*modules, BOOLEANS] if modules else []:
             write_module(module, version / module.name, release)

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ops.commands.client import TOKENIZER_TYPE_HELP, TOKENIZER_TYPES, grpc_alone
+
 if TYPE_CHECKING:
     from ops.loadtest.measurement import Plan
 
@@ -29,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     where = parser.add_argument_group("servers")
     where.add_argument("-u", "--url", metavar="HOST:PORT", help="Triton's gRPC endpoint")
+    where.add_argument(
+        *("-i", "--protocol"), type=grpc_alone, metavar="grpc", help="how Triton is asked"
+    )
     where.add_argument("--gateway-url", default=os.environ.get("GATEWAY_URL"), metavar="URL")
     where.add_argument(
         "--state-dir",
@@ -47,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="Hugging Face folder (default: that of Triton's preprocessing model)",
     )
+    where.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help=TOKENIZER_TYPE_HELP)
     where.add_argument(
         "--endpoint",
         choices=("chat", "completions"),
@@ -99,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dataset = workloads.add_parser(
         "dataset", help="prompts of a JSON list of {input, instruction, output} or of ShareGPT"
     )
+    _add_common(dataset)
     dataset.add_argument("--dataset", type=Path, required=True, metavar="FILE")
     dataset.add_argument(
         "--op-tokens-per-word",
@@ -107,13 +114,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="output length: the words of `output` times this (default: 1.3)",
     )
-    normal = workloads.add_parser("token-norm-dist", help="random prompts, normal lengths")
+    normal = workloads.add_parser(
+        "token-norm-dist", aliases=["token_norm_dist"], help="random prompts, normal lengths"
+    )
+    _add_common(normal)
     for side in ("input", "output"):
         normal.add_argument(f"--{side}-mean", type=float, required=True, metavar="TOKENS")
         normal.add_argument(f"--{side}-stdev", type=float, required=True, metavar="TOKENS")
     histogram = workloads.add_parser(
-        "token-from-histogram", help="random prompts, lengths from a histogram"
+        "token-from-histogram",
+        aliases=["token_from_histogram"],
+        help="random prompts, lengths from a histogram",
     )
+    _add_common(histogram)
     histogram.add_argument("--histogram-key", required=True, metavar="KEY")
     histogram.add_argument(
         "--histogram",
@@ -122,6 +135,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='JSON: {"KEY_ip": {"buckets": [LENGTH], "freqs": [N]}, "KEY_op": ...}',
     )
+
+
+def _add_common(workload: argparse.ArgumentParser) -> None:
+    """Add options that upstream's script takes behind the workload; before it they do as well."""
+    unset = argparse.SUPPRESS
+    workload.add_argument("--num-requests", type=_count, default=unset, metavar="N", help=unset)
+    workload.add_argument("--tokenizer-dir", type=Path, default=unset, metavar="DIR", help=unset)
+    workload.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, default=unset, help=unset)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -174,7 +195,7 @@ def _plan(parsed: argparse.Namespace) -> Plan:
     source: FromDataset | FromHistogram | FromNormal
     if parsed.workload == "dataset":
         source = FromDataset(parsed.dataset, parsed.op_tokens_per_word)
-    elif parsed.workload == "token-norm-dist":
+    elif parsed.workload.replace("_", "-") == "token-norm-dist":
         source = FromNormal(
             (parsed.input_mean, parsed.input_stdev), (parsed.output_mean, parsed.output_stdev)
         )

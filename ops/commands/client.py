@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from gateway.triton.transport import ConnectionOptions
     from ops.client.question import Question
 
+TOKENIZER_TYPES = ("auto", "t5", "llama", "sp")
+"""What upstream's scripts take; since v0.9 its models find the type themselves."""
+TOKENIZER_TYPE_HELP = "no effect: the tokenizer's folder says what it is"
 _TEXT = "Born in north-east France, Soyer trained as a"
 
 
@@ -23,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tensorrtllm_backend."
     )
     parser.add_argument("-u", "--url", default="localhost:8001", help="default: localhost:8001")
+    parser.add_argument(
+        *("-i", "--protocol"), type=grpc_alone, metavar="grpc", help="how Triton is asked"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show each response")
     parser.add_argument("-t", "--stream-timeout", type=float, metavar="SECONDS")
     parser.add_argument("-s", "--ssl", action="store_true", help="TLS to --url")
@@ -37,8 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     prompt = parser.add_argument_group("prompt")
     prompt.add_argument("--text", "--prompt", default=_TEXT)
+    prompt.add_argument(
+        "--verbatim",
+        action="store_true",
+        help=r"send a backslash and an n in --text as they are; without it \n is a newline",
+    )
     prompt.add_argument("--input-tokens-csv", type=Path, metavar="FILE", help="ids instead of text")
     prompt.add_argument("--tokenizer-dir", type=Path, metavar="DIR", help="Hugging Face folder")
+    prompt.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, help=TOKENIZER_TYPE_HELP)
     prompt.add_argument(
         "--end-id", type=int, help="default: the tokenizer's, or none without --tokenizer-dir"
     )
@@ -101,6 +113,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("-c", "--check-output", "--check-outputs", action="store_true")
     answer.add_argument("--output-tokens-csv", type=Path, metavar="FILE", help="for --check-output")
     answer.add_argument("--correctness-threshold", type=float, default=1.0, metavar="PART")
+
+
+def grpc_alone(protocol: str) -> str:
+    if protocol != "grpc":
+        raise argparse.ArgumentTypeError(f"found {protocol!r}; Triton is asked over grpc alone")
+    return protocol
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -170,7 +188,7 @@ def _question(parsed: argparse.Namespace) -> Question:
     ]
     return Question(
         model=parsed.model_name,
-        text=parsed.text,
+        text=_text(parsed),
         prompt_ids=_read_ids(parsed.input_tokens_csv),
         tokenizer_dir=parsed.tokenizer_dir,
         request_id=parsed.request_id,
@@ -200,6 +218,18 @@ def _question(parsed: argparse.Namespace) -> Question:
         timeout_s=parsed.stream_timeout,
         verbose=parsed.verbose,
     )
+
+
+def _text(parsed: argparse.Namespace) -> str:
+    r"""Return the prompt with newlines for `\n`, which bash leaves as it is within quotes."""
+    text: str = parsed.text
+    if parsed.verbatim or "\\n" not in text:
+        return text
+    print(
+        r"gateway client: --text: \n is sent as a newline; --verbatim sends a backslash and an n",
+        file=sys.stderr,
+    )
+    return text.replace("\\n", "\n")
 
 
 def _connection_options(parsed: argparse.Namespace) -> ConnectionOptions:

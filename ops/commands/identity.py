@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-u", "--url", default="localhost:8001", help="default: localhost:8001")
     parser.add_argument("--model-name", default="tensorrt_llm", help="default: tensorrt_llm")
-    parser.add_argument("-w", "--warm_up", "--warm-up", action="store_true")
+    parser.add_argument("-w", "--warm-up", action="store_true")
     parser.add_argument(
         *("-m", "--mode"),
         choices=("sync", "async"),
@@ -22,18 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests one after another (default), or all at once",
     )
     for flags, default, what in (
-        (("-p", "--request_parallelism"), 10, "requests in a run"),
-        (("-n", "--num_runs"), 1, "runs to take the average of"),
-        (("-b", "--batch_size"), 8, "rows of a request"),
-        (("-s", "--start_len"), 8, "tokens of a prompt"),
-        (("-o", "--output_len"), 10, "tokens of an answer"),
-        (("-beam", "--beam_width"), 1, "beams"),
+        (("-p", "--request-parallelism"), 10, "requests in a run"),
+        (("-n", "--num-runs"), 1, "runs to take the average of"),
+        (("-b", "--batch-size"), 8, "rows of a request"),
+        (("-s", "--start-len"), 8, "tokens of a prompt"),
+        (("-o", "--output-len"), 10, "tokens of an answer"),
+        (("-beam", "--beam-width"), 1, "beams"),
         (("-topk", "--topk"), 1, "top k"),
         (("--vocab-size",), 50255, "ids are below it"),
     ):
-        names = [*flags, *(flag.replace("_", "-") for flag in flags if "_" in flag)]
         text = f"{what} (default: {default})"
-        parser.add_argument(*names, type=_positive, default=default, metavar="N", help=text)
+        parser.add_argument(*flags, type=_positive, default=default, metavar="N", help=text)
     parser.add_argument(
         "-topp", "--topp", type=float, default=0.0, metavar="P", help="default: 0, which is none"
     )

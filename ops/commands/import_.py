@@ -26,6 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", required=True, metavar="NAME", help="the model's name for clients"
     )
     parser.add_argument(
+        "--triton-name",
+        default="tensorrt_llm",
+        metavar="NAME",
+        help="the name in Triton of the model that runs the engine (default: tensorrt_llm)",
+    )
+    parser.add_argument(
         "--output", type=Path, metavar="DIR", help="default: the last part of NAME, here"
     )
     parser.add_argument(
@@ -57,10 +63,12 @@ def run(parsed: argparse.Namespace) -> int:
             show_memory(plan)
             return 1
         if parsed.llmapi:
-            imported = import_llmapi(plan, parsed.name, folder, on_cpu=parsed.cpu)
+            named = (parsed.name, folder, parsed.triton_name)
+            imported = import_llmapi(plan, *named, on_cpu=parsed.cpu)
         else:
             make = import_for_cpu if parsed.cpu else import_for_gpu
-            imported = make(plan, parsed.name, folder, parsed.trtllm_version or DEFAULT_VERSION)
+            release = parsed.trtllm_version or DEFAULT_VERSION
+            imported = make(plan, parsed.name, folder, release, parsed.triton_name)
     except ToolsRemoved as error:
         print(f"gateway import: {error}", file=sys.stderr)
         return 2
@@ -124,7 +132,8 @@ def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespa
         (
             "Start Triton; in a container mount both folders under the same paths:",
             f"gateway triton launch --model-repo {where}/repository"
-            + (f" --world-size {ranks}" if ranks > 1 else ""),
+            + (f" --world-size {ranks}" if ranks > 1 else "")
+            + _for_launch(imported.own_triton_name),
         ),
         ("Start the gateway:", f"set -a; . {where}/gateway.env; gateway serve"),
     ]
@@ -133,6 +142,10 @@ def _show(plan: Plan, imported: Imported, folder: Path, parsed: argparse.Namespa
     for number, (text, command) in enumerate(steps, 1):
         print(f"{number}. {text}")
         print(f"   {command}")
+
+
+def _for_launch(triton_name: str | None) -> str:
+    return "" if triton_name is None else f" --tensorrt-llm-model-name {triton_name}"
 
 
 def _show_names(release: str) -> None:

@@ -83,10 +83,9 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
         "llmapi repository starts the workers of its engine itself; with --world-size mpirun and "
         "trtllm-llmapi-launch start them, with --slurm srun does."
     )
-    parser.add_argument("--model-repo", "--model_repo", required=True, metavar="DIR")
+    parser.add_argument("--model-repo", required=True, metavar="DIR")
     parser.add_argument(
         "--world-size",
-        "--world_size",
         type=int,
         metavar="N",
         help="ranks of the engine (default: 1, which for llmapi means no MPI; with --slurm: all "
@@ -99,7 +98,6 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tensorrt-llm-model-name",
-        "--tensorrt_llm_model_name",
         default="tensorrt_llm",
         metavar="NAME[,NAME]",
         help="the models that all ranks load (default: tensorrt_llm)",
@@ -131,7 +129,6 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--multimodal-gpu0-cuda-mem-pool-bytes",
-        "--multimodal_gpu0_cuda_mem_pool_bytes",
         type=int,
         default=0,
         metavar="BYTES",
@@ -143,7 +140,6 @@ def _add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-file", metavar="FILE", help="default: triton_log.txt")
     parser.add_argument(
         "--exit-timeout",
-        "--exit_timeout",
         type=int,
         metavar="SECONDS",
         help="what running requests get at the end (default: Triton's, 30)",

@@ -153,6 +153,7 @@ def _imported(parsed: argparse.Namespace) -> Options:
         parameters={} if limit is None else {MAX_SEQ_LEN: str(limit)},
         llmapi=limit is not None,
         repository=imported.repository,
+        triton_model=imported.own_triton_name,
         load_models=tuple(parsed.load_model),
         restart=parsed.restart,
     )

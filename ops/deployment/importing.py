@@ -29,11 +29,13 @@ from ops.deployment.llmapi_plan import LLMAPI, llmapi_parameters, llmapi_setting
 from ops.deployment.llmapi_repository import write_llmapi
 from ops.deployment.memory import kv_bytes_per_token, largest_request
 from ops.deployment.release import OLDEST_TEMPLATES, parse_release
+from triton_repo.parameters import CORE, MODELS
 
 ENV_FILE = "gateway.env"
 REPOSITORY = "repository"
 BUILD_SCRIPT = "build_engine.sh"
 _TOKENIZER = "tokenizer.json"
+_TRITON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 # The CPU executor computes in float32. Its cache is kept to this, unless one request needs more.
 _CPU_KV_ITEM_BYTES = 4
@@ -48,13 +50,20 @@ class ImportingError(ValueError):
 class Imported:
     """An imported model: its name for clients, its tokenizer's folder and its own folder.
 
-    `max_seq_len` is set where the repository is llmapi's: no engine tells it.
+    `max_seq_len` is set where the repository is llmapi's: no engine tells it. `triton_name` is what
+    Triton calls the model that runs the engine.
     """
 
     name: str
     tokenizer_dir: Path
     folder: Path
     max_seq_len: int | None = None
+    triton_name: str = CORE
+
+    @property
+    def own_triton_name(self) -> str | None:
+        """Return the name in Triton, or None for the usual one."""
+        return None if self.triton_name == CORE else self.triton_name
 
     @property
     def engine_dir(self) -> Path:
@@ -65,14 +74,16 @@ class Imported:
         return self.folder / REPOSITORY
 
 
-def import_for_gpu(plan: Plan, name: str, folder: Path, release: str) -> Imported:
+def import_for_gpu(
+    plan: Plan, name: str, folder: Path, release: str, triton_name: str = CORE
+) -> Imported:
     """Writes everything but the engine, which `plan` was made to build in `folder`.
 
     An engine from an earlier import stays. `release`, or container, serves the repository.
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder, on_cpu=False)
+    imported = _checked(plan.checkpoint, name, folder, triton_name, on_cpu=False)
     fields: dict[str, Any] = {"engine_dir": plan.engine_dir, "triton_backend": "tensorrtllm"}
     if plan.tokenizer_info is not None:
         fields["guided_decoding_backend"] = "xgrammar"
@@ -82,7 +93,7 @@ def import_for_gpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
         description = _description(imported, fields, template_parameters(plan), release)
         repository.template_parameters(description, engine)
         _begin(imported, plan.intent)
-        repository.write(description, imported.repository, engine)
+        repository.write(description, imported.repository, engine, triton_name)
     except repository.DescriptionError as error:
         raise ImportingError(str(error)) from error
     script = imported.folder / BUILD_SCRIPT
@@ -92,7 +103,9 @@ def import_for_gpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
     return imported
 
 
-def import_for_cpu(plan: Plan, name: str, folder: Path, release: str) -> Imported:
+def import_for_cpu(
+    plan: Plan, name: str, folder: Path, release: str, triton_name: str = CORE
+) -> Imported:
     """Writes everything, with an engine for the CPU executor in place of what `plan` builds.
 
     The repository is that of `release`.
@@ -103,7 +116,7 @@ def import_for_cpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
     from triton_repo.cpu_executor import engine as cpu_engine  # noqa: PLC0415
 
     checkpoint, intent = plan.checkpoint, plan.intent
-    imported = _checked(checkpoint, name, folder, on_cpu=True)
+    imported = _checked(checkpoint, name, folder, triton_name, on_cpu=True)
     _refuse_ranks(intent)
     fields: dict[str, Any] = {"engine_dir": imported.engine_dir, "triton_backend": "python"}
     fields["max_tokens_in_paged_kv_cache"] = _cpu_kv_tokens(checkpoint, intent)
@@ -129,18 +142,20 @@ def import_for_cpu(plan: Plan, name: str, folder: Path, release: str) -> Importe
             lora_target_modules=intent.lora_modules,
             max_lora_rank=intent.max_lora_rank,
         )
-        repository.write(description, imported.repository)
+        repository.write(description, imported.repository, core_name=triton_name)
     except (OSError, ValueError) as error:
         raise ImportingError(str(error)) from error
     return imported
 
 
-def import_llmapi(plan: Plan, name: str, folder: Path, *, on_cpu: bool) -> Imported:
+def import_llmapi(
+    plan: Plan, name: str, folder: Path, triton_name: str = CORE, *, on_cpu: bool
+) -> Imported:
     """Writes the llmapi repository, over the folder of `plan`, and the settings.
 
     Raises ImportingError, and then nothing is written.
     """
-    imported = _checked(plan.checkpoint, name, folder, on_cpu=on_cpu)
+    imported = _checked(plan.checkpoint, name, folder, triton_name, on_cpu=on_cpu)
     values = llmapi_parameters(plan)
     if on_cpu:
         # numpy is not needed before.
@@ -153,7 +168,8 @@ def import_llmapi(plan: Plan, name: str, folder: Path, *, on_cpu: bool) -> Impor
         _refuse_ranks(plan.intent)
         values["max_tokens_in_kv_cache"] = _cpu_kv_tokens(plan.checkpoint, plan.intent)
     _begin(imported, plan.intent, llmapi_settings(plan.intent))
-    write_llmapi({"model": str(imported.tokenizer_dir), "parameters": values}, imported.repository)
+    fields = {"model": str(imported.tokenizer_dir), "parameters": values}
+    write_llmapi(fields, imported.repository, triton_name)
     return imported
 
 
@@ -176,6 +192,7 @@ def read_imported(folder: Path) -> Imported:
     imported = Imported(
         *(values["GATEWAY_MODEL_NAME"], Path(values["GATEWAY_TOKENIZER_DIR"]), folder.absolute()),
         int(values["GATEWAY_MAX_SEQ_LEN"]) if is_llmapi else None,
+        values.get("GATEWAY_TRITON_MODEL", CORE),
     )
     if not is_llmapi and not (imported.engine_dir / "config.json").exists():
         raise ImportingError(
@@ -184,11 +201,20 @@ def read_imported(folder: Path) -> Imported:
     return imported
 
 
-def _checked(checkpoint: Checkpoint, name: str, folder: Path, *, on_cpu: bool) -> Imported:
-    imported = Imported(name, checkpoint.folder.absolute(), folder.absolute())
+def _checked(
+    checkpoint: Checkpoint, name: str, folder: Path, triton_name: str, *, on_cpu: bool
+) -> Imported:
+    places = (checkpoint.folder.absolute(), folder.absolute())
+    imported = Imported(name, *places, triton_name=triton_name)
     problems = []
     if not _NAME.fullmatch(name):
         problems.append(f"--name: found {name!r}; allowed: letters, digits and ._/-")
+    others = [model for model in MODELS if model != CORE]
+    if not _TRITON_NAME.fullmatch(triton_name) or triton_name in others:
+        problems.append(
+            f"--triton-name: found {triton_name!r}; allowed: letters, digits and ._-, and none of "
+            f"{', '.join(others)}"
+        )
     if not (checkpoint.folder / _TOKENIZER).exists():
         problems.append(f"{checkpoint.folder / _TOKENIZER} does not exist")
     problems += map(str, tokenizer_problems(checkpoint.folder))
@@ -244,6 +270,7 @@ def _write_settings(imported: Imported, intent: Intent, more: Mapping[str, str])
         "model_name": imported.name,
         "tokenizer_dir": str(imported.tokenizer_dir),
         "triton_grpc": "127.0.0.1:8001",
+        **({"triton_model": imported.own_triton_name} if imported.own_triton_name else {}),
         "max_seq_len": str(intent.max_seq_len),
         "store_dir": str(imported.folder / "adapters"),
         **more,

@@ -8,13 +8,14 @@ from typing import Any
 
 from ops.deployment.repository import DescriptionError
 from triton_repo.llmapi_repository import render_llmapi
+from triton_repo.parameters import CORE
 from triton_repo.render import RenderError
 
 _TOKENIZER_DIR = "tokenizer_dir"
 
 
-def write_llmapi(fields: Mapping[str, Any], destination: Path) -> None:
-    """Write the one model into `destination`.
+def write_llmapi(fields: Mapping[str, Any], destination: Path, name: str = CORE) -> None:
+    """Write the one model into `destination`, under the name that Triton gives it.
 
     `fields` are `model`, `tokenizer_dir` where the tokenizer is not the model's, `decoupled`, and
     what `parameters` says of other template parameters. A folder that is there becomes absolute.
@@ -25,10 +26,10 @@ def write_llmapi(fields: Mapping[str, Any], destination: Path) -> None:
     values.pop("parameters", None)
     if _TOKENIZER_DIR in values:
         values["tokenizer"] = values.pop(_TOKENIZER_DIR)
-    for name in ("model", "tokenizer"):
-        if name in values and Path(values[name]).is_dir():
-            values[name] = str(Path(values[name]).absolute())
+    for folder in ("model", "tokenizer"):
+        if folder in values and Path(values[folder]).is_dir():
+            values[folder] = str(Path(values[folder]).absolute())
     try:
-        render_llmapi(destination, values)
+        render_llmapi(destination, values, model=name)
     except RenderError as error:
         raise DescriptionError(str(error)) from error

@@ -22,7 +22,7 @@ from adapters.engine_config import EngineConfig, read_engine_config
 from gateway.config.marked_yaml import MarkedYaml, YamlProblem
 from ops.deployment.check_engine import DATA_TYPES, engine_findings
 from ops.deployment.release import OLDEST_TEMPLATES, ReleaseError, parse_release, read_sets
-from triton_repo.parameters import MODELS, Value
+from triton_repo.parameters import CORE, MODELS, Value
 from triton_repo.releases import DEFAULT
 from triton_repo.render import RenderError, filled_values, render
 
@@ -255,15 +255,21 @@ def template_parameters(
 
 
 def write(
-    description: Description, destination: Path, engine: EngineConfig | None = None
+    description: Description,
+    destination: Path,
+    engine: EngineConfig | None = None,
+    core_name: str = CORE,
 ) -> dict[str, Value]:
     """Write the five models into `destination`; returns the values that were filled in.
+
+    Triton calls the core model `core_name`.
 
     Raises DescriptionError, and then nothing is written.
     """
     engine = engine or _read_engine(description)
     values = template_parameters(description, engine)
-    render(destination, values, release=template_set(description.release, engine))
+    templates = template_set(description.release, engine)
+    render(destination, values, release=templates, core_name=core_name)
     return values
 
 

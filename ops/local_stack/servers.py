@@ -85,7 +85,7 @@ class Served:
     """What the gateway serves: the base model's name and tokenizer folder, adapters by name.
 
     `max_seq_len` is for a model that does not tell it, nor how many requests it runs, and reads
-    adapters from the disk.
+    adapters from the disk. `triton_model` is what Triton calls the model, where it is known.
     """
 
     model_name: str
@@ -93,6 +93,7 @@ class Served:
     adapters: Mapping[str, Path]
     max_seq_len: int | None = None
     in_flight: int = 1
+    triton_model: str | None = None
 
 
 def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> Child:
@@ -111,6 +112,8 @@ def gateway_child(ports: Ports, served: Served, state_dir: Path, log: Path) -> C
         "GATEWAY_ADMIN_KEY": admin_key(state_dir),
         "GATEWAY_SHUTDOWN_GRACE": str(GATEWAY_GRACE),
     }
+    if served.triton_model is not None:
+        env["GATEWAY_TRITON_MODEL"] = served.triton_model
     if served.max_seq_len is not None:
         folders = state_dir / "adapters" / quote(served.model_name, safe="") / "peft"
         own = {

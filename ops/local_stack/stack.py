@@ -40,6 +40,7 @@ class Options:
         parameters: template parameters of the model repository.
         llmapi: whether the model repository is llmapi's, and not that of inflight_batcher_llm.
         repository: one that was rendered before; `model` then only has the tokenizer.
+        triton_model: what the core model is called there; None leaves it to the settings.
         load_models: those of the repository that Triton loads; none says all of them.
         restart: whether Redis and Triton are started again when they die.
     """
@@ -51,6 +52,7 @@ class Options:
     parameters: Mapping[str, str] = field(default_factory=dict)
     llmapi: bool = False
     repository: Path | None = None
+    triton_model: str | None = None
     load_models: Sequence[str] = ()
     restart: bool = False
 
@@ -84,6 +86,7 @@ class Stack:
                 *(options.model_name, options.model, options.adapters),
                 max_seq_len(options.model, options.parameters) if options.llmapi else None,
                 in_flight(options.parameters),
+                options.triton_model,
             ),
             options.state_dir,
             logs / "gateway.log",

@@ -11,6 +11,7 @@ import pytest
 
 from ops.cli import main
 from tests.support.local_stack import Stack, Up
+from tests.support.triton_server import MODEL
 
 RANDOM = ["token-norm-dist", "--input-mean", "24", "--input-stdev", "8"]
 RANDOM += ["--output-mean", "12", "--output-stdev", "4"]
@@ -81,6 +82,34 @@ def test_what_is_printed(up: Up, stack: Stack, capsys: pytest.CaptureFixture[str
     assert "Requests/Sec" in out
     assert "TTFT" not in out  # nothing was streamed
     assert "core, 2 at a time: 4 of 4" in err
+
+
+def test_a_command_of_upstreams_script_runs_as_it_is(
+    up: Up, stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With underscores and dashes, and options behind the workload as older releases have them."""
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps([{"input": "", "instruction": "Hello", "output": "a b c"}] * 9))
+    model = ["--tokenizer_dir", str(MODEL), "--tokenizer_type", "llama"]
+    options = ["-i", "grpc", "--request_rate", "50", "--max_input_len=100", "--concurrency", "2"]
+    for load, workload in (
+        (options, ["dataset", "--dataset", str(file), "--num_requests", "3", *model]),
+        (
+            [*options, *model, "--num-requests", "3"],
+            [
+                *("token_norm_dist", "--input_mean", "8", "--input_stdev", "0"),
+                *("--output_mean", "4", "--output_stdev", "0"),
+            ],
+        ),
+    ):
+        capsys.readouterr()
+        found = tmp_path / "found.json"
+        assert _bench(up, "core", "--json", str(found), *load, *workload) == 0
+        [run] = json.loads(found.read_text())
+        assert len(run["samples"]) == 3
+    with pytest.raises(SystemExit):
+        _bench(up, "core", "-i", "http", "dataset", "--dataset", str(file))
+    assert "-i/--protocol: found 'http'; Triton is asked over grpc alone" in capsys.readouterr().err
 
 
 def test_a_dataset_goes_through_the_chat_template(

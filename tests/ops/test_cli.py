@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ops.cli import with_dashes
 from tests.support import commands
 from tests.support.commands import Answer
 from tests.support.full_disk import full_disk
@@ -49,6 +50,20 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Gateway:
         return commands.gateway(*arguments)
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["--world_size", "2"], ["--world-size", "2"]),
+        (["--max_input_len=a_b"], ["--max-input-len=a_b"]),
+        (["lora_x", "a_b", "-a_b", "-i"], ["lora_x", "a_b", "-a_b", "-i"]),
+        (["--a_b", "--", "--c_d"], ["--a-b", "--", "--c_d"]),
+        ([], []),
+    ],
+)
+def test_names_of_options_may_have_underscores(given: list[str], read: list[str]) -> None:
+    assert list(with_dashes(given)) == read
 
 
 def test_help_names_the_commands() -> None:

@@ -170,6 +170,22 @@ def test_lora_from_peft_and_from_npy_files(run: Client, tmp_path: Path) -> None:
     assert "not found in cache" in out
 
 
+def test_the_usual_example_as_upstreams_readme_has_it(run: Client) -> None:
+    """Options with underscores, and a backslash and an n in quotes of bash."""
+    ask = ["-i", "grpc", "--tokenizer_dir", str(MODEL), "--tokenizer_type", "llama"]
+    ask += ["--top_k", "0", "--top_p", "0.5", "--request_output_len", "10", "--streaming"]
+    ask += ["--text", CAPITAL.replace("\n", r"\n"), "--lora_path", str(ADAPTERS / "zh")]
+    out = run(*ask)
+    assert run.status == 0, run.err
+    assert run.err == (
+        "gateway client: --text: \\n is sent as a newline; --verbatim sends a backslash and an n\n"
+    )
+    assert "华盛顿" in out
+    verbatim = run(*ask, "--verbatim")
+    assert run.err == ""
+    assert "华盛顿" not in verbatim
+
+
 def test_log_probabilities_logits_and_statistics(run: Client) -> None:
     tokens = ["--text", FRANCE, "-o", "3"]
     extra = [f"--return-{what}" for what in ("log-probs", "context-logits", "generation-logits")]

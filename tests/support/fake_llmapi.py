@@ -55,8 +55,10 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         """What its configuration says of that; None, as upstream's, for nothing."""
         self.ready = True
         self.max_batch_size = 0
-        self.drop = ""
-        """An input that it does not declare."""
+        self.drop: tuple[str, ...] = ()
+        """Inputs that it does not declare."""
+        self.has: tuple[str, ...] = ()
+        """Inputs of type INT32 that it declares besides."""
         self.of_prompt: dict[str, tuple[Step, ...]] = {}
         """Other steps, by the prompt that gets them."""
         self.requests: list[pb.ModelInferRequest] = []
@@ -75,10 +77,12 @@ class FakeLlmapi(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         for declared in (INPUTS, LORA) if self.streams else (INPUTS,):
             for datatype, names in declared.items():
                 for name in names:
-                    if name == self.drop:
+                    if name in self.drop:
                         continue
                     optional = name != "text_input"
                     config.input.add(name=name, data_type=f"TYPE_{datatype}", optional=optional)
+        for name in self.has:
+            config.input.add(name=name, data_type="TYPE_INT32", optional=True)
         for name in ("text_output", "finish_reason", "stop_reason"):
             config.output.add(name=name, data_type="TYPE_STRING")
         config.output.add(name="kv_cache_reused_block", data_type="TYPE_INT32")

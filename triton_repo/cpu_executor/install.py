@@ -83,7 +83,8 @@ def fill_torch(package: ModuleType) -> None:
     """Make `torch` of an empty package, with what upstream's ``model.py`` uses of it."""
     from triton_repo.cpu_executor import torch_tensors  # noqa: PLC0415
 
-    dlpack = _module(f"{TORCH}.utils.dlpack", from_dlpack=torch_tensors.from_dlpack)
+    moved = {"from_dlpack": torch_tensors.from_dlpack, "to_dlpack": torch_tensors.to_dlpack}
+    dlpack = _module(f"{TORCH}.utils.dlpack", **moved)
     utils = _module(f"{TORCH}.utils", dlpack=dlpack)
     package.__dict__.update(torch_tensors.TORCH, utils=utils)
 

@@ -2,7 +2,8 @@
 
 The stand-in has what the `model.py` of tensorrtllm_backend v0.12 to v0.19 uses, and no more. Of a
 tensor: `dtype`, `shape`, indexing, `squeeze(dim)`, `tolist` and `numpy.array(tensor, dtype)`. Of
-torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze` and `utils.dlpack.from_dlpack`.
+torch: its dtypes, `Tensor`, `from_numpy`, `unsqueeze`, and `from_dlpack` and `to_dlpack` of
+`utils.dlpack`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,15 @@ def unsqueeze(tensor: Tensor, dim: int) -> Tensor:
 def from_dlpack(capsule: Any) -> Tensor:
     """A tensor in host memory from the capsule that `to_dlpack` of Triton's tensors gives."""
     return np.from_dlpack(_Capsule(capsule)).view(Tensor)
+
+
+def to_dlpack(tensor: NDArray[Any]) -> Any:
+    """Return a capsule for `from_dlpack` of Triton's tensors, which shares the memory.
+
+    numpy gives none of memory that may not be written, as a request's is: that is copied.
+    """
+    array = np.asarray(tensor)
+    return (array if array.flags.writeable else array.copy()).__dlpack__()
 
 
 class _Capsule:

@@ -23,8 +23,8 @@ from gateway.triton.names import LLMAPI, LogicalInput, names_outputs, read_input
 # By these together; inflight_batcher_llm's models have none or the last alone.
 _MARKS = frozenset({"text_input", "sampling_param_max_tokens", "streaming"})
 _OTHERS = frozenset({"input_ids", "request_output_len"})
-# Without these an answer has the prompt in it, is cut after 32 tokens, or cannot be given up.
-_NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt", "stop")
+# Without these an answer has the prompt in it, or is cut after 32 tokens.
+_NEEDED: tuple[LogicalInput, ...] = ("prompt", "max_tokens", "seed", "exclude_prompt")
 # Brought by the release that streams token by token.
 _SINCE_STREAMING = "lora_id"
 # A parameter of this project's model alone.
@@ -82,7 +82,8 @@ def read_llmapi_capabilities(
         ),
         decoupled=bool(config.model_transaction_policy.decoupled),
         restates_prompt=False,
-        stop=StopModel(model, inputs),
+        # That of 0.19 has no such input: there the model looks whether its callers are still there.
+        stop=StopModel(model, inputs) if "stop" in inputs else None,
         passes_cancellation=True,
         max_batch_size=None,
         max_seq_len=max_seq_len,

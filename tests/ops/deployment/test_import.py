@@ -26,6 +26,7 @@ from tests.support.gpt2 import write_gpt2
 from tests.support.hf_configs import write_config
 from tests.support.local_stack import Up
 from tests.support.patience import PATIENCE_S
+from tests.support.repositories import BLS
 from triton_repo.cpu_executor.causal_lm import Chunk
 from triton_repo.cpu_executor.engine import load_config
 from triton_repo.cpu_executor.gpt import Gpt
@@ -112,8 +113,11 @@ def test_the_demo_model_is_imported_and_served(tmp_path: Path) -> None:
         *(model, "--name", "acme/countries", "--cpu", "--output", out, "--dtype", "bfloat16"),
         *("--lora-modules", "all", "--max-lora-rank", 16, "--guided-decoding"),
         *("--gather-generation-logits", "--max-seq-len", 1024, "--max-batch-size", 4),
+        *("--triton-name", "countries"),
     )
     assert answer.returncode == 0, answer.stderr
+    models = {path.name for path in (out / "repository").iterdir()}
+    assert models == {"countries", "preprocessing", "postprocessing", "ensemble", BLS}
     assert f"gateway up --imported {out}" in answer.stdout
     assert not [finding for finding in check(out / "repository") if finding.severity == "error"]
     arguments = ("--imported", str(out), "--adapter", f"zh={DEMO_ADAPTERS / 'zh'}")
@@ -191,10 +195,11 @@ def test_for_a_gpu_all_but_the_engine_is_made(
     answer = _import(
         *(model, "--name", "llama-3-8b", "--output", out, "--gpu", "H100", "--tp", 2),
         *("--lora-modules", "all", "--guided-decoding", "--trtllm-version", "0.19.0"),
+        *("--triton-name", "llama.3"),
     )
     assert answer.returncode == 0, answer.stderr
     assert {path.name for path in out.iterdir()} == {"build_engine.sh", "repository", "gateway.env"}
-    config = (out / "repository" / "tensorrt_llm" / "config.pbtxt").read_text(encoding="utf-8")
+    config = (out / "repository" / "llama.3" / "config.pbtxt").read_text(encoding="utf-8")
     for name, value in (
         ("gpt_model_path", f"{out}/engine"),
         ("kv_cache_free_gpu_mem_fraction", "0.9"),
@@ -208,10 +213,12 @@ def test_for_a_gpu_all_but_the_engine_is_made(
     assert settings.model_name == "llama-3-8b"
     assert settings.tokenizer_dir == model
     assert settings.max_seq_len == 8192
+    assert settings.triton_model == "llama.3"
     for command in (
         f"{out}/build_engine.sh",
         f"gateway repo check {out}/repository",
-        f"gateway triton launch --model-repo {out}/repository --world-size 2",
+        f"gateway triton launch --model-repo {out}/repository --world-size 2 "
+        "--tensorrt-llm-model-name llama.3",
         f"set -a; . {out}/gateway.env; gateway serve",
     ):
         assert f"   {command}\n" in answer.stdout

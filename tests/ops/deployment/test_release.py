@@ -124,6 +124,16 @@ def test_the_engines_release_is_taken_where_none_is_given(place: Place, reposito
     assert inputs(out, CORE) == {"random_seed", "min_length"}
 
 
+@pytest.mark.parametrize("name", ["", "a/b", "ensemble", "../x"])
+def test_a_name_that_triton_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
+    model, out = write_config(tmp_path, "llama-3-8b"), tmp_path / "out"
+    (model / "tokenizer.json").touch()
+    answer = gateway("import", model, "--name", "m", "--output", out, "--triton-name", name)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"gateway import: --triton-name: found {name!r}; allowed: ")
+    assert not out.exists()
+
+
 def test_a_check_is_told_what_will_serve(place: Place) -> None:
     place.edit(CORE, 'backend: "python"', 'backend: "tensorrtllm"')
     (place.engine / "rank0.engine").touch()

@@ -69,7 +69,7 @@ import sys
 import numpy as np
 import torch
 from torch import from_numpy
-from torch.utils.dlpack import from_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack
 import tensorrt_llm.bindings.executor as trtllm
 
 numpy_of = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.float32}
@@ -85,6 +85,12 @@ lora = trtllm.LoraConfig(
 assert lora.weights.shape == (2, 3)
 moved = from_dlpack(np.arange(3, dtype=np.float32).__dlpack__())
 assert moved.tolist() == [0, 1, 2] and moved.dtype is torch.float32
+shared = from_dlpack(to_dlpack(weights))
+weights[0, 0, 0] = 7
+assert shared.shape == (1, 2, 3) and shared[0, 0, 0] == 7 and shared.dtype is torch.float16
+fixed = np.arange(3)
+fixed.flags.writeable = False
+assert from_dlpack(to_dlpack(from_numpy(fixed))).tolist() == [0, 1, 2]
 
 prompt = [int(token) for token in sys.argv[2:]]
 output = trtllm.OutputConfig(return_context_logits=True, return_generation_logits=True)

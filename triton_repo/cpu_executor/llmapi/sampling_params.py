@@ -21,6 +21,7 @@ class SamplingParams:
     max_tokens: int = 32
     n: int = 1
     best_of: int | None = None
+    beam_width: int = 1  # of 0.19 alone
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -43,6 +44,8 @@ class SamplingParams:
         _require("temperature", self.temperature, (self.temperature or 0) >= 0, ">= 0")
         _require("top_k", self.top_k, (self.top_k or 0) >= 0, ">= 0")
         _require("top_p", self.top_p, 0 <= (self.top_p or 0) <= 1, "from 0 to 1")
+        if self.beam_width > 1:
+            raise ValueError("beam_width above 1 is not supported by the CPU executor")
         if max(self.n, self.best_of or 1) > 1:
             if self.is_greedy:
                 raise ValueError(

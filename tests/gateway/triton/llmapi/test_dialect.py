@@ -208,14 +208,35 @@ async def test_stop_strings_are_exact_and_stop_the_engine(
     assert servicer.stopped == [servicer.requests[0].id]
 
 
+async def test_the_oldest_dialect_is_left_by_a_reset_alone(tokenizer_dir: Path) -> None:
+    """Of tag v0.19.0, which takes beams, and neither stop requests nor metrics."""
+    servicer = FakeLlmapi(told("a."), told("a. b"), None, streams=False)
+    servicer.drop = ("stop", "sampling_param_return_perf_metrics")
+    servicer.has = ("sampling_param_beam_width",)
+    async with (
+        serving(servicer) as endpoint,
+        running(tokenizer_dir, endpoint) as (client, _, _),
+    ):
+        body = {"model": "m", "prompt": "x", "stop": ["b"]}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        async with asyncio.timeout(60):
+            while not servicer.cancelled:
+                await asyncio.sleep(0.01)
+    assert answer["choices"][0]["text"] == "a. "
+    [request] = servicer.requests
+    assert servicer.cancelled == [request.id]
+    assert servicer.stopped == []
+    assert not inputs_of(request).keys() & {*servicer.drop, *servicer.has}
+
+
 @pytest.mark.parametrize(
     ("changed", "settings", "why"),
     [
         ({"max_batch_size": 8}, {}, "max_batch_size 8"),
         ({}, {"max_seq_len": None}, "GATEWAY_MAX_SEQ_LEN"),
         ({}, {"triton_mode": "token"}, "llmapi repository"),
-        ({"drop": "sampling_param_max_tokens"}, {"triton_mode": "llmapi"}, "not of the llmapi"),
-        ({"drop": "sampling_param_seed"}, {}, "no input sampling_param_seed"),
+        ({"drop": ("sampling_param_max_tokens",)}, {"triton_mode": "llmapi"}, "not of the llmapi"),
+        ({"drop": ("sampling_param_seed",)}, {}, "no input sampling_param_seed"),
     ],
 )
 async def test_what_cannot_be_driven_says_why(
