@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from lora_store.redis_role import agreeing_sentinels, checked, greet
+from lora_store.redis_tls import with_kept_files
 from lora_store.redis_url import RedisUrl
 
 
@@ -56,7 +57,8 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
     with their first command.
     """
     redis = load()
-    direct = redis.connection.parse_url(url.server)
+    server = with_kept_files(url.server)
+    direct = redis.connection.parse_url(server)
     # redis-py's annotations promise str or awaitables, by version; these clients give neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -66,10 +68,10 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
     if url.kind == "server":
         kind = checked(direct.get("connection_class", redis.Connection))
         roles = {"connection_class": kind, "redis_connect_func": greet}
-        return redis.Redis.from_url(url.server, **timeouts, **roles, retry=retry)
+        return redis.Redis.from_url(server, **timeouts, **roles, retry=retry)
     if url.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(*host) for host in url.hosts[1:]]
-        return redis.RedisCluster(url=url.server, startup_nodes=nodes, **timeouts, retry=retry)
+        return redis.RedisCluster(url=server, startup_nodes=nodes, **timeouts, retry=retry)
     options = {**timeouts, **direct}
     for replaced in ("host", "port"):
         del options[replaced]
@@ -119,8 +121,8 @@ def channel_url(url: RedisUrl, client: Any) -> str:
     In a cluster every server passes on what was published at any.
     """
     if url.kind == "server":
-        return url.server
+        return with_kept_files(url.server)
     if url.kind == "cluster":
         node = random.choice(client.get_nodes())
-        return url.at(node.host, node.port)
-    return url.at(*client.connection_pool.get_master_address())
+        return with_kept_files(url.at(node.host, node.port))
+    return with_kept_files(url.at(*client.connection_pool.get_master_address()))
