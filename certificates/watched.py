@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from weakref import WeakSet
 
 log = logging.getLogger(__name__)
@@ -92,17 +92,26 @@ def look_at_all(*, force: bool = False) -> None:
 
 
 class Follower:
-    """Looks at all files from time to time. Belongs to one event loop."""
+    """Looks at all files from time to time while it is open. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._work = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
 
     def look_now(self) -> None:
         """Read all files, changed or not."""
         self._asked.set()
 
-    async def follow(self) -> None:
-        """Until cancelled."""
+    async def _follow(self) -> None:
         while True:
             force = False
             with suppress(TimeoutError):

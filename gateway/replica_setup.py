@@ -10,6 +10,7 @@ from gateway.config.settings import Settings
 from gateway.metrics.metrics import Metrics
 from gateway.scheduling.discovery import Target
 from gateway.scheduling.replicas import Replicas
+from gateway.tokenization.identity import TokenizerIdentity
 from gateway.tokenization.prompts import Prompts
 from gateway.triton.engine import Engine
 from gateway.triton.model_capabilities import ModelCapabilities
@@ -27,6 +28,8 @@ def make_replicas(settings: Settings, prompts: Prompts, metrics: Metrics) -> Rep
             Engine,
             model=settings.triton_model,
             vocab_size=prompts.vocab_size,
+            tokenizer=TokenizerIdentity(settings.tokenizer_dir, prompts),
+            tokenizer_policy=settings.tokenizer_check,
             max_seq_len=settings.max_seq_len,
             on_stop=metrics.count_stop,
             on_cold_send=metrics.count_cold_send,

@@ -95,7 +95,8 @@ class Service:
     def warning(self) -> str | None:
         """What is amiss with what is driven. Raises EngineUnavailable while nothing is ready."""
         selections = self.replicas.selections
-        of_models = [selection.warning for selection in selections]
+        ready = [replica.engine for replica in self.replicas if replica.ready]
+        of_models = [engine.selection.warning for engine in ready]
         of_places = [guessed(self.settings, selection.capabilities) for selection in selections]
         return "; ".join(dict.fromkeys([each for each in of_models + of_places if each])) or None
 

@@ -106,7 +106,6 @@ async def running_service(
     if make_tracer is not None and settings.otlp_endpoint is not None:
         tracer = make_tracer(settings.otlp_endpoint)
     replicas = make_replicas(settings, prompts, metrics)
-    follower = Follower()
     guides = GuideCheck(strict=settings.strict_parameters)
     logits = TurnThread("logits", rest=_LOGITS_REST)
     try:
@@ -115,6 +114,7 @@ async def running_service(
                 settings, prompts, lambda: replicas.capabilities, mapped.__contains__
             ) as adapters,
             _keys(settings, access, metrics, workers) as keys,
+            Follower() as follower,
             _accounting(settings, configuration, metrics, follower.look_now) as accounting,
             _conversations(settings) as conversations,
             # No model's folder has such a name, as theirs are quoted.
@@ -173,15 +173,13 @@ async def running_service(
             )
             # One look before the port opens: with Triton up, the first request is served.
             await replicas.configure(targets_of(settings, configuration.current))
-            following = asyncio.create_task(follower.follow())
             work = asyncio.create_task(service.run())
             work.add_done_callback(service.ended)
             try:
                 yield service
             finally:
-                for task in (work, following):
-                    task.cancel()
-                await asyncio.wait([work, following])
+                work.cancel()
+                await asyncio.wait([work])
     finally:
         await replicas.close()
         if tracer is not None:

@@ -82,7 +82,10 @@ def render_llmapi(destination: Path, parameters: Mapping[str, Value], *, model: 
     """
     written = values({entry.name: entry for entry in PARAMETERS}, parameters, _OWN)
     source, version = TEMPLATES / "llmapi" / CORE, destination / model / "1"
-    config = Template((source / "config.pbtxt").read_text("utf-8")).substitute(written)
+    tokenizer = written["model" if written["tokenizer"] == "null" else "tokenizer"]
+    config = Template((source / "config.pbtxt").read_text("utf-8")).substitute(
+        written, tokenizer_dir=tokenizer
+    )
     config = config.replace(f'name: "{CORE}"', f'name: "{model}"', 1)
     if lacks := _LACKS[written["behaves_as"]]:
         config = re.sub(rf'(?m)^  {{ name: "({lacks})" .*\n', "", config)

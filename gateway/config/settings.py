@@ -149,6 +149,12 @@ class Settings(BaseSettings):
         description="Name of the model that takes text; unset takes ensemble, else "
         "tensorrt_llm_bls.",
     )
+    tokenizer_check: Literal["refuse", "warn"] = Field(
+        "refuse",
+        description="What becomes of a Triton whose tokenizer is not that of "
+        "GATEWAY_TOKENIZER_DIR: refuse keeps it out, warn serves it and says so in the log and in "
+        "/health/ready.",
+    )
     max_seq_len: int | None = Field(
         None,
         gt=0,

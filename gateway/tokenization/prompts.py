@@ -138,6 +138,13 @@ class Prompts:
         return self._vocab_size
 
     @property
+    def pad_id(self) -> int | None:
+        """The id that the tokenizer pads with, None where it names none."""
+        token = self._special.get("pad_token")
+        found: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return found
+
+    @property
     def keeps_words(self) -> bool:
         """Whether short texts are encoded by their words; see `word_ids`."""
         return self._words is not None

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -29,6 +30,8 @@ from gateway.triton.selection import ModelSelection, Wanted, WantedMode, select_
 from gateway.triton.silence import Silence
 from gateway.triton.stop_requests import StopRequests
 from gateway.triton.token_stream import Aside, TokenStream
+from gateway.triton.tokenizer.check import TokenizerCheck, TokenizerPolicy
+from gateway.triton.tokenizer.comparison import OwnTokenizer
 from gateway.triton.transport import ConnectionOptions, Message, Metadata, ResponseStream
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,7 @@ _POLL_S = 1.0
 _LOOK_TIMEOUT_S = 2.0
 # What answers late has answered by then, and a gateway that stood still itself has caught up.
 _SECOND_LOOK_TIMEOUT_S = 1.0
+_TOKENIZER_WITHIN_S = 5.0
 _PLAIN = ConnectionOptions()
 _NO_METADATA: Metadata = {}
 
@@ -68,9 +72,14 @@ class Engine:
         text_model: str | None = None,
         first_response_timeout: float | None = None,
         tokens_per_block: int = 32,
+        tokenizer: OwnTokenizer | None = None,
+        tokenizer_policy: TokenizerPolicy = "refuse",
     ) -> None:
-        """Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
-        `tokens_per_block` are those of its KV cache."""
+        """Without a `tokenizer` none is compared.
+
+        Of a model of llmapi: `first_response_timeout` is in seconds, where it streams, and
+        `tokens_per_block` are those of its KV cache.
+        """
         self._client = TritonClient(endpoint, connection)
         self._wanted = Wanted(
             model,
@@ -91,6 +100,9 @@ class Engine:
         self._first_response_timeout = first_response_timeout
         self._proof = Proof()
         self._warned: str | None = None
+        self._tokenizer_check: TokenizerCheck | None = None
+        if tokenizer is not None:
+            self._tokenizer_check = TokenizerCheck(self._client, tokenizer, tokenizer_policy)
         self.whole_answers = 0
         """Requests under way whose first response is the last: silence is no sign with these."""
         self.heard = False
@@ -197,12 +209,18 @@ class Engine:
                     f"Triton does not serve {chosen.capabilities.model!r} any more."
                 )
             await self._prove(chosen.capabilities)
+            if self._tokenizer_check is not None and self._tokenizer_check.due:
+                # So long may what else is looked for here have to wait.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_TOKENIZER_WITHIN_S):
+                        self._warn(await self._compare_tokenizers(chosen))
             if not chosen.makeshift or not await self._client.model_ready(self._wanted.core):
                 return
         selection = await select_model(self._client, self._wanted)
         if selection == self._selection:  # another look was as quick
             return
         await self._prove(selection.capabilities)
+        selection = await self._compare_tokenizers(selection)
         if selection == self._selection:  # or was while this one waited for a token
             return
         self._proof.doubted = False
@@ -213,20 +231,26 @@ class Engine:
         self._seen_ready.set()
         mode, model = selection.capabilities.mode, selection.capabilities.model
         log.info("engine ready: %s mode on %r: %s", mode, model, selection.why)
+        log.debug("capabilities: %s", selection.capabilities)
+        self._warn(selection)
+
+    async def _compare_tokenizers(self, selection: ModelSelection) -> ModelSelection:
+        """The selection with what is odd about its tokenizer. Raises EngineUnavailable for one that
+        is not to be served."""
+        if self._tokenizer_check is None:
+            return selection
+        odd = await self._tokenizer_check.check(
+            self._wanted.core, selection.capabilities, ready=self.ready
+        )
+        return replace(selection, of_tokenizer=odd and f"{self._client.endpoint}: {odd}")
+
+    def _warn(self, selection: ModelSelection) -> None:
+        """Keep what operators should know of what is driven, and log it where it is new."""
+        if self._selection is not None:
+            self._selection = selection
         if selection.warning is not None and selection.warning != self._warned:
             log.warning("%s", selection.warning)
         self._warned = selection.warning
-        log.debug("capabilities: %s", selection.capabilities)
-        known, engine = self._wanted.vocab_size, selection.capabilities.vocab_size
-        if known > engine:
-            # Not refused: a padding token beyond the engine's, which no text makes, is usual.
-            log.warning(
-                "GATEWAY_TOKENIZER_DIR has %d tokens, the engine at %s %d: is it another model's? "
-                "The engine fails on the ids that it does not know",
-                known,
-                self._client.endpoint,
-                engine,
-            )
 
     async def _prove(self, capabilities: ModelCapabilities) -> None:
         """Raises EngineUnavailable for a model of llmapi whose engine is dead."""
@@ -250,6 +274,8 @@ class Engine:
             log.warning("engine not ready: %s", why)
         if self._selection is not None:
             self._proof.doubted = True
+            if self._tokenizer_check is not None:
+                self._tokenizer_check.begin_anew()
         self._selection = None
         self.residency.restarted()
         self.prefixes.forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
@@ -58,10 +58,16 @@ class ModelSelection:
     capabilities: ModelCapabilities
     why: str
     makeshift: bool = False
+    of_tokenizer: str | None = field(default=None, compare=False)
+    """What operators should know of its tokenizer."""
 
     @property
     def warning(self) -> str | None:
         """What is amiss with the model that is driven, for operators; None where nothing is."""
+        return "; ".join(filter(None, (self._of_model, self.of_tokenizer))) or None
+
+    @property
+    def _of_model(self) -> str | None:
         if not self.capabilities.stoppable:
             return (
                 f"{self.capabilities.model} cannot be stopped: a request whose client has left "

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config.file import ConfigurationError
-from tests.support.fake_triton import FakeTriton, serving
 from tests.support.gateway_process import tenant, write_config
 from tests.support.in_process import running, save_tokenizer
 from tests.support.redis_server import running_redis
@@ -124,32 +120,3 @@ def test_ctrl_c_is_no_failure(tmp_path: Path) -> None:
     assert "Application shutdown complete" in said
     assert "Traceback" not in said
     assert process.returncode == 128 + signal.SIGINT
-
-
-class SmallVocabulary(FakeTriton):
-    """Its engine, in `folder`, knows fewer tokens than there are bytes."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(tokens=[1], fault=None, step=0)
-        self._folder = folder
-        engine = {"pretrained_config": {"vocab_size": 9}, "build_config": {"max_seq_len": 64}}
-        (folder / "config.json").write_text(json.dumps(engine))
-
-    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
-        answer = await super().ModelConfig(request, context)
-        answer.config.parameters["gpt_model_path"].string_value = str(self._folder)
-        return answer
-
-
-async def test_a_tokenizer_with_more_tokens_than_the_engine(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    save_tokenizer(tmp_path)
-    (tmp_path / "engine").mkdir()
-    async with serving(SmallVocabulary(tmp_path / "engine")) as endpoint:
-        async with running(tmp_path, endpoint):
-            pass
-    said = (
-        f"GATEWAY_TOKENIZER_DIR has 256 tokens, the engine at {endpoint} 9: is it another model's?"
-    )
-    assert caplog.text.count(said) == 1

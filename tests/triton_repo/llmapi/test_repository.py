@@ -25,6 +25,7 @@ def rendered(folder: Path, **parameters: Value) -> tuple[Any, dict[str, Any]]:
 
 def test_what_is_not_given_is_left_to_the_llm(tmp_path: Path) -> None:
     config, arguments = rendered(tmp_path)
+    assert config.parameters["tokenizer_dir"].string_value == "/models/llama"
     assert (config.name, config.backend, config.max_batch_size) == ("tensorrt_llm", "python", 0)
     assert config.model_transaction_policy.decoupled
     own = arguments.pop("triton_config")
@@ -64,8 +65,9 @@ def test_both_files_say_whether_it_is_decoupled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ['a "quoted" one', r"with \ in it", "null", "# no comment: 1"])
 def test_paths_stay_what_they_are(tmp_path: Path, path: str) -> None:
-    _, arguments = rendered(tmp_path, model=path, tokenizer=path)
+    config, arguments = rendered(tmp_path, model=path, tokenizer=path)
     assert (arguments["model"], arguments["tokenizer"]) == (path, path)
+    assert config.parameters["tokenizer_dir"].string_value == path
 
 
 def test_adapters_are_allowed_by_any_of_their_parameters(tmp_path: Path) -> None:

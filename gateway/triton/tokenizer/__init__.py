@@ -1,0 +1,1 @@
+"""Whether the gateway and Triton have one tokenizer."""

@@ -1,0 +1,207 @@
+"""Whether the gateway's tokenizer is the one that Triton's engine was made for.
+
+With another one the engine takes ids for other words, and answers nonsense with 200. Where
+`preprocessing` is served it is asked for the ids of texts. Otherwise what Triton's configuration
+shows is compared: the folder of its tokenizer, the engine's size and its end and padding ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from gateway.errors import EngineUnavailable, EngineUnreachable, GatewayError
+from gateway.triton.model_capabilities import ModelCapabilities, parameter
+from gateway.triton.tokenizer.comparison import (
+    TEXT,
+    Found,
+    OwnTokenizer,
+    compare,
+    read_engine,
+    size_difference,
+)
+from gateway.triton.tokenizer.question import QuestionFailed, ask_ids, can_be_asked
+
+log = logging.getLogger(__name__)
+
+TokenizerPolicy = Literal["refuse", "warn"]
+
+# So often the question may fail before the rest is compared in its place.
+_TRIES = 3
+# Until preprocessing has answered it is looked for ever more seldom: it may load after the engine.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_SHOWN_IDS = 6
+_MOST_SPECIAL = 8
+_PARTS = ("preprocessing", "postprocessing")
+
+
+class Server(Protocol):
+    """What has to be asked of Triton."""
+
+    async def model_ready(self, model: str) -> bool: ...
+
+    async def model_config(self, model: str) -> Any: ...
+
+    async def infer_once(self, request: bytes, timeout_s: float) -> bytes: ...
+
+
+class TokenizerCheck:
+    """That of one Triton."""
+
+    def __init__(self, server: Server, own: OwnTokenizer, policy: TokenizerPolicy) -> None:
+        self._server = server
+        self._own = own
+        self._policy = policy
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was found: Triton is away, and may come back with other models."""
+        self._tries = 0
+        self._answered = False
+        self._pause_s = _FIRST_PAUSE_S
+        self._due_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether preprocessing has not answered yet, and it is time to ask again."""
+        return not self._answered and asyncio.get_running_loop().time() >= self._due_at
+
+    async def check(self, core: str, capabilities: ModelCapabilities, *, ready: bool) -> str | None:
+        """Return what operators should know; None where nothing differs.
+
+        Args:
+            core: the name of the core model.
+            capabilities: of the model that is driven.
+            ready: whether it is driven already, so that a failed question changes nothing.
+
+        Raises:
+            EngineUnavailable: the tokenizers differ and the policy is to refuse, or preprocessing
+                failed to answer and will be asked again.
+        """
+        self._due_at = asyncio.get_running_loop().time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        found = Found()
+        configs = await self._configs(core, capabilities, found, ready=ready)
+        await self._ask(configs, found, ready=ready)
+        engine = read_engine(capabilities.engine_dir, found)
+        if self._answered:
+            # Whoever asks Triton itself gets the same ids: of the engine's size only a doubt.
+            if size := size_difference(self._own, engine):
+                found.doubts.append(size)
+        else:
+            await compare(self._own, configs, engine, found)
+            if not (found.compared or found.doubts or ready):
+                log.info(
+                    "GATEWAY_TOKENIZER_DIR is not compared: Triton serves no preprocessing, and "
+                    "neither its engine's config.json nor its tokenizer_dir can be read here"
+                )
+        if not found.differences:
+            return " ".join(found.doubts) or None
+        message = (
+            f"GATEWAY_TOKENIZER_DIR: {self._own.folder} is not the tokenizer of Triton's model "
+            f"{capabilities.model!r}. {' '.join(found.differences)} Set it to the folder of the "
+            "tokenizer that the engine was built with, or GATEWAY_TOKENIZER_CHECK=warn to serve "
+            "in spite of that."
+        )
+        if self._policy == "refuse":
+            raise EngineUnavailable(message)
+        return message
+
+    async def _configs(
+        self, core: str, capabilities: ModelCapabilities, found: Found, *, ready: bool
+    ) -> dict[str, Any]:
+        """By name, those of the models that tell of its tokenizer, as far as they are served."""
+        configs: dict[str, Any] = {}
+        wanted = [core]
+        if capabilities.llmapi is None:  # which has all inside
+            wanted = list(dict.fromkeys([core, capabilities.model, "ensemble", *_PARTS]))
+        for name in wanted:
+            try:
+                if not await self._server.model_ready(name):
+                    continue
+                configs[name] = config = await self._server.model_config(name)
+            except (GatewayError, TimeoutError) as error:
+                what = f"the configuration of Triton's {name!r} cannot be read"
+                self._failed(what, error, found, ready=ready)
+                continue
+            steps = [step.model_name for step in config.ensemble_scheduling.step]
+            if core in steps or name == capabilities.model:
+                wanted += [step for step in steps if step not in wanted]
+            elif steps:  # another model's, with a tokenizer of its own
+                wanted[:] = [each for each in wanted if each not in steps]
+        return configs
+
+    async def _ask(self, configs: Mapping[str, Any], found: Found, *, ready: bool) -> None:
+        """Raises EngineUnavailable where there was no answer, and there may be one yet."""
+        for name, config in configs.items():
+            if not can_be_asked(config):
+                continue
+            try:
+                await self._compare_answers(name, config, found)
+            except (QuestionFailed, GatewayError, TimeoutError) as error:
+                what = f"Triton's {name!r} did not tell the ids of a text"
+                self._failed(what, error, found, ready=ready)
+            else:
+                self._answered = True
+
+    def _failed(self, what: str, error: Exception, found: Found, *, ready: bool) -> None:
+        """Note it, or raise EngineUnavailable where it is tried again first."""
+        if isinstance(error, EngineUnreachable):
+            raise error
+        message = error.message if isinstance(error, GatewayError) else str(error) or "timeout"
+        why = f"GATEWAY_TOKENIZER_DIR: {what}: {message.rstrip('.')}."
+        self._tries += 1
+        if self._tries < _TRIES and not ready:
+            raise EngineUnavailable(
+                f"{why} So nothing shows yet whether {self._own.folder} is the engine's tokenizer; "
+                "it is tried again."
+            ) from error
+        found.doubts.append(f"{why} The tokenizer is compared without that.")
+
+    async def _compare_answers(self, name: str, config: Any, found: Found) -> None:
+        named = parameter(config, "tokenizer_dir")
+        of = f"Triton's {name!r}" + (f" (tokenizer_dir {named})" if named else "")
+        ids = await ask_ids(self._server, config, TEXT)
+        expected = self._own_ids(TEXT)
+        if ids not in expected:
+            found.differences.append(_where_ids_differ(of, ids, expected))
+            return
+        special = dict(list(self._own.special_tokens.items())[:_MOST_SPECIAL])
+        if not special:
+            return
+        text, known = "".join(special), set(special.values())
+        # Some tokenizers write a space before each.
+        told = [each for each in await ask_ids(self._server, config, text) if each in known]
+        wanted = [[each for each in ids if each in known] for ids in self._own_ids(text)]
+        if told in wanted:
+            return
+        missing = [token for token, token_id in special.items() if token_id not in told]
+        if any(told == [each for each in ids if each in told] for ids in wanted):
+            # A padding token that was added for training, say.
+            found.doubts.append(f"{of} does not know the special tokens {', '.join(missing)}.")
+            return
+        found.differences.append(
+            f"{of} has the special tokens {', '.join(special)} as {told}; here: {wanted[-1]}."
+        )
+
+    def _own_ids(self, text: str) -> list[list[int]]:
+        """With and without what the tokenizer adds to each text: Triton's may do either."""
+        return [self._own.encode(text, special=special) for special in (True, False)]
+
+
+def _where_ids_differ(of: str, ids: list[int], expected: Sequence[list[int]]) -> str:
+    """Return the ids at the first difference, from the likelier of the ways to encode."""
+    at, own = max((_common(ids, each), each) for each in expected)
+    has, here = ids[at : at + _SHOWN_IDS], own[at : at + _SHOWN_IDS]
+    return (
+        f"{of} makes {len(ids)} ids of a text in several scripts, from number {at} on {has}; "
+        f"here: {len(own)}, {here}."
+    )
+
+
+def _common(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many ids at the beginning are equal."""
+    equal = zip(ids, others, strict=False)
+    return next((at for at, (one, other) in enumerate(equal) if one != other), len(ids))

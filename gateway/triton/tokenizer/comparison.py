@@ -1,0 +1,142 @@
+"""Compares the gateway's tokenizer with what Triton's configuration shows of the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from adapters.config_json import ConfigError
+from adapters.engine_config import EngineConfig, read_engine_config
+from gateway.triton.model_capabilities import parameter
+
+TEXT = (
+    "The quick brown fox jumps over 13 lazy dogs: 1234567890, 3.14 and 2^10!\n"
+    "Größe naïve Ελληνικά Привет, мир. 你好，世界 こんにちは 안녕하세요 مرحبا שלום नमस्ते 😀🎉\n\n"
+    "def f(x):\n    return {'a': [x]}  # tabs\tand   spaces\n"
+)
+"""What the tokenizers are compared by: several scripts, digits, spaces and code."""
+
+_MOST_PADDING, _PADDING_SHARE = 1024, 0.025
+# Tokens beyond the engine's that no text makes, such as a padding token.
+_MOST_SPARE = 64
+
+
+class OwnTokenizer(Protocol):
+    """The gateway's tokenizer; `vocab_size` is its highest id and one."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_ids(self) -> Sequence[int]: ...
+
+    @property
+    def pad_id(self) -> int | None: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The ids of a text, with what the tokenizer adds to each if `special`."""
+
+    def are_added(self, first: int) -> bool:
+        """Return True if all tokens from the id `first` on are none of the model's own."""
+
+    def difference_from(self, folder: Path, text: str) -> str | None:
+        """How another folder's tokens, or its ids of a text, differ. Raises OSError and
+        ValueError."""
+
+
+@dataclass
+class Found:
+    """Whether anything was `compared`.
+
+    `differences` show another tokenizer, `doubts` what could not be compared or is odd.
+    """
+
+    compared: bool = False
+    differences: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+
+def read_engine(folder: Path, found: Found) -> EngineConfig | None:
+    """Return None where the engine is out of sight; a broken file is a doubt."""
+    if folder == Path() or not (folder / "config.json").is_file():
+        return None
+    try:
+        return read_engine_config(folder)
+    except ConfigError as error:
+        found.doubts.append(f"The engine's vocabulary is unknown: {error}.")
+        return None
+
+
+def size_difference(own: OwnTokenizer, engine: EngineConfig | None) -> str | None:
+    """Return None if the engine has a row for each token, or nothing tells how many it has.
+
+    Rows without a token are usual: 50,295 tokens in 51,200, 100,002 in 102,400.
+    """
+    size = 0 if engine is None else engine.vocab_size or 0
+    padding = max(_MOST_PADDING, int(_PADDING_SHARE * size))
+    if not size or 0 <= size - own.vocab_size <= padding:
+        return None
+    return f"GATEWAY_TOKENIZER_DIR has {own.vocab_size} tokens, the engine {size}."
+
+
+async def compare(
+    own: OwnTokenizer, configs: Mapping[str, Any], engine: EngineConfig | None, found: Found
+) -> None:
+    """Add what differs between a tokenizer, the configurations of models, and their engine."""
+    found.compared = engine is not None and bool(engine.vocab_size)
+    if size := size_difference(own, engine):
+        beyond = 0 if engine is None else own.vocab_size - (engine.vocab_size or 0)
+        spare = 0 < beyond <= _MOST_SPARE and own.are_added(own.vocab_size - beyond)
+        (found.doubts if spare else found.differences).append(size)
+    for name, config in configs.items():
+        ends, pads = (_decimals(parameter(config, key)) for key in ("end_id", "pad_id"))
+        found.differences += _id_differences(own, f"Triton's {name!r}", ends, pads)
+    if engine is not None:
+        model = engine.whole.get("pretrained_config")
+        model = model if isinstance(model, Mapping) else {}
+        ends = _ids(model.get("eos_token_id"), model.get("end_id"))
+        pads = _ids(model.get("pad_token_id"), model.get("pad_id"))
+        found.differences += _id_differences(own, "The engine's config.json", ends, pads)
+    folders = {parameter(config, "tokenizer_dir") for config in configs.values()} - {""}
+    for folder in map(Path, sorted(folders)):
+        if not await asyncio.to_thread(folder.is_dir):
+            continue  # on another machine, or a name of Hugging Face's
+        try:
+            differs = await asyncio.to_thread(own.difference_from, folder, TEXT)
+        except (OSError, ValueError) as error:
+            found.doubts.append(f"Triton's tokenizer_dir {folder} cannot be compared: {error}.")
+        else:
+            found.compared = True
+            if differs is not None:
+                found.differences.append(f"Triton's tokenizer_dir {folder} {differs}")
+
+
+def _id_differences(
+    own: OwnTokenizer, whose: str, ends: Sequence[int], pads: Sequence[int]
+) -> list[str]:
+    differences = []
+    if ends and own.end_ids and not set(ends) & set(own.end_ids):
+        differences.append(f"{whose} has end_id {list(ends)}; here: {list(own.end_ids)}.")
+    # To pad with an end id is usual, too.
+    if pads and own.pad_id is not None and not set(pads) & {own.pad_id, *own.end_ids}:
+        differences.append(f"{whose} has pad_id {list(pads)}; here: {own.pad_id}.")
+    return differences
+
+
+def _decimals(text: str) -> list[int]:
+    return [int(text)] if text.isdecimal() else []
+
+
+def _ids(*values: Any) -> list[int]:
+    """Return the token ids among values of JSON that may be one, several or none."""
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, int) and not isinstance(each, bool)]

@@ -1,0 +1,81 @@
+"""Asks the model that turns texts into token ids, `preprocessing`, for those of one text."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
+
+from gateway.triton import bytes_tensor
+from gateway.triton.names import datatype, names_outputs
+from gateway.triton.protobuf import pb
+
+_TIMEOUT_S = 5.0
+_TEXT, _IDS, _LENGTH = "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN"
+# Of one number, little-endian.
+_ONE = {"INT32": b"\1\0\0\0", "UINT32": b"\1\0\0\0", "INT64": b"\1" + bytes(7)}
+_ONE |= {"UINT64": _ONE["INT64"], "FP32": bytes(4), "BOOL": b"\0"}
+
+
+class QuestionFailed(Exception):
+    """An answer that cannot be read; the message says why."""
+
+
+class Server(Protocol):
+    """What is asked."""
+
+    async def infer_once(self, request: bytes, timeout_s: float) -> bytes: ...
+
+
+def can_be_asked(config: Any) -> bool:
+    """Return True if this is the configuration of a model that turns texts into ids."""
+    return _TEXT in {each.name for each in config.input} and _IDS in {
+        each.name for each in config.output
+    }
+
+
+async def ask_ids(server: Server, config: Any, text: str) -> list[int]:
+    """Return the ids of a text, without padding.
+
+    Raises GatewayError, TimeoutError, and QuestionFailed for an answer without ids, or a model that
+    needs more than a text.
+    """
+    reply = await server.infer_once(_request(config, text), _TIMEOUT_S)
+    try:
+        response = pb.ModelInferResponse.FromString(reply)
+        outputs = zip(response.outputs, response.raw_output_contents, strict=True)
+        found = {each.name: (each.datatype, raw) for each, raw in outputs}
+    except (DecodeError, ValueError):
+        raise QuestionFailed("its answer cannot be read") from None
+    kind, raw = found.get(_IDS, ("nothing", b""))
+    if kind != "INT32" or not raw or len(raw) % 4:
+        raise QuestionFailed(f"its {_IDS} is {kind} of {len(raw)} bytes; expected: INT32")
+    ids = array("i", raw).tolist()
+    lengths = array("i", found[_LENGTH][1]) if _LENGTH in found else ()
+    # Padded on the left, if at all.
+    return ids[-lengths[0] :] if lengths and 0 < lengths[0] < len(ids) else ids
+
+
+def _request(config: Any, text: str) -> bytes:
+    """A serialized ModelInferRequest with the text, and the least of what else must be there."""
+    request = pb.ModelInferRequest(model_name=config.name)
+    batch = [1] if config.max_batch_size else []
+    for tensor in config.input:
+        if tensor.optional and tensor.name != _TEXT:
+            continue
+        kind = datatype(tensor.data_type)
+        if kind == "BYTES":
+            raw = bytes_tensor.pack([text if tensor.name == _TEXT else ""])
+        elif kind in _ONE:
+            raw = _ONE[kind]
+        else:
+            raise QuestionFailed(f"its input {tensor.name} is {kind}, and must be there")
+        shape = [*batch, *[1 for _ in tensor.dims]]
+        request.inputs.add(name=tensor.name, datatype=kind, shape=shape)
+        request.raw_input_contents.append(raw)
+    if names_outputs(config):
+        for name in (_IDS, _LENGTH):
+            if name in {each.name for each in config.output}:
+                request.outputs.add(name=name)
+    return bytes(request.SerializeToString())
