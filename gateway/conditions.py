@@ -84,6 +84,7 @@ def _of_stores(service: Service, connections: str) -> Iterator[_Condition]:
     yield _Condition("conversations_disk", ERROR, _one(disk))
     yield _Condition("conversations_redis", WARNING, _one(shared))
     yield _Condition("overrides", WARNING, _one(service.overrides.problem))
+    yield _Condition("overrides_on_disk", ERROR, _one(service.overrides.disk_problem))
     keys = service.keys
     yield _Condition("keys", WARNING, _one("" if keys is None else keys.problem))
     yield _Condition("keys_on_disk", ERROR, _one("" if keys is None else keys.disk_problem))

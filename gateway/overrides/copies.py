@@ -43,8 +43,8 @@ class OverrideCopies:
         self._primary = None if url is None else Primary(redis_url.parse(url), _TIMEOUT_S)
         self._refusals = Refusals()
         self._stamp: tuple[int, int] | None = None
-        self.unreadable = ""
-        """What is wrong with the copy on disk; empty where nothing is."""
+        self._unread = ""
+        self._unread_at: tuple[int, int] | None = None
         self._from_disk()
 
     @property
@@ -121,19 +121,33 @@ class OverrideCopies:
         self.current = overrides
 
     def _from_disk(self) -> None:
+        stamp = None
         try:
-            status = self._file.stat()
-            stamp = status.st_ino, status.st_mtime_ns
+            stamp = self._seen()
             if stamp == self._stamp:
                 return
             found = json.loads(self._file.read_bytes())
             self.current = {name: read_override(facts) for name, facts in found.items()}
-            self._stamp, self.unreadable = stamp, ""
+            self._stamp = stamp
         except FileNotFoundError:
-            self.unreadable = ""
+            return
         except (OSError, ValueError, AttributeError) as error:
             log.error("overrides of replicas in %s cannot be read: %s", self._file, error)
-            self.unreadable = f"overrides of replicas in {self._file} cannot be read: {error}"
+            self._unread = f"overrides of replicas in {self._file} cannot be read: {error}"
+            self._unread_at = stamp
+
+    def _seen(self) -> tuple[int, int]:
+        """What tells one content of the copy on disk from the next."""
+        status = self._file.stat()
+        return status.st_ino, status.st_mtime_ns
+
+    @property
+    def unreadable(self) -> str:
+        """What was wrong with the copy on disk, as long as it is there; else empty."""
+        with suppress(OSError):
+            if self._unread and self._seen() == self._unread_at:
+                return self._unread
+        return ""
 
 
 def _changed(known: Overrides, endpoint: str, override: Override | None) -> dict[str, Override]:

@@ -56,8 +56,12 @@ class FollowedOverrides:
     @property
     def problem(self) -> str:
         """What keeps them from being current; empty where nothing does."""
-        away = "overrides of replicas stay as they are: Redis does not answer"
-        return "; ".join(filter(None, (away if self._away else "", self._copies.unreadable)))
+        return "overrides of replicas stay as they are: Redis does not answer" * self._away
+
+    @property
+    def disk_problem(self) -> str:
+        """See `OverrideCopies.unreadable`."""
+        return self._copies.unreadable
 
     async def put(self, endpoint: str, override: Override | None) -> None:
         """From now on it holds here, and elsewhere within a second. None takes it back.

@@ -164,6 +164,9 @@ def test_requests_for_unknown_models_are_summed_and_end(
     assert last.startswith("'\\n\\n")
     assert len(last) <= 2 * MAX_NAME_CHARS + 2
     assert len(caplog.records) == 1
+    unknown.count("x" * 10_000)
+    unknown.step()
+    assert troubles.facts()["unknown_models"]["last"] == repr("x" * MAX_NAME_CHARS)
     clock.now += LATELY_S
     unknown.step()
     assert troubles.facts()

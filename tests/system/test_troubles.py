@@ -1,0 +1,92 @@
+"""Whatever is wrong with a gateway's own files and connections is told as long as it is so."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.support.gateway_process import GatewayProcess, body, tenant, write_config
+from tests.support.local_stack import Stack
+from tests.support.operated_gateway import ADMIN
+from tests.support.redis_server import running_redis
+
+_WITHIN_S = 60.0
+KEYS = "the keys in"
+OVERRIDES = "overrides of replicas in"
+CONVERSATIONS = "conversations are not kept in"
+USAGE = "the usage log /dev/full loses records"
+CONNECTIONS = "AS MANY CONNECTIONS AS GATEWAY_MAX_CONNECTIONS ALLOWS"
+
+
+def _troubles(gateway: GatewayProcess) -> dict[str, str]:
+    """The text of each, and its level."""
+    with gateway.client(ADMIN) as client:
+        found: list[dict[str, Any]] = client.get("/health/ready").json().get("troubles", [])
+    return {each["text"]: each["level"] for each in found}
+
+
+def _until(gateway: GatewayProcess, met: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+    deadline = time.monotonic() + _WITHIN_S
+    while not met(found := _troubles(gateway)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def _has(texts: Iterable[str], *starts: str) -> bool:
+    return all(any(text.startswith(start) for text in texts) for start in starts)
+
+
+def test_files_that_cannot_be_used_and_connections_that_are_full(
+    stack: Stack, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    for folder, name in (
+        ("@keys", "keys.json"),
+        ("@replicas", "overrides.json"),
+        ("@conversations", "conversations.sqlite"),
+    ):
+        (store / folder).mkdir(parents=True, mode=0o700)
+        (store / folder / name).write_text("no such thing " * 100, encoding="utf-8")
+    config = write_config(tmp_path / "c.yaml", tenant("acme", "sk-acme"))
+    with running_redis() as redis:
+        own = {
+            "config": config,
+            "admin_key": ADMIN,
+            "store_dir": store,
+            "redis_url": redis.url,
+            "usage_log": "/dev/full",
+            "max_connections": 1,
+        }
+        with GatewayProcess(tmp_path / "g", stack, **own) as gateway, ExitStack() as opened:
+            found = _until(gateway, lambda found: _has(found, KEYS, OVERRIDES, CONVERSATIONS))
+            assert not _has(found, USAGE)
+            assert not _has(found, CONNECTIONS)
+            with gateway.client("sk-acme") as client:
+                assert client.post("/v1/completions", json=body()).status_code == 200
+            found = _until(gateway, lambda found: _has(found, USAGE))
+            levels = {
+                start: next(level for text, level in found.items() if text.startswith(start))
+                for start in (KEYS, OVERRIDES, CONVERSATIONS, USAGE)
+            }
+            assert levels == {
+                KEYS: "error",
+                OVERRIDES: "error",
+                CONVERSATIONS: "error",
+                USAGE: "error",
+            }
+            # Two requests whose bodies do not come: one more than there may be.
+            for _ in range(2):
+                client_socket = socket.create_connection(("127.0.0.1", gateway.port))
+                opened.enter_context(client_socket)
+                head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n"
+                client_socket.sendall(f"{head}authorization: Bearer sk-acme\r\n\r\n".encode())
+            _until(gateway, lambda found: _has(found, CONNECTIONS))
+            # What was moved aside has been looked at.
+            (store / "@keys" / "keys.broken").unlink()
+            (store / "@replicas" / "overrides.json").unlink()
+            _until(gateway, lambda found: not _has(found, KEYS) and not _has(found, OVERRIDES))
