@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
+from weakref import WeakSet
 
 from lora_store.redis_role import agreeing_sentinels, checked, greet
 from lora_store.redis_tls import with_kept_files
@@ -50,15 +51,23 @@ def errors() -> Any:
     return load().exceptions
 
 
-def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any:
+def connect(
+    url: RedisUrl,
+    *,
+    timeout_s: float,
+    connect_timeout_s: float,
+    connections: WeakSet[Any] | None = None,
+) -> Any:
     """A client for threads. `timeout_s` bounds each command at one server.
 
+    `connections` gets those that it makes, but of a cluster's client none.
     A cluster is asked for its servers here, so this raises redis-py's errors; the others connect
     with their first command.
     """
     redis = load()
     server = with_kept_files(url.server)
     direct = redis.connection.parse_url(server)
+    begin = partial(greet, WeakSet() if connections is None else connections)
     # redis-py's annotations promise str or awaitables, by version; these clients give neither.
     timeouts: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -67,7 +76,7 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
     retry = never_again()
     if url.kind == "server":
         kind = checked(direct.get("connection_class", redis.Connection))
-        roles = {"connection_class": kind, "redis_connect_func": greet}
+        roles = {"connection_class": kind, "redis_connect_func": begin}
         return redis.Redis.from_url(server, **timeouts, **roles, retry=retry)
     if url.kind == "cluster":
         nodes = [redis.cluster.ClusterNode(*host) for host in url.hosts[1:]]
@@ -89,7 +98,7 @@ def connect(url: RedisUrl, *, timeout_s: float, connect_timeout_s: float) -> Any
         **tls,
     }
     sentinel = agreeing_sentinels()(url.hosts, sentinel_kwargs=to_sentinels)
-    roles = {"connection_class": checked(managed), "redis_connect_func": greet}
+    roles = {"connection_class": checked(managed), "redis_connect_func": begin}
     return sentinel.master_for(url.service, **options, **roles, retry=retry)
 
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from lora_store.connect import close, connect, errors, load
+from lora_store.redis_role import ROLE_CHECK_S
 from lora_store.redis_url import RedisUrl
 
 NO_REPLICAS = "NOREPLICAS"
@@ -102,8 +105,10 @@ class _Held:
     """A client, and how many threads use it now."""
 
     client: Any
+    connections: WeakSet[Any]
     users: int = 0
     is_dropped: bool = False
+    check_due: float = 0.0
 
 
 class Primary:
@@ -140,7 +145,9 @@ class Primary:
         """
         held: _Held | None = None
         try:
-            held = self._take()
+            held, is_due = self._take()
+            if is_due:
+                _check_idle(held)
             yield held.client
         except (errors().RedisError, errors().RedisClusterException, OSError) as error:
             if not is_unavailable(error):
@@ -157,18 +164,26 @@ class Primary:
         if (held := self._held) is not None:
             self._drop(held)
 
-    def _take(self) -> _Held:
+    def _take(self) -> tuple[_Held, bool]:
+        """The client, and whether its idle connections are to be checked."""
         with self._lock:
-            if self._held is None:
+            held = self._held
+            if held is None:
+                connections: WeakSet[Any] = WeakSet()
                 client = connect(
                     self.url,
                     timeout_s=self._timeout_s,
                     connect_timeout_s=self._connect_timeout_s,
+                    connections=connections,
                 )
-                self._held = _Held(client)
+                held = self._held = _Held(client, connections)
                 self.generation += 1
-            self._held.users += 1
-            return self._held
+            now = time.monotonic()
+            is_due = held.users == 0 and now >= held.check_due
+            if is_due:
+                held.check_due = now + ROLE_CHECK_S
+            held.users += 1
+            return held, is_due
 
     def _drop(self, held: _Held) -> None:
         with self._lock:
@@ -185,6 +200,26 @@ class Primary:
             is_free = held.is_dropped and held.users == 0
         if is_free:
             close(held.client)
+
+
+def _check_idle(held: _Held) -> None:
+    """Ask on each connection that nobody uses.
+
+    A pool gives out the one that was used last. So one that was made after the address had moved
+    would hide for long that others lead to the old server.
+    """
+    if not held.connections:
+        return
+    pool = held.client.connection_pool
+    taken: list[Any] = []
+    try:
+        for _ in range(len(held.connections)):
+            taken.append(pool.get_connection())  # noqa: PERF401 (what was taken is given back)
+        for connection in taken:
+            connection.check_health()
+    finally:
+        for connection in taken:
+            pool.release(connection)
 
 
 @contextlib.contextmanager

@@ -15,11 +15,17 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
+from weakref import WeakSet
 
 log = logging.getLogger(__name__)
 
 ROLE_CHECK_S = 2.0
-_REPLICA_ROLES = ("slave", "replica")
+_ROLES = {
+    "slave": "replica",
+    "replica": "replica",
+    "master": "primary",
+    "active-replica": "primary",  # KeyDB's takes writes
+}
 # HELLO needs no right beyond that to connect, and a server before 6.2 wants arguments for it.
 _QUESTIONS = ("HELLO", "ROLE")
 
@@ -35,18 +41,16 @@ def role_of(answer: object) -> str | None:
         told = answer[at]
     else:
         return None
-    role = _text(told)
-    if role in _REPLICA_ROLES:
-        return "replica"
-    return "primary" if role == "master" else None
+    return _ROLES.get(_text(told))
 
 
 def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def greet(connection: Any) -> None:
-    """Begin a connection; for `redis_connect_func`."""
+def greet(known: WeakSet[Any], connection: Any) -> None:
+    """Begin a connection, which `known` gets; the rest of it is for `redis_connect_func`."""
+    known.add(connection)
     connection.role_due = math.inf  # the greeting itself sends commands
     connection.on_connect()
     connection.check_role()
@@ -81,8 +85,6 @@ def checked(kind: Any) -> Any:
                 self.send_command(question, check_health=False)
                 try:
                     role = role_of(self.read_response())
-                except errors.ReadOnlyError:
-                    raise
                 except errors.ResponseError:
                     continue  # it does not know the command, or not this user
                 if role is not None:

@@ -56,12 +56,14 @@ class Case:
     kind: str
     failover: str
     noticed_s: float = 0.0
+    last: list[str] = field(default_factory=list)
+    """What those had asked last that left the old server last."""
     failures: dict[str, int] = field(default_factory=dict)
     recovered_s: dict[str, float] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     let_in: dict[str, int] = field(default_factory=dict)
     answers: int = 0
-    failed_answers: int = 0
+    errors: list[str] = field(default_factory=list)
     unshared: int = 0
     """Adapters that were answered with 201 and `"shared": false`."""
     old: int = 0
@@ -70,13 +72,13 @@ class Case:
     def broken(self) -> Iterator[str]:
         name = f"{self.kind}, {self.failover}"
         if self.noticed_s > NOTICED_WITHIN_S:
-            yield f"{name}: noticed after {self.noticed_s:.1f} s"
+            yield f"{name}: noticed after {self.noticed_s:.1f} s: {', '.join(self.last)}"
         if self.old or not self.certain:
             yield f"{name}: {self.old} of {self.certain} answers were of an old version"
         if any(self.lost.values()):
             yield f"{name}: lost {self.lost}"
-        if self.failed_answers:
-            yield f"{name}: {self.failed_answers} requests were not answered"
+        if self.errors:
+            yield f"{name}: {len(self.errors)} requests were not answered: {self.errors[0]}"
         if set(self.let_in.values()) != {_REQUESTS}:
             yield f"{name}: of {_REQUESTS} a minute were let in {self.let_in}"
 
@@ -149,16 +151,19 @@ async def _case(
         await asyncio.wait(asking)
         case.old, case.certain = users.old_answers(since)
         case.answers = len(users.answers)
-        case.failed_answers = sum(answer.status != 200 for answer in users.answers)
+        case.errors = [answer.error for answer in users.answers if answer.error]
         case.lost = await users.lost()
 
 
 async def _noticed(case: Case, old: Process, began: float) -> None:
     """Until no gateway has a connection to the server that was demoted."""
-    while await asyncio.to_thread(clients_at, old):
-        assert time.monotonic() < began + _RECOVERED_WITHIN_S, "they stay at the old server"
+    stay: list[dict[str, str]] = []
+    while found := await asyncio.to_thread(clients_at, old):
+        stay = found
+        assert time.monotonic() < began + _RECOVERED_WITHIN_S, f"they stay: {stay}"
         await asyncio.sleep(0.02)
     case.noticed_s = time.monotonic() - began
+    case.last = [f"{each['cmd']}, idle for {each['idle']} s" for each in stay]
 
 
 async def _recovered(case: Case, users: Users, began: float) -> None:
@@ -189,7 +194,7 @@ def table(cases: Sequence[Case]) -> str:
         users = [f"{case.failures[name]}, {case.recovered_s[name]:.1f}" for name in names]
         limits = ", ".join(str(count) for count in case.let_in.values())
         old = f"{case.old} of {case.certain}"
-        lost = f"{sum(case.lost.values())}, and {case.failed_answers} of {case.answers} answers"
+        lost = f"{sum(case.lost.values())}, and {len(case.errors)} of {case.answers} answers"
         cells = [case.kind, case.failover, f"{case.noticed_s:.1f}", *users, limits, old, lost]
         lines.append(_row(cells))
     return "\n".join(lines)

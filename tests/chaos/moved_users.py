@@ -70,6 +70,7 @@ class Answer:
     started: float
     status: int
     content: str | None
+    error: str = ""
 
 
 class Users:
@@ -117,7 +118,8 @@ class Users:
             started = time.monotonic()
             answer = await self.clients[number % len(self.clients)].post(SHORT.path, json=body)
             content = by_text.get(text_of([answer.json()])) if answer.is_success else None
-            self.answers.append(Answer(started, answer.status_code, content))
+            error = "" if answer.is_success else answer.text
+            self.answers.append(Answer(started, answer.status_code, content, error))
             await asyncio.sleep(0.02)
 
     async def upload(self, number: int) -> bool:

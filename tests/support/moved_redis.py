@@ -152,18 +152,21 @@ class WatchedRedis:
         return old
 
 
-def clients_at(server: Process) -> int:
+def clients_at(server: Process) -> list[dict[str, str]]:
     """Connections of clients, but for the test's own, replicas' and sentinels'."""
     try:
-        found = server.client().client_list()
+        client = server.client()
+        client.client_setname("own")
+        found: list[dict[str, str]] = client.client_list()
     except RedisError:
-        return 0
-    own = server.client().client_id()
-    others = [each for each in found if int(each["id"]) != own]
-    return sum(
-        not set(each["flags"]) & set("SM") and not each["name"].startswith("sentinel-")
-        for each in others
-    )
+        return []
+    return [
+        each
+        for each in found
+        if each["name"] != "own"
+        and not set(each["flags"]) & set("SM")
+        and not each["name"].startswith("sentinel-")
+    ]
 
 
 @contextlib.contextmanager
